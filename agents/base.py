@@ -1,0 +1,104 @@
+"""What every agent does: draw the boundaries of whole sequences at once, or of one position at a time."""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from tokenv import keys
+
+
+def forced_action(observation: TensorDictBase) -> Tensor:
+    """What is drawn where nobody decides: a boundary at the first symbol, none in the padding. int64 [.., T]."""
+    return (observation[keys.POSITION] == 0).long()
+
+
+class BoundaryDistribution(Distribution):
+    """Bernoulli decisions with logits l, some of them forced (probability 1, so log-probability and entropy 0).
+
+    Unlike ``torch.distributions.Bernoulli`` it takes and gives integer actions of the logits' own shape.
+
+    Args:
+        logits: [..].
+        decision_mask: False where the action is forced.
+        forced: the action there.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  (torch declares it so)
+
+    def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
+        self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
+        super().__init__(logits.shape, validate_args=False)
+
+    def _choose(self, drawn: Tensor) -> Tensor:
+        return torch.where(self.decision_mask, drawn.long(), self.forced)
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        """The action that uniform numbers decide: ``a = [l > logit(u)]``, so that P(a = 1) = sigmoid(l)."""
+        return self._choose(self.logits > torch.logit(noise))
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Draw actions of shape ``sample_shape + logits.shape``."""
+        with torch.no_grad():
+            return self.from_noise(torch.rand(*sample_shape, *self.logits.shape, device=self.logits.device, dtype=self.logits.dtype))
+
+    @property
+    def mode(self) -> Tensor:
+        """The more probable action."""
+        return self._choose(self.logits > 0)
+
+    deterministic_sample = mode  # TorchRL's name
+
+    @property
+    def mean(self) -> Tensor:
+        """Boundary probability; 0 or 1 where forced."""
+        return torch.where(self.decision_mask, self.logits.sigmoid(), self.forced.to(self.logits.dtype))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log pi(a) = a l - log(1 + exp(l)) in nats, with the logits' shape."""
+        log_prob = value * self.logits - F.softplus(self.logits)
+        return torch.where(self.decision_mask, log_prob, 0.0)
+
+    def entropy(self) -> Tensor:
+        """In nats, with the logits' shape."""
+        entropy = F.softplus(self.logits) - self.logits * self.logits.sigmoid()
+        return torch.where(self.decision_mask, entropy, 0.0)
+
+
+class Agent(TensorDictModuleBase, ABC):
+    """Draws boundaries.
+
+    Two faces must agree for equal ``noise``: ``draw`` for whole sequences in one pass, and ``forward`` for one
+    position (a TorchRL policy: it reads an observation and writes ``action``).
+
+    Attributes:
+        in_keys: what it reads of an observation.
+        window: number w of earlier actions it reads; 0 for a policy that ignores its past.
+        learns: whether it has a policy to be trained by an estimator.
+    """
+
+    in_keys: list[str]
+    out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]  # noqa: RUF012
+    window: int = 0
+    learns: bool = False
+
+    @abstractmethod
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries of all sequences.
+
+        Args:
+            observation: ``symbol``, ``encoding``, ``position`` and ``decision_mask`` of batch size [B, T].
+            noise: uniform numbers in (0, 1), [B, T] or, for K samples, [K, B, T].
+
+        Returns:
+            ``action``, ``action_log_prob``, ``boundary_prob`` and ``entropy`` (and ``boundary_logits`` where there
+            are some) with the noise's shape; gradients flow into the encoding.
+        """
+
+    @abstractmethod
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position: read an observation (and ``noise``, where given), write ``action`` and its like."""

@@ -1,0 +1,95 @@
+"""Agents that learn nothing and read nothing: the yardsticks."""
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from agents.base import Agent, forced_action
+from tokenv import keys
+
+
+class _Fixed(Agent):
+    """Common to agents that draw an exact number of boundaries per sequence.
+
+    Args:
+        rate: boundaries per symbol.
+        seq_len: symbols N of a sequence; exactly floor(N * rate) boundaries are drawn, the first symbol's included.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
+    """
+
+    in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]  # noqa: RUF012
+
+    def __init__(self, rate: float, seq_len: int) -> None:
+        super().__init__()
+        if not 0 < rate <= 1:
+            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
+        # The tiny number undoes the rounding of products such as 10 * 0.3.
+        self.count, self.seq_len = int(seq_len * rate + 1e-9), seq_len
+        if self.count < 1:
+            raise ValueError(
+                f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}"
+            )
+
+    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
+        """P(a_i = 1) given the number of boundaries before i."""
+        raise NotImplementedError
+
+    def _act(self, observation: TensorDictBase, token_count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
+        prob = self._probability(observation[keys.POSITION], token_count).to(noise.dtype)
+        prob = torch.where(decision_mask, prob, forced.to(noise.dtype)).expand(noise.shape)
+        return (noise < prob).long(), prob
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """One position after the other: the count so far decides, and no matrix product is in the way."""
+        count = torch.zeros(noise.shape[:-1], dtype=torch.long, device=noise.device)
+        actions, probs = [], []
+        for i in range(noise.shape[-1]):
+            action, prob = self._act(observation[..., i], count, noise[..., i])
+            count = count + action
+            actions.append(action)
+            probs.append(prob)
+        return self._answer(torch.stack(actions, -1), torch.stack(probs, -1))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position."""
+        noise = tensordict.get(keys.NOISE)
+        if noise is None:
+            noise = torch.rand(tensordict.batch_size, device=tensordict[keys.POSITION].device)
+        return tensordict.update(self._answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], noise)))
+
+    @staticmethod
+    def _answer(action: Tensor, prob: Tensor) -> TensorDict:
+        log_prob = torch.where(action.bool(), prob, 1 - prob).log()
+        return TensorDict(
+            {
+                keys.ACTION: action,
+                keys.ACTION_LOG_PROB: log_prob,
+                keys.BOUNDARY_PROB: prob,
+                keys.ENTROPY: torch.distributions.Bernoulli(prob).entropy(),
+            },
+            batch_size=action.shape,
+        )
+
+
+class Uniform(_Fixed):
+    """Evenly spaced boundaries, exactly floor(N * rate) of them (paper, section 4)."""
+
+    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
+        return position * self.count // self.seq_len > (position - 1) * self.count // self.seq_len
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """All positions at once: nothing depends on the count so far."""
+        return self._answer(*self._act(observation, torch.zeros_like(noise), noise))
+
+
+class Random(_Fixed):
+    """Exactly floor(N * rate) boundaries at uniformly random places: drawn without replacement, left to right.
+
+    The last symbol's boundary predicts nothing, so the places are symbols 0 (forced) to N - 2.
+    """
+
+    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
+        return (self.count - token_count) / (self.seq_len - 1 - position).clamp(min=1)

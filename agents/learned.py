@@ -1,0 +1,128 @@
+"""The windowed Bernoulli policy that the estimators train (paper, section 2.5, eq. 19-23)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from agents.base import Agent, BoundaryDistribution, forced_action
+from tokenv import keys
+
+ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
+
+
+class Learned(Agent):
+    """Boundary logits from the byte representation and the last w boundaries.
+
+    ``l_raw_i = W_0 X_i + sum_{j=1..w} a_{i-j} (W_j X_i)`` (eq. 21), ``l = softcap(l_raw / scale + logit(rate))``
+    (eq. 22, 23; no softcap in evaluation), ``a_i ~ Bernoulli(sigmoid(l_i))``.
+
+    Args:
+        width: model width D.
+        rate: target boundary rate; probabilities start near it.
+        window: w >= 0 earlier boundaries that a decision reads.
+        scale: divides the raw logits (16 in the paper).
+        softcap: bound of the training logits; the paper gives no value.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), negative ``window``, ``scale`` or ``softcap`` not positive.
+    """
+
+    in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]  # noqa: RUF012
+    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]  # noqa: RUF012
+    learns = True
+
+    def __init__(
+        self, width: int, rate: float = 0.2, window: int = 8, scale: float = 16.0, softcap: float = 15.0
+    ) -> None:
+        super().__init__()
+        if not 0 < rate < 1:
+            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+        if window < 0:
+            raise ValueError(f"agent.window = {window}: expected 0 (ignores earlier boundaries) or more")
+        if scale <= 0 or softcap <= 0:
+            raise ValueError(f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers")
+        self.window, self.scale, self.softcap = window, scale, softcap
+        self.bias = math.log(rate / (1 - rate))
+        self.projection = nn.Linear(width, window + 1, bias=False)
+
+    def _project(self, encoding: Tensor) -> Tensor:
+        """All W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
+        return self.projection(encoding.to(self.projection.weight.dtype))
+
+    def _logits(self, projected: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+        """[.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..].
+
+        The sum is a loop of elementwise operations, so that its rounding, hence every drawn action, is the same
+        for one position and for all of them.
+        """
+        raw = projected[..., 0]
+        for j, action in enumerate(earlier, start=1):
+            raw = raw + projected[..., j] * action
+        scaled = raw / self.scale + self.bias
+        return self.softcap * torch.tanh(scaled / self.softcap) if self.training else scaled
+
+    def _earlier(self, action_T: Tensor) -> list[Tensor]:
+        """a_{i-1}, ..., a_{i-w} of every position; 0 before the start."""
+        length = action_T.shape[-1]
+        return [F.pad(action_T, (j, 0))[..., :length] for j in range(1, self.window + 1)]
+
+    @torch.no_grad()
+    def _settle(self, projected: Tensor, noise: Tensor, decision_mask: Tensor, forced: Tensor) -> Tensor:
+        """Solve ``a_i = [l_i(a_{i-1}, ..., a_{i-w}) > logit(u_i)]`` for all i at once.
+
+        The system is triangular, so it has exactly one solution and Jacobi iteration ends there: after r rounds at
+        least the first r actions are right. A neighbour rarely flips a decision, so a handful of rounds will do.
+        """
+        threshold = torch.logit(noise)
+        action = forced.expand(noise.shape)
+        for _ in range(0, noise.shape[-1] + 1, ROUNDS_PER_CHECK):
+            for _ in range(ROUNDS_PER_CHECK):
+                before = action
+                drawn = self._logits(projected, self._earlier(before)) > threshold
+                action = torch.where(decision_mask, drawn.long(), forced)
+            if torch.equal(action, before):
+                return action
+        raise AssertionError("Jacobi iteration must settle within N rounds: the logits hold NaN")
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
+        projected = self._project(observation[keys.ENCODING])
+        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
+        action = self._settle(projected.detach(), noise, decision_mask, forced)
+        logits = self._logits(projected, self._earlier(action))
+        dist = BoundaryDistribution(logits, decision_mask, forced)
+        return TensorDict(
+            {
+                keys.ACTION: action,
+                keys.ACTION_LOG_PROB: dist.log_prob(action),
+                keys.BOUNDARY_PROB: dist.mean.detach(),
+                keys.BOUNDARY_LOGITS: logits,
+                keys.ENTROPY: dist.entropy(),
+            },
+            batch_size=noise.shape,
+        )
+
+    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+        """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face)."""
+        earlier = tensordict[keys.LAST_ACTIONS].unbind(-1)[: self.window]
+        logits = self._logits(self._project(tensordict[keys.ENCODING]), earlier)
+        return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position; TorchRL's exploration type decides between a draw and the more probable action."""
+        dist = self.get_dist(tensordict)
+        noise = tensordict.get(keys.NOISE)
+        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
+            action = dist.mode
+        else:
+            action = dist.sample() if noise is None else dist.from_noise(noise)
+        tensordict.set(keys.ACTION, action)
+        tensordict.set(keys.ACTION_LOG_PROB, dist.log_prob(action))
+        tensordict.set(keys.BOUNDARY_PROB, dist.mean.detach())
+        tensordict.set(keys.BOUNDARY_LOGITS, dist.logits)
+        return tensordict.set(keys.ENTROPY, dist.entropy())

@@ -1,0 +1,25 @@
+"""What a prediction is worth."""
+
+from tensordict import TensorDictBase
+
+from estimators.base import Part
+from tokenv import keys
+
+
+class EarlyExit(Part):
+    """Reward relative to the model's own early exit.
+
+    ``R_{i+1} = log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)``, detached (Dauncey & Wattenhofer
+    2026, arXiv 2602.13940, eq. 15). Subtracts what any boundaries would have earned.
+
+    Bias: none. The early exit sees no boundary, so what it subtracts does not depend on the actions.
+    Cost: none; the environment's own reward is this, and the part makes a chain say so.
+    """
+
+    in_keys = [keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY]  # noqa: RUF012
+    out_keys = [keys.REWARD]  # noqa: RUF012
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``("next", "reward")``: [.., T, 1] in nats."""
+        reward = tensordict[keys.LOG_LIKELIHOOD] - tensordict[keys.LOG_LIKELIHOOD_EARLY]
+        return tensordict.set(keys.REWARD, reward.detach().unsqueeze(-1))

@@ -1,0 +1,175 @@
+"""Cutting loses nothing, splitting keeps documents apart, and streams resume and shard exactly."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenv.data.config import DataConfig
+from tokenv.data.memory import MemoryData, spread_order
+from tokenv.data.pieces import Document, cut_documents
+from tokenv.data.split import Split, split_documents, split_from
+from tokenv.data.stream import TrainStream
+
+contents = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
+lengths = st.integers(2, 9)
+
+
+def named(contents):
+    return [Document(f"d{number}", content) for number, content in enumerate(contents)]
+
+
+def make_stream(pieces, *, rank=0, world=1, seed=0):
+    """Stream over `pieces` sequences of two bytes that tell their own number."""
+    content = b"".join(number.to_bytes(2, "big") for number in range(pieces))
+    split = Split([Document("d", content)], [Document("v", b"vv")], (b"", b""))
+    data = MemoryData(split, DataConfig(seq_len=2))
+    return TrainStream(data.blocks(seed), seq_len=2, fingerprint="f", rank=rank, world=world)
+
+
+def numbers(batch):
+    return (batch.symbol_BN[:, 0] * 256 + batch.symbol_BN[:, 1]).tolist()
+
+
+@settings(deadline=None)
+@given(contents, lengths)
+def test_chunks_reassemble_the_joined_documents(contents, seq_len):
+    pieces = cut_documents(named(contents), seq_len=seq_len, cut="chunk")
+    joined = b"\n".join(contents)
+    assert pieces.symbol_PN.tobytes() == joined[: len(joined) // seq_len * seq_len]
+    for i in range(len(pieces)):
+        document = contents[pieces.place_P[i]] + b"\n"
+        at = pieces.offset_P[i]
+        assert 0 <= at < len(document)
+        overlap = document[at : at + seq_len]
+        assert pieces.symbol_PN[i].tobytes()[: len(overlap)] == overlap
+
+
+@settings(deadline=None)
+@given(contents, lengths)
+def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_len):
+    pieces = cut_documents(named(contents), seq_len=seq_len, cut="document")
+    assert [bytes(row) for row in pieces.symbol_PN] == [c[:seq_len] for c in contents if len(c) >= seq_len]
+    assert [contents[d][:seq_len] for d in pieces.place_P] == [bytes(row) for row in pieces.symbol_PN]
+    assert not pieces.offset_P.any()
+
+
+@pytest.mark.parametrize("cut", ["chunk", "document"])
+def test_gold_is_cut_like_the_bytes(cut):
+    documents = [Document("a", b"abcde", b"\0\1\0\0\1"), Document("b", b"fgh", b"\1\0\1")]
+    pieces = cut_documents(documents, seq_len=3, cut=cut)
+    gold = [[0, 1, 0], [0, 1, 1], [1, 0, 1]] if cut == "chunk" else [[0, 1, 0], [1, 0, 1]]
+    assert pieces.gold_PN.tolist() == [[bool(value) for value in row] for row in gold]
+
+
+def test_a_batch_names_bytes_documents_and_offsets():
+    pieces = cut_documents(named([b"\xff\x00ab", b"cdef"]), seq_len=3, cut="chunk", ids=[7, 9])
+    batch = pieces.take(np.array([2, 0]))
+    assert batch.symbol_BN.tolist() == [[100, 101, 102], [255, 0, 97]]
+    assert batch.symbol_BN.dtype == torch.int64
+    assert batch.origin == ["d1 @ 1", "d0 @ 0"]
+    assert batch.document_B.tolist() == [9, 7]
+    assert batch.document_B.dtype == torch.int64
+    assert batch.gold_BN is None
+    assert len(batch) == 2
+
+
+@settings(deadline=None)
+@given(
+    contents, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms()
+)
+def test_the_split_is_disjoint_complete_and_independent_of_order(contents, fraction, seed, cut, random):
+    config = DataConfig(validation=fraction, seed=seed, seq_len=4, cut=cut)
+    split = split_documents(named(contents), config)
+    train = [document.content for document in split.train]
+    held = [document.content for document in split.validation]
+    assert sorted(train + held) == sorted(contents)
+    assert not set(train) & set(held)
+
+    shuffled = list(contents)
+    random.shuffle(shuffled)
+    again = split_documents(named(shuffled), config)
+    assert [document.content for document in again.train] == train
+    assert [document.content for document in again.validation] == held
+    assert again.digests == split.digests
+
+
+def test_the_split_holds_out_about_the_fraction_and_differs_by_seed():
+    documents = named([b"document %d" % number for number in range(4000)])
+    held = [split_documents(documents, DataConfig(validation=0.1, seed=seed)).validation for seed in (0, 1)]
+    assert all(330 < len(side) < 470 for side in held)
+    assert {document.name for document in held[0]} != {document.name for document in held[1]}
+
+
+def test_few_documents_still_give_a_validation_sequence():
+    documents = named([bytes([number]) * 3 for number in range(20)])
+    split = split_documents(documents, DataConfig(validation=0.001, seq_len=10))
+    assert len(split.validation) == 3
+
+
+def test_another_validation_source_is_kept_out_of_training():
+    split = split_from(named([b"one", b"two", b"three"]), named([b"two", b"four"]), DataConfig())
+    assert {document.content for document in split.train} == {b"one", b"three"}
+    assert {document.content for document in split.validation} == {b"two", b"four"}
+
+
+def test_an_epoch_takes_every_piece_once_and_the_next_reshuffles():
+    stream = make_stream(50)
+    first, second = numbers(stream.next(50)), numbers(stream.next(50))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+    assert numbers(make_stream(50, seed=1).next(50)) != first
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_ranks_together_take_the_unsharded_order(pieces, world, counts):
+    whole = make_stream(pieces)
+    ranks = [make_stream(pieces, rank=rank, world=world) for rank in range(world)]
+    for count in counts:
+        shares = [numbers(stream.next(count)) for stream in ranks]
+        interleaved = [shares[rank][step] for step in range(count) for rank in range(world)]
+        assert interleaved == numbers(whole.next(count * world))
+    assert all(stream.state_dict() == whole.state_dict() for stream in ranks)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(1, 3), st.lists(st.integers(1, 9), max_size=4), st.integers(1, 30))
+def test_resuming_anywhere_equals_never_having_stopped(pieces, world, counts, more):
+    stream = make_stream(pieces, world=world, rank=world - 1, seed=3)
+    for count in counts:
+        stream.next(count)
+    saved = json.loads(json.dumps(stream.state_dict()))
+    resumed = make_stream(pieces, world=world, rank=world - 1, seed=0)
+    resumed.next(2)
+    resumed.load_state_dict(saved)
+    assert numbers(resumed.next(more)) == numbers(stream.next(more))
+
+
+def test_a_state_of_another_corpus_is_refused():
+    stream = make_stream(3)
+    with pytest.raises(ValueError, match="corpus other, expected f: resume with"):
+        stream.load_state_dict({**stream.state_dict(), "fingerprint": "other"})
+
+
+@pytest.mark.parametrize(("rank", "world"), [(-1, 1), (1, 1), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank, world):
+    with pytest.raises(ValueError, match=f"rank {rank} of world {world} does not exist"):
+        make_stream(3, rank=rank, world=world)
+
+
+def test_taking_nothing_is_refused():
+    with pytest.raises(ValueError, match="count is 0; expected at least 1"):
+        make_stream(3).next(0)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 100))
+def test_the_spread_order_is_even_wherever_it_is_stopped(count, stop):
+    order = spread_order(count)
+    assert sorted(order.tolist()) == list(range(count))
+    first = np.sort(order[:stop])
+    assert np.diff(first, prepend=-1, append=count).max() <= 4 * max(count / len(first), 1)

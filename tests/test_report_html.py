@@ -1,0 +1,110 @@
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenv.report.characters import characters
+from tokenv.report.html import Passage, segment_page
+
+VOID = {"meta", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Collects what a reader sees, and checks that tags close in order."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, dict]] = []
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+        self.spans: list[dict] = []
+        self.cells: list[str] = []
+        self.headings: list[str] = []
+        self.feed(source)
+        self.close()
+        assert not self.open
+
+    def inside_text(self) -> bool:
+        return any(attrs.get("class") == "text" for _, attrs in self.open)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.add(tag)
+        if self.inside_text():
+            assert tag == "span"
+            self.spans.append(attrs)
+        if tag not in VOID:
+            self.open.append((tag, attrs))
+        if attrs.get("class") == "text":
+            self.texts.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.inside_text():
+            self.texts[-1] += data
+        elif self.open and self.open[-1][0] in {"th", "td"}:
+            self.cells.append(data)
+        elif self.open and self.open[-1][0] in {"title", "h1", "h2"}:
+            self.headings.append(data)
+
+
+def page(data: bytes, boundary: bool = False, **options) -> str:
+    chars = characters(data, [0.43] * len(data), [boundary] * len(data))
+    return segment_page([Passage("p", chars)], title="t", facts={}, **options)
+
+
+@settings(deadline=None)
+@given(st.one_of(st.binary(max_size=40), st.text("<>&\"'\n a/{}%", max_size=40).map(str.encode)))
+def test_visible_characters_are_the_text(data):
+    chars = characters(data, [0.5] * len(data), [True] * len(data))
+    found = Page(page(data))
+    assert found.texts == ["".join(c.text for c in chars)]
+    assert len(found.spans) == len(chars)
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"])
+def test_everything_is_escaped(evil):
+    chars = characters(evil.encode(), [0.5] * len(evil), [False] * len(evil))
+    found = Page(segment_page([Passage(evil, chars)], title=evil, facts={evil: evil}))
+    assert found.texts == [evil]
+    assert found.cells == [evil, evil]
+    assert found.headings == [evil, evil, evil]
+    assert not found.tags & {"script", "b"}
+
+
+def test_page_stands_alone():
+    source = page(b"abc")
+    assert not any(word in source for word in ("http://", "https://", "url(", "@import", "src=", "<script"))
+    assert 'name="viewport"' in source
+    assert "prefers-color-scheme: dark" in source
+    source.encode("utf-8")
+
+
+def test_spans_carry_level_boundary_and_tip():
+    chars = characters("a€\n".encode(), [0.0, 0.1, 0.2, 0.43, 1.0], [False, False, True, False, True])
+    spans = Page(segment_page([Passage("p", chars)], title="t", facts={})).spans
+    assert spans == [
+        {"class": "p0", "title": "π = 0.0000 · byte 0"},
+        {"class": "p14 b", "title": "π = 0.43 · bytes 1–3 · boundary"},
+        {"class": "p32 b n", "title": "π = 1.0000 · byte 4 · boundary"},
+    ]
+
+
+def test_newline_breaks_after_its_span():
+    assert '</span>\n<span class="p14" title="π = 0.43 · byte 2">b</span></div>' in page(b"a\nb")
+
+
+def test_legend_shows_the_true_range():
+    assert "<span>0</span><span>0.25</span><span>0.5</span><span>0.75</span><span>1</span>" in page(b"a")
+    stretched = page(b"a", scale=(0.1, 0.5))
+    assert "<span>≤ 0.1</span><span>0.2</span>" in stretched
+    assert "<span>≥ 0.5</span>" in stretched
+    assert 'class="p26"' in stretched
+
+
+def test_bad_scale_is_refused_even_without_text():
+    with pytest.raises(ValueError, match="increasing pair"):
+        segment_page([], title="t", facts={}, scale=(0.4, 0.2))

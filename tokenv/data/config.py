@@ -1,0 +1,78 @@
+"""What to read and how to cut it: the data part of a run's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BUILT_IN = ("python", "prose", "words")
+HUB_PREFIX = "hub:"
+CUTS = ("chunk", "document")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the documents come from and how they become sequences.
+
+    Attributes:
+        source: `python` (the interpreter's standard library), `prose` (its documentation), `words` (a
+            synthetic language with known boundaries), a path to a local file or folder, or
+            `hub:owner/name` for a data set streamed from the Hugging Face hub.
+        hub_config: The hub data set's configuration, such as `sample-10BT`.
+        hub_split: The hub data set's split.
+        column: The text column of .jsonl, .json, .parquet and hub data.
+        cut: `chunk` joins the documents by newlines and cuts the stream every `seq_len` bytes; `document`
+            takes the first `seq_len` bytes of every document that is long enough.
+        seq_len: Bytes in a sequence.
+        validation: Fraction of the documents held out for validation.
+        validation_source: Another local source to validate on, instead of holding documents out.
+        seed: Seed of the split, of the document order and of the synthetic language.
+        shuffle_buffer: Documents shuffled together at a time when streaming from the hub.
+        words_lexicon: Distinct words of the synthetic language.
+        words_documents: Documents written in the synthetic language.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    source: str = "python"
+    hub_config: str | None = None
+    hub_split: str = "train"
+    column: str = "text"
+    cut: str = "chunk"
+    seq_len: int = 512
+    validation: float = 0.02
+    validation_source: str | None = None
+    seed: int = 0
+    shuffle_buffer: int = 10_000
+    words_lexicon: int = 500
+    words_documents: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("source", "hub_split", "column"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value or value == HUB_PREFIX:
+                raise ValueError(f"data.{name} is {value!r}; expected a non-empty string: write it out")
+        if self.cut not in CUTS:
+            raise ValueError(f"data.cut is {self.cut!r}; expected {' or '.join(CUTS)}: choose one")
+        self._require_integer("seq_len", 2)
+        self._require_integer("seed", 0)
+        self._require_integer("shuffle_buffer", 1)
+        self._require_integer("words_lexicon", 2)
+        self._require_integer("words_documents", 1)
+        if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):
+            raise ValueError(f"data.validation is {self.validation!r}; expected a number: try 0.02")
+        if not 0 < self.validation < 1:
+            raise ValueError(
+                f"data.validation is {self.validation}; expected a fraction strictly between 0 and 1: "
+                "try 0.02, or set data.validation_source to validate on other data"
+            )
+        if self.validation_source is not None and self.validation_source.startswith(HUB_PREFIX):
+            raise ValueError(
+                f"data.validation_source is {self.validation_source!r}; expected a local path or one of "
+                f"{', '.join(BUILT_IN)}: drop it to hold out documents of the hub data set itself"
+            )
+
+    def _require_integer(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"data.{name} is {value!r}; expected an integer of at least {least}: raise it")

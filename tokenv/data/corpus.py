@@ -1,0 +1,111 @@
+"""Corpora: load one, then take training and validation sequences from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tqdm import tqdm
+
+from tokenv.data.config import HUB_PREFIX, DataConfig
+from tokenv.data.documents import read_documents
+from tokenv.data.hub import HubData
+from tokenv.data.memory import MemoryData
+from tokenv.data.pieces import Document, SequenceBatch
+from tokenv.data.split import split_documents, split_from
+from tokenv.data.stream import Blocks, TrainStream
+
+__all__ = ["Corpus", "SequenceBatch", "TrainStream", "load_corpus"]
+
+
+class Data(Protocol):
+    """What a corpus is made of: held in memory or streamed."""
+
+    fingerprint: str
+
+    def blocks(self, seed: int) -> Blocks:
+        """Return the endless blocks of training pieces in the order of `seed`."""
+
+    def validation(self, max_sequences: int | None) -> SequenceBatch:
+        """Return the validation sequences, or the first `max_sequences` of them."""
+
+
+class Corpus:
+    """A text corpus split by document into training and validation sequences.
+
+    Attributes:
+        seq_len: Bytes in a sequence.
+        name: The source, for people.
+        fingerprint: Hex digest of the data and of how it is split and cut; two loads of the same data with
+            the same settings have the same.
+    """
+
+    def __init__(self, data: Data, config: DataConfig) -> None:
+        self._data = data
+        self.seq_len = config.seq_len
+        self.name = config.source
+        self.fingerprint = data.fingerprint
+
+    def train(self, *, seed: int = 0, rank: int = 0, world: int = 1) -> TrainStream:
+        """Open an endless stream of training sequences.
+
+        Args:
+            seed: Seed of the order, at least 0.
+            rank: This process among those that share the stream.
+            world: How many processes share the stream.
+
+        Raises:
+            ValueError: If `seed` is negative or there is no such rank.
+        """
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; expected an integer of at least 0: choose one")
+        return TrainStream(
+            self._data.blocks(seed),
+            seq_len=self.seq_len,
+            fingerprint=self.fingerprint,
+            rank=rank,
+            world=world,
+        )
+
+    def validation(self, max_sequences: int | None = None) -> SequenceBatch:
+        """Return the validation sequences, always the same and in the same order.
+
+        The order spreads over the corpus, so that the first sequences represent the whole. Of a hub data
+        set it is the data set's own order.
+
+        Args:
+            max_sequences: Return only so many, the first; if None, all (of a hub data set 512).
+
+        Raises:
+            ValueError: If `max_sequences` is not positive.
+        """
+        if max_sequences is not None and max_sequences < 1:
+            raise ValueError(
+                f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out"
+            )
+        return self._data.validation(max_sequences)
+
+
+def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
+    """Read a corpus, split it by document and cut it into sequences.
+
+    Args:
+        config: What to read and how to cut it.
+        progress: Show a bar over the documents being read.
+
+    Raises:
+        FileNotFoundError: If a source does not exist.
+        ValueError: If the data cannot be read as text, or is too little for one training and one
+            validation sequence.
+    """
+    held = None if config.validation_source is None else _read(config.validation_source, config, progress)
+    if config.source.startswith(HUB_PREFIX):
+        return Corpus(HubData(config, None if held is None else list(held), progress=progress), config)
+    documents = _read(config.source, config, progress)
+    split = split_documents(documents, config) if held is None else split_from(documents, held, config)
+    return Corpus(MemoryData(split, config), config)
+
+
+def _read(source: str, config: DataConfig, progress: bool) -> Iterator[Document]:
+    documents = read_documents(source, config)
+    yield from tqdm(documents, desc=f"reading {source}", unit=" documents", disable=not progress)

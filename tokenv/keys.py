@@ -1,0 +1,46 @@
+"""The TensorDict keys all rooms share, and the shape legend. Imports nothing of ours.
+
+Shape legend, used as suffixes (``reward_BT``):
+
+==  =====================================================================
+B   sequences in the batch
+K   samples of the boundaries per sequence (leading dimension when asked for)
+N   symbols of a sequence (bytes of a text)
+T   decisions that earn a reward, T = N - 1
+M   tokens of a sequence (boundaries drawn so far)
+D   model width
+H   attention heads
+W   sliding window of the byte-level attention
+w   earlier boundaries that the policy reads
+==  =====================================================================
+
+Where TorchRL has a name, it is used: a rollout is a TensorDict of batch size [B, T] (or [K, B, T]) with the
+observation and the action at the root and what came of it under ``next``.
+"""
+
+# Observation at position i.
+SYMBOL = "symbol"  # x_i, the symbol itself: int64 bytes [.., T]
+ENCODING = "encoding"  # X_i, the encoder's output: float [.., T, D]
+LAST_ACTIONS = "last_actions"  # a_{i-1}, ..., a_{i-w}, newest first: float [.., T, w]
+POSITION = "position"  # i: int64 [.., T]
+TOKEN_COUNT = "token_count"  # boundaries drawn before i: int64 [.., T]
+DECISION_MASK = "decision_mask"  # False where the boundary is forced and nobody decides: bool [.., T]
+
+# What an agent reads besides, and what it writes.
+NOISE = "noise"  # u_i, the uniform number that decides a_i: float [.., T]
+ACTION = "action"  # a_i in {0, 1}: int64 [.., T]
+BOUNDARY_LOGITS = "boundary_logits"  # l_i: float [.., T]
+BOUNDARY_PROB = "boundary_prob"  # p_i = sigmoid(l_i): float [.., T]
+ACTION_LOG_PROB = "action_log_prob"  # log pi(a_i | x_<=i, a_<i) in nats: float [.., T]
+ENTROPY = "entropy"  # of pi(. | x_<=i, a_<i) in nats: float [.., T]
+
+# What the environment answers; both under "next", so that step i holds the prediction of x_{i+1}.
+LOG_LIKELIHOOD = ("next", "log_likelihood")  # log p(x_{i+1} | x_<=i, a_<=i) in nats: float [.., T]
+LOG_LIKELIHOOD_EARLY = ("next", "log_likelihood_early")  # the same from the early exit: float [.., T]
+REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
+DONE = ("next", "done")
+
+# What estimators write.
+ADVANTAGE = "advantage"  # what action i is credited with, as far as the chain has come: float [.., T]
+LOSS_POLICY = "loss_policy"  # per decision; its mean is the loss: float [.., T]
+LOSS_RATE = "loss_rate"  # per decision; its mean is the loss: float [.., T]

@@ -1,0 +1,1 @@
+"""The autoregressive U-Net language model: encode, pool, contextualise, distribute, decode."""

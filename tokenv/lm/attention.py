@@ -1,0 +1,123 @@
+"""Soft-capped causal attention: one plain reference, and the two ways that are fast on a CPU.
+
+All functions take queries, keys and values of shape [B, H, N, d] (any leading dimensions) and give the same.
+Scores are ``softcap * tanh(q.k / (sqrt(d) * softcap))`` (Gemma 2), then a softmax over the keys that a query may
+see: with a ``window`` W, query i sees the keys i-W+1, ..., i; without one, all keys up to i.
+
+Sequences of different length are padded at the end. Nothing needs a length then: attention is causal, so no valid
+query ever sees the padding.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+    """The definition, with a mask on the full N x N matrix: time and memory O(N^2). For tests."""
+    length = q.shape[-2]
+    scores = softcap * torch.tanh(q @ k.mT / (math.sqrt(q.shape[-1]) * softcap))
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    hidden = (j > i) if window is None else (j > i) | (j <= i - window)
+    return scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1) @ v
+
+
+class _CappedSoftmax(torch.autograd.Function):
+    """``softmax(softcap * tanh(scores) + bias)`` that works in place and keeps two matrices instead of five.
+
+    On a CPU attention is bound by passes over the score matrix, not by arithmetic. ``scores`` is consumed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, bias: Tensor, softcap: float) -> Tensor:
+        tanh = scores.tanh_()
+        prob = tanh.mul(softcap).add_(bias).softmax(-1)
+        ctx.save_for_backward(tanh, prob)
+        ctx.softcap = softcap
+        return prob
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        tanh, prob = ctx.saved_tensors
+        inner = torch._softmax_backward_data(grad, prob, -1, prob.dtype)
+        slope = tanh.square().neg_().add_(1.0).mul_(ctx.softcap)
+        return inner.mul_(slope), None, None
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softcap: float) -> Tensor:
+    scores = (q * (1.0 / (math.sqrt(q.shape[-1]) * softcap))) @ k.mT
+    return _CappedSoftmax.apply(scores, bias, softcap) @ v
+
+
+def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
+    """Full causal attention: time and memory O(N^2)."""
+    length = q.shape[-2]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
+    return _capped_attention(q, k, v, _bias(hidden, q), softcap)
+
+
+def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
+    """Sliding-window attention in blocks of ``window`` queries: time and memory O(N * window).
+
+    A block of W queries needs no other keys than its own block's and the previous block's.
+    """
+    length, block = q.shape[-2], min(window, q.shape[-2])
+    tail = -length % block
+    if tail:
+        q, k, v = (F.pad(x, (0, 0, 0, tail)) for x in (q, k, v))
+    q, k, v = (x.unflatten(-2, (-1, block)) for x in (q, k, v))
+    previous_k, previous_v = (F.pad(x[..., :-1, :, :], (0, 0, 0, 0, 1, 0)) for x in (k, v))
+    i = torch.arange(block, device=q.device)[:, None]
+    j = torch.arange(-block, block, device=q.device)[None, :]
+    hidden = ((j > i) | (j <= i - window)).expand(q.shape[-3], -1, -1).clone()
+    hidden[0, :, :block] = True
+    out = _capped_attention(
+        q, torch.cat([previous_k, k], -2), torch.cat([previous_v, v], -2), _bias(hidden, q), softcap
+    )
+    return out.flatten(-3, -2)[..., :length, :]
+
+
+@functools.lru_cache(maxsize=64)
+def _flex_mask(length: int, window: int | None, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) if window is None else (j <= i) & (j > i - window)
+
+    return create_block_mask(visible, None, None, length, length, device=str(device))
+
+
+@functools.cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+    """The same through torch's ``flex_attention``: fused, skips blocks outside the window; for CUDA."""
+    from torch.nn.attention.flex_attention import flex_attention as eager
+
+    def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    mask = _flex_mask(q.shape[-2], window, q.device)
+    attend = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else eager
+    return attend(q, k, v, score_mod=cap, block_mask=mask)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+    """The fastest of the above for the device that ``q`` lies on."""
+    if q.is_cuda:
+        return flex_attention(q, k, v, softcap, window)
+    if window is None:
+        return causal_attention(q, k, v, softcap)
+    return local_attention(q, k, v, softcap, window)

@@ -1,0 +1,111 @@
+"""What the U-Net reads and predicts: symbols in, a distribution over the next symbol out.
+
+The U-Net itself knows nothing of bytes. Another kind of sequence is another codec with the same five members.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenv.lm.layers import Linear
+
+
+class Codec(nn.Module, ABC):
+    """How one symbol becomes a vector, and how a vector becomes a distribution over the next symbol.
+
+    Attributes:
+        symbol_shape: shape of one symbol; () for bytes.
+        symbol_dtype: its dtype.
+        num_parameters: numbers that describe one distribution; the size of a head's output.
+    """
+
+    symbol_shape: tuple[int, ...]
+    symbol_dtype: torch.dtype
+    num_parameters: int
+
+    @abstractmethod
+    def embed(self, symbol: Tensor) -> Tensor:
+        """[.., *symbol_shape] -> [.., D]."""
+
+    @abstractmethod
+    def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
+        """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
+
+    @abstractmethod
+    def sample(
+        self,
+        parameters: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw symbols: [.., num_parameters] -> [.., *symbol_shape]. Temperature 0 takes the most probable."""
+
+
+class ByteCodec(Codec):
+    """Bytes (and special symbols beyond 255, where the data has some) with a categorical distribution.
+
+    The embedding is scaled by sqrt(D), as in Gemma 2, so that its rows have unit variance.
+
+    Args:
+        width: model width D.
+        vocabulary: number of symbols.
+        softcap: output logits are ``softcap * tanh(logits / softcap)``.
+    """
+
+    symbol_shape = ()
+    symbol_dtype = torch.int64
+
+    def __init__(self, width: int, vocabulary: int = 256, softcap: float = 30.0) -> None:
+        super().__init__()
+        self.num_parameters = vocabulary
+        self.softcap = softcap
+        self.embedding = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+
+    def embed(self, symbol: Tensor) -> Tensor:
+        """[..] -> [.., D]."""
+        return self.embedding(symbol) * self.embedding.embedding_dim**0.5
+
+    def logits(self, parameters: Tensor) -> Tensor:
+        """Soft-capped logits in float32 or finer: [.., V] -> [.., V]."""
+        fine = parameters if parameters.dtype == torch.float64 else parameters.float()
+        return self.softcap * torch.tanh(fine / self.softcap)
+
+    def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
+        """[.., V], [..] -> [..] in nats."""
+        loss = F.cross_entropy(self.logits(parameters).flatten(0, -2), symbol.flatten(), reduction="none")
+        return -loss.view(symbol.shape)
+
+    def sample(
+        self,
+        parameters: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Nucleus sampling (Holtzman et al. 2020): [.., V] -> [..].
+
+        Raises:
+            ValueError: temperature below 0 or ``top_p`` outside (0, 1].
+        """
+        if temperature < 0:
+            raise ValueError(f"temperature = {temperature}: expected 0 (most probable symbol) or more")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
+        logits = self.logits(parameters)
+        if temperature == 0:
+            return logits.argmax(-1)
+        prob, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
+        prob = torch.where(prob.cumsum(-1) - prob < top_p, prob, 0.0)
+        choice = torch.multinomial(prob.flatten(0, -2), 1, generator=generator).view(*prob.shape[:-1], 1)
+        return order.gather(-1, choice).squeeze(-1)
+
+
+def new_head(codec: Codec, width: int) -> Linear:
+    """A linear map from the stream to the parameters of the codec's distribution."""
+    return Linear(width, codec.num_parameters)

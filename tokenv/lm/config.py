@@ -1,0 +1,53 @@
+"""The size of a U-Net."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """Size and constants of the autoregressive U-Net (paper, section 2.2 and table 2).
+
+    Args:
+        width: model width D, the same at byte and token level.
+        heads: attention heads; must divide ``width`` into an even head size.
+        down_layers: byte-level layers before the boundaries are drawn (the encoder).
+        mid_layers: token-level layers.
+        up_layers: byte-level layers after upsampling (the decoder).
+        window: bytes each byte-level position attends to, itself included.
+        byte_mlp: hidden size of the byte-level MLP in units of ``width``.
+        token_mlp: hidden size of the token-level MLP in units of ``width``.
+        attention_softcap: attention scores s become ``cap * tanh(s / cap)`` (Gemma 2's value).
+        output_softcap: the same for the output logits (Gemma 2's value).
+        rope_base: base of the rotary frequencies.
+
+    Raises:
+        ValueError: a size is not positive, or ``heads`` does not fit ``width``.
+    """
+
+    width: int = 128
+    heads: int = 4
+    down_layers: int = 2
+    mid_layers: int = 4
+    up_layers: int = 2
+    window: int = 64
+    byte_mlp: int = 1
+    token_mlp: int = 4
+    attention_softcap: float = 50.0
+    output_softcap: float = 30.0
+    rope_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"model.{field.name} = {value!r}: expected a positive number")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(
+                f"model.heads = {self.heads} does not divide model.width = {self.width} into an even head size: "
+                "choose heads so that width / heads is an even whole number (64 in the paper)"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads

@@ -1,0 +1,133 @@
+"""Decoding one symbol at a time: caches, and the two halves of a step.
+
+A byte-level layer remembers its window in a ring, a token-level layer all tokens so far. Every row of the batch
+has its own position, so that rows can start anew at different times. Equal to the one-pass model (tested).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tokenv.lm.layers import RotaryTable
+from tokenv.lm.unet import UNet
+
+
+class _Cache:
+    """Keys and values of some layers, [layers, B, H, size, d]; slot ``index`` of every row is written at a step."""
+
+    def __init__(self, layers: int, batch: int, size: int, lm: UNet, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (layers, batch, lm.config.heads, size, lm.config.head_size)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.softcap = lm.config.attention_softcap
+
+    def attend(self, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int) -> "_Attend":
+        return _Attend(self, layer, slot_B, visible_BS, write_B, used)
+
+
+class _Attend:
+    """Write this step's key and value, then attend to the visible slots."""
+
+    def __init__(
+        self, cache: _Cache, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int
+    ) -> None:
+        self.cache, self.layer, self.slot_B, self.write_B = cache, layer, slot_B, write_B
+        self.visible_BS, self.used = visible_BS[:, :used], used
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = torch.arange(q.shape[0], device=q.device)
+        write = self.write_B[:, None, None]
+        for store, new in ((self.cache.keys, k), (self.cache.values, v)):
+            old = store[self.layer, rows, :, self.slot_B]
+            store[self.layer, rows, :, self.slot_B] = torch.where(write, new[:, :, 0], old)
+        k, v = self.cache.keys[self.layer, :, :, : self.used], self.cache.values[self.layer, :, :, : self.used]
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = self.cache.softcap * torch.tanh(scores / self.cache.softcap)
+        return scores.masked_fill(~self.visible_BS[:, None, None], -math.inf).softmax(-1) @ v
+
+
+class Decoder:
+    """A batch of sequences in the middle of being read or written.
+
+    One step of one row is ``x = encode(symbol)`` (the agent now decides), then ``parameters = decode(x, action)``.
+
+    Args:
+        lm: the model; parameters are used, never trained.
+        batch: rows B.
+        max_symbols: longest sequence; memory grows with it at token level only.
+    """
+
+    def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
+        parameter = lm.head.weight
+        device, dtype = parameter.device, lm.compute_dtype or parameter.dtype
+        config = lm.config
+        self.lm, self.max_symbols, self.dtype = lm, max_symbols, dtype
+        self.window = min(config.window, max_symbols)
+        self.down = _Cache(config.down_layers, batch, self.window, lm, device, dtype)
+        self.up = _Cache(config.up_layers, batch, self.window, lm, device, dtype)
+        self.tokens = _Cache(config.mid_layers, batch, max_symbols, lm, device, dtype)
+        self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
+        self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
+        self.newest_BD = torch.zeros(batch, config.width, dtype=dtype, device=device)
+        self._steps = 0  # no row holds more tokens than this; known without asking the device
+
+    def reset(self, rows_B: Tensor) -> None:
+        """Start the rows anew where True. Old keys need no wiping: a position hides what lies after it."""
+        self.position_B.masked_fill_(rows_B, 0)
+        self.count_B.masked_fill_(rows_B, 0)
+        if bool(rows_B.all()):
+            self._steps = 0
+
+    @torch.no_grad()
+    def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:
+        """Read the next symbol of each row.
+
+        Args:
+            symbol_B: [B, *symbol_shape].
+            rows_B: rows that are really at this half of a step; the others' state stays as it is.
+
+        Returns:
+            X_i of each row, [B, D]; meaningless in rows that are left out.
+        """
+        rows_B = torch.ones_like(self.position_B, dtype=torch.bool) if rows_B is None else rows_B
+        return self._byte_layers(self.lm.down, self.down, self.lm.embed(symbol_B), rows_B)
+
+    @torch.no_grad()
+    def decode(self, x_BD: Tensor, action_B: Tensor) -> Tensor:
+        """Finish the step: draw the boundary or not, and predict.
+
+        Args:
+            x_BD: what ``encode`` gave.
+            action_B: 1 where a token ends; must be 1 at a row's first symbol.
+
+        Returns:
+            Parameters of p(x_{i+1} | x_<=i, a_<=i), [B, P].
+        """
+        boundary_B = action_B.bool()
+        self._steps = min(self._steps + 1, self.max_symbols)
+        slots = torch.arange(self.max_symbols, device=x_BD.device)
+        rotary = self._rotary()
+        y = x_BD.unsqueeze(1)
+        for index, layer in enumerate(self.lm.mid):
+            visible_BS = slots <= self.count_B[:, None]
+            attend = self.tokens.attend(index, self.count_B, visible_BS, boundary_B, self._steps)
+            y = layer(y, rotary, attend)
+        self.newest_BD = torch.where(boundary_B[:, None], y[:, 0], self.newest_BD)
+        self.count_B = self.count_B + boundary_B
+        everyone = torch.ones_like(boundary_B)
+        y_BD = self._byte_layers(self.lm.up, self.up, x_BD + self.newest_BD, everyone)
+        self.position_B = self.position_B + 1
+        return self.lm.head(self.lm.norm(y_BD))
+
+    def _rotary(self) -> RotaryTable:
+        config = self.lm.config
+        return RotaryTable(self.position_B[:, None], config.head_size, config.rope_base, self.dtype)
+
+    def _byte_layers(self, layers: nn.ModuleList, cache: _Cache, x_BD: Tensor, rows_B: Tensor) -> Tensor:
+        slot_B = self.position_B % self.window
+        visible_BS = torch.arange(self.window, device=x_BD.device) <= self.position_B[:, None]
+        rotary, y = self._rotary(), x_BD.unsqueeze(1)
+        for index, layer in enumerate(layers):
+            y = layer(y, rotary, cache.attend(index, slot_B, visible_BS, rows_B, self.window))
+        return y[:, 0]

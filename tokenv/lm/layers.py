@@ -1,0 +1,128 @@
+"""The parts of a Gemma-2 style decoder layer.
+
+Parameters stay in their own (usually float32) precision; every layer computes in the precision of its input, so
+that one cast of the embedding decides the precision of the whole model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+EPSILON = 1e-6
+
+
+class Linear(nn.Linear):
+    """A bias-free linear map that computes in its input's precision, initialised N(0, 1/fan_in)."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__(fan_in, fan_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., fan_in] -> [.., fan_out]."""
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class _RMSNormFunction(torch.autograd.Function):
+    """RMSNorm in the fewest passes over memory that eager PyTorch allows: four times faster on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (norm.square() / x.shape[-1] + EPSILON).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, scale = ctx.saved_tensors
+        grad_weight = ((x * scale).mul_(grad)).flatten(0, -2).sum(0)
+        grad = grad * weight
+        along = torch.linalg.vecdot(grad, x).unsqueeze(-1) * scale.square() / -x.shape[-1]
+        return torch.addcmul(grad, x, along).mul_(scale), grad_weight
+
+
+class RMSNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + 1e-6) * weight`` over the last dimension (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        weight = self.weight.to(x.dtype)
+        if x.is_cuda:
+            return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
+        return _RMSNormFunction.apply(x, weight)
+
+
+class RotaryTable:
+    """Cosines and sines of rotary position embeddings (Su et al. 2021) for given positions.
+
+    Args:
+        position: integer positions, [.., N].
+        head_size: even.
+        base: base of the frequencies.
+        dtype: precision of the result; the angles themselves are computed in float32 or finer.
+    """
+
+    def __init__(self, position: Tensor, head_size: int, base: float, dtype: torch.dtype) -> None:
+        fine = torch.float64 if dtype == torch.float64 else torch.float32
+        power = torch.arange(0, head_size, 2, device=position.device, dtype=fine) / head_size
+        angle = position.to(fine).unsqueeze(-1) * base**-power
+        self.cos = angle.cos().to(dtype).unsqueeze(-3)  # [.., 1, N, d/2]: the same for all heads
+        self.sin = angle.sin().to(dtype).unsqueeze(-3)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """[.., H, N, d] -> [.., H, N, d]."""
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
+
+
+class MLP(nn.Module):
+    """GeGLU: ``down(gelu(gate(x)) * up(x))`` (Shazeer 2020); gate and up are one matrix product."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up = Linear(width, 2 * hidden)
+        self.down = Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.gelu(gate, approximate="tanh") * up)
+
+
+class DecoderLayer(nn.Module):
+    """RMSNorm before and after attention and MLP, each added to the stream (Gemma 2)."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.pre_attention, self.post_attention = RMSNorm(width), RMSNorm(width)
+        self.pre_mlp, self.post_mlp = RMSNorm(width), RMSNorm(width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+        self.mlp = MLP(width, hidden)
+
+    def forward(self, x: Tensor, rotary: RotaryTable, attend: Attend) -> Tensor:
+        """One layer.
+
+        Args:
+            x: the stream, [B, N, D].
+            rotary: the positions' table.
+            attend: takes rotated q, k and v, each [B, H, N, d], and gives the attended values [B, H, N, d]. The
+                one-pass model gives an attention function here, incremental decoding a cache.
+        """
+        q, k, v = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = attend(rotary.rotate(q), rotary.rotate(k), v).transpose(1, 2).flatten(-2)
+        x = x + self.post_attention(self.out(attended))
+        return x + self.post_mlp(self.mlp(self.pre_mlp(x)))

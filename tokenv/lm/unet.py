@@ -1,0 +1,106 @@
+"""The autoregressive U-Net (paper, eq. 1-9): encode, pool, contextualise, distribute, decode.
+
+::
+
+    x_BN --encode--> X_BND --select(a)--> X'_BMD --mid--> Y'_BMD --distribute(a), add X--> decode --> p(x_{i+1})
+                       |
+                       +--early exit--> p_early(x_{i+1}), without any token
+
+Everything is causal: symbol i moves no output before i, and boundary a_i no prediction of x_1, ..., x_i.
+"""
+
+import copy
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from tokenv.lm.attention import attend
+from tokenv.lm.codec import ByteCodec, Codec, new_head
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
+from tokenv.lm.pooling import distribute, segment, select
+
+
+class UNet(nn.Module):
+    """Byte-level encoder, token-level middle, byte-level decoder, an output head and an early-exit head.
+
+    Args:
+        config: sizes.
+        codec: what the model reads and predicts; bytes by default.
+        compute_dtype: precision of the activations; None keeps the parameters'.
+    """
+
+    def __init__(
+        self, config: UNetConfig, codec: Codec | None = None, compute_dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
+
+        def layers(count: int, mlp: int) -> nn.ModuleList:
+            return nn.ModuleList(
+                DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count)
+            )
+
+        self.down = layers(config.down_layers, config.byte_mlp)
+        self.mid = layers(config.mid_layers, config.token_mlp)
+        self.up = layers(config.up_layers, config.byte_mlp)
+        self.norm = RMSNorm(config.width)
+        self.head = new_head(self.codec, config.width)
+        # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
+        self.early_norm = copy.deepcopy(self.norm)
+        self.early_head = copy.deepcopy(self.head)
+
+    def _rotary(self, position: Tensor, dtype: torch.dtype) -> RotaryTable:
+        return RotaryTable(position, self.config.head_size, self.config.rope_base, dtype)
+
+    def embed(self, symbol: Tensor) -> Tensor:
+        """Embedding in the compute precision: [.., *symbol_shape] -> [.., D]."""
+        x = self.codec.embed(symbol)
+        return x if self.compute_dtype is None else x.to(self.compute_dtype)
+
+    def encode(self, symbol_BN: Tensor) -> Tensor:
+        """Byte representations X (eq. 1): [B, N, *symbol_shape] -> [B, N, D]."""
+        x = self.embed(symbol_BN)
+        return self._byte_layers(self.down, x)
+
+    def contextualise(self, token_BMD: Tensor, position_BM: Tensor) -> Tensor:
+        """Token representations Y' (eq. 4); RoPE takes each boundary's byte position. [B, M, D] -> [B, M, D]."""
+        rotary = self._rotary(position_BM, token_BMD.dtype)
+        attention = functools.partial(attend, softcap=self.config.attention_softcap)
+        for layer in self.mid:
+            token_BMD = layer(token_BMD, rotary, attention)
+        return token_BMD
+
+    def decode(self, x_BTD: Tensor, action_BT: Tensor) -> Tensor:
+        """From byte representations and boundaries to the next symbol's distribution (eq. 3-6).
+
+        Args:
+            x_BTD: the encoder's output.
+            action_BT: 1 where a token ends; column 0 must be 1.
+
+        Returns:
+            The head's output, parameters of p(x_{i+1} | x_<=i, a_<=i): [B, T, P].
+        """
+        segments = segment(action_BT)
+        token_BMD = self.contextualise(select(x_BTD, segments), segments.boundary_BM)
+        y_BTD = self._byte_layers(self.up, x_BTD + distribute(token_BMD, segments))
+        return self.head(self.norm(y_BTD))
+
+    def early_exit(self, x: Tensor) -> Tensor:
+        """Parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""
+        return self.early_head(self.early_norm(x))
+
+    def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
+        """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
+        return self.decode(self.encode(symbol_BN), action_BN)
+
+    def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
+        position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
+        rotary = self._rotary(position_N, x_BND.dtype)
+        attention = functools.partial(attend, softcap=self.config.attention_softcap, window=self.config.window)
+        for layer in layers:
+            x_BND = layer(x_BND, rotary, attention)
+        return x_BND

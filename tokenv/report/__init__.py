@@ -1,0 +1,1 @@
+"""Pictures and pages: curves and text coloured by boundary probability."""

@@ -1,0 +1,102 @@
+"""Bytes with their boundary decisions, regrouped into the characters a reader sees."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Control, format and separator characters and lone surrogates: invisible, or acted on by terminals.
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+@dataclass(frozen=True)
+class Character:
+    r"""One displayed character of a byte string.
+
+    Attributes:
+        text: What to display: the character, or an escape such as ``\x1b`` for one that has no visible
+            form. Newline and tab stay themselves.
+        probability: The policy's boundary probability π after the character, in [0, 1].
+        boundary: Whether a boundary was drawn on any of its bytes.
+        start: Offset of its first byte.
+        end: Offset one past its last byte.
+    """
+
+    text: str
+    probability: float
+    boundary: bool
+    start: int
+    end: int
+
+
+def characters(data: bytes, probability: Sequence[float], boundary: Sequence[bool]) -> list[Character]:
+    r"""Split bytes into UTF-8 characters, each with one probability and one decision.
+
+    A character of several bytes takes the probability of its last byte (the paper's appendix B) and has a
+    boundary if any of its bytes has one. A byte that is no part of valid UTF-8 stands alone as ``\xNN``.
+
+    Args:
+        data: The text, any N bytes.
+        probability: N boundary probabilities, one after each byte.
+        boundary: N drawn decisions, one after each byte.
+
+    Returns:
+        The characters in order; their byte ranges follow one another and cover ``data``.
+
+    Raises:
+        ValueError: If the three lengths differ or a probability is NaN or outside [0, 1].
+    """
+    if not len(data) == len(probability) == len(boundary):
+        raise ValueError(
+            f"one probability and one decision per byte: got {len(data)} bytes, "
+            f"{len(probability)} probabilities and {len(boundary)} decisions"
+        )
+    pi = [float(p) for p in probability]
+    for i, p in enumerate(pi):
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"the probability at byte {i} is {p}, not in [0, 1]")
+
+    result = []
+    start = 0
+    while start < len(data):
+        end = start + _length(data[start])
+        try:
+            text = visible(data[start:end].decode("utf-8"))
+        except UnicodeDecodeError:
+            end = start + 1
+            text = f"\\x{data[start]:02x}"
+        drawn = any(bool(b) for b in boundary[start:end])
+        result.append(Character(text, pi[end - 1], drawn, start, end))
+        start = end
+    return result
+
+
+def visible(text: str) -> str:
+    r"""Replace what cannot be seen, or would steer a terminal, by a visible form.
+
+    Args:
+        text: Any string.
+
+    Returns:
+        ``text`` with control and format characters, line separators and lone surrogates written as ``\xNN``
+        (ASCII), ``\uNNNN`` or ``\UNNNNNNNN``. Newline and tab are kept. Applying it twice changes nothing
+        more.
+    """
+    return "".join(_shown(c) for c in text)
+
+
+def _length(lead: int) -> int:
+    """Bytes that a character with this first byte has, if it is valid at all."""
+    if lead < 0xC0:
+        return 1
+    if lead < 0xE0:
+        return 2
+    return 3 if lead < 0xF0 else 4
+
+
+def _shown(c: str) -> str:
+    if c in "\n\t" or unicodedata.category(c) not in _HIDDEN:
+        return c
+    code = ord(c)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

@@ -1,0 +1,87 @@
+"""Boundary probabilities as a web page that needs nothing but itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from tokenv.report.characters import Character, visible
+from tokenv.report.colours import PALETTE, ink, level
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One text on the page.
+
+    Attributes:
+        title: Its heading.
+        characters: Its text, as `tokenv.report.characters.characters` returned it.
+    """
+
+    title: str
+    characters: list[Character]
+
+
+def segment_page(
+    passages: Sequence[Passage],
+    *,
+    title: str,
+    facts: dict[str, str],
+    scale: tuple[float, float] = (0.0, 1.0),
+) -> str:
+    """Draw passages coloured by boundary probability, with a thin line at each boundary.
+
+    Args:
+        passages: The texts, in order; up to some 100 kB together keeps the page quick.
+        title: The page's title.
+        facts: Name → value of the small table on top: run, boundary rate, bits per byte and so on.
+        scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
+            legend says so.
+
+    Returns:
+        One HTML document, to be written as UTF-8. It loads nothing and runs no script.
+
+    Raises:
+        ValueError: If ``scale`` is not an increasing pair within [0, 1].
+    """
+    low, high = scale
+    level(low, scale)  # refuses a bad scale even where there is no text to colour
+    ticks = [low + (high - low) * i / 4 for i in range(5)]
+    labels = [f"{tick:.3g}" for tick in ticks]
+    return _template().render(
+        title=visible(title),
+        facts=[(visible(name), visible(value)) for name, value in facts.items()],
+        palette=[(colour, ink(colour)) for colour in PALETTE],
+        labels=[("≤ " if low > 0 else "") + labels[0], *labels[1:4], ("≥ " if high < 1 else "") + labels[4]],
+        passages=[
+            (visible(p.title), [(_classes(c, scale), _tip(c), visible(c.text)) for c in p.characters])
+            for p in passages
+        ],
+    )
+
+
+def _classes(char: Character, scale: tuple[float, float]) -> str:
+    names = f"p{level(char.probability, scale)}"
+    return names + " b" if char.boundary else names
+
+
+def _tip(char: Character) -> str:
+    last = char.end - 1
+    place = f"byte {last}" if char.start == last else f"bytes {char.start}–{last}"
+    return f"π = {_digits(char.probability)} · {place}" + (" · boundary" if char.boundary else "")
+
+
+def _digits(probability: float) -> str:
+    # Two decimals would show a probability of 0.002, usual where boundaries are rare, as none at all.
+    return f"{probability:.2f}" if 0.1 <= probability <= 0.9 else f"{probability:.4f}"
+
+
+@cache
+def _template() -> Template:
+    source = files("tokenv.report").joinpath("segment.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(source)
