@@ -28,7 +28,7 @@ class BoundaryDistribution(Distribution):
         forced: the action there.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  (torch declares it so)
+    arg_constraints: dict[str, constraints.Constraint] = {}  (torch declares it so)
 
     def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
         self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
@@ -82,7 +82,7 @@ class Agent(TensorDictModuleBase, ABC):
     """
 
     in_keys: list[str]
-    out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]  # noqa: RUF012
+    out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]
     window: int = 0
     learns: bool = False
 

@@ -19,7 +19,7 @@ class _Fixed(Agent):
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
     """
 
-    in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]  # noqa: RUF012
+    in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]
 
     def __init__(self, rate: float, seq_len: int) -> None:
         super().__init__()

@@ -32,8 +32,8 @@ class Learned(Agent):
         ValueError: ``rate`` outside (0, 1), negative ``window``, ``scale`` or ``softcap`` not positive.
     """
 
-    in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]  # noqa: RUF012
-    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]  # noqa: RUF012
+    in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]
+    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
     learns = True
 
     def __init__(

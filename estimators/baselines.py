@@ -16,8 +16,8 @@ class BatchCentre(Part):
     B sequences reach; its direction stays the true one. With one sequence nothing is left. Cost: O(T) elementwise.
     """
 
-    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]  # noqa: RUF012
-    out_keys = [keys.ADVANTAGE]  # noqa: RUF012
+    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
+    out_keys = [keys.ADVANTAGE]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``advantage``: [.., B, T]."""

@@ -36,8 +36,8 @@ class Discount(Part):
         ValueError: ``gamma`` outside [0, 1].
     """
 
-    in_keys = [keys.REWARD]  # noqa: RUF012
-    out_keys = [keys.ADVANTAGE]  # noqa: RUF012
+    in_keys = [keys.REWARD]
+    out_keys = [keys.ADVANTAGE]
 
     def __init__(self, gamma: float = 0.99) -> None:
         super().__init__()

@@ -22,8 +22,8 @@ class LogitPressure(Part):
         ValueError: ``rate`` outside (0, 1).
     """
 
-    in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]  # noqa: RUF012
-    out_keys = [keys.LOSS_RATE]  # noqa: RUF012
+    in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
+    out_keys = [keys.LOSS_RATE]
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ class EarlyExit(Part):
     Cost: none; the environment's own reward is this, and the part makes a chain say so.
     """
 
-    in_keys = [keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY]  # noqa: RUF012
-    out_keys = [keys.REWARD]  # noqa: RUF012
+    in_keys = [keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY]
+    out_keys = [keys.REWARD]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``("next", "reward")``: [.., T, 1] in nats."""

@@ -15,11 +15,9 @@ class ScoreFunction(Part):
     policy, autoregressive or not. Cost: one forward and one backward pass, shared with the language model's.
     """
 
-    in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]  # noqa: RUF012
-    out_keys = [keys.LOSS_POLICY]  # noqa: RUF012
+    in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]
+    out_keys = [keys.LOSS_POLICY]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], 0 where nobody decides."""
-        return tensordict.set(
-            keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach()
-        )
+        return tensordict.set(keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach())

@@ -25,7 +25,12 @@ class DrawsBoundaries(Protocol):
 
 
 def _at_all_symbols(
-    symbol_BN: Tensor, encoding_BND: Tensor, valid_BN: Tensor, action: Tensor, likelihoods: dict[str, Tensor], window: int
+    symbol_BN: Tensor,
+    encoding_BND: Tensor,
+    valid_BN: Tensor,
+    action: Tensor,
+    likelihoods: dict[str, Tensor],
+    window: int,
 ) -> TensorDict:
     """Observations at all N symbols, given the T = N - 1 actions and likelihoods; batch size [.., N]."""
     position_N = torch.arange(symbol_BN.shape[1], device=symbol_BN.device)

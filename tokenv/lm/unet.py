@@ -40,9 +40,7 @@ class UNet(nn.Module):
         self.codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
 
         def layers(count: int, mlp: int) -> nn.ModuleList:
-            return nn.ModuleList(
-                DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count)
-            )
+            return nn.ModuleList(DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count))
 
         self.down = layers(config.down_layers, config.byte_mlp)
         self.mid = layers(config.mid_layers, config.token_mlp)
