@@ -28,7 +28,7 @@ class BoundaryDistribution(Distribution):
         forced: the action there.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  (torch declares it so)
+    arg_constraints: dict[str, constraints.Constraint] = {}  # torch declares it so
 
     def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
         self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
@@ -44,7 +44,9 @@ class BoundaryDistribution(Distribution):
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """Draw actions of shape ``sample_shape + logits.shape``."""
         with torch.no_grad():
-            return self.from_noise(torch.rand(*sample_shape, *self.logits.shape, device=self.logits.device, dtype=self.logits.dtype))
+            return self.from_noise(
+                torch.rand(*sample_shape, *self.logits.shape, device=self.logits.device, dtype=self.logits.dtype)
+            )
 
     @property
     def mode(self) -> Tensor:

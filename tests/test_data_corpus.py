@@ -32,9 +32,7 @@ def read(source, **settings):
     return list(read_documents(str(source), DataConfig(source=str(source), **settings)))
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.json", "a.json.gz"]
-)
+@pytest.mark.parametrize("name", ["a[1].jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.json"])
 def test_json_lines_load_packed_or_not(tmp_path, name):
     documents = read(write_jsonl(tmp_path / name))
     assert [document.content.decode() for document in documents] == TEXTS
@@ -97,16 +95,12 @@ def test_odd_text_becomes_bytes():
 
 
 def test_a_mistyped_built_in_is_guessed():
-    with pytest.raises(
-        FileNotFoundError, match="'pyhton' does not exist; did you mean 'python'.*prose, words"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"'pyhton' does not exist; did you mean 'python'.*prose"):
         load_corpus(DataConfig(source="pyhton"))
 
 
 def test_a_missing_path_is_named_with_what_is_accepted(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"nowhere.*does not exist; expected one of python.*\.parquet"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*not exist; expected one of python.*parquet"):
         load_corpus(DataConfig(source=str(tmp_path / "nowhere")))
 
 
@@ -131,7 +125,7 @@ def test_a_broken_file_is_named(tmp_path, name):
 
 def test_a_wrong_column_is_answered_with_those_there_are(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", column="body")
-    with pytest.raises(ValueError, match="has no column 'text' but title, body: set data.column"):
+    with pytest.raises(ValueError, match=r"has no column 'text' but title, body: set data\.column"):
         load_corpus(DataConfig(source=source))
     assert len(read(source, column="body")) == len(TEXTS)
 

@@ -3,7 +3,10 @@
 import json
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
@@ -36,9 +39,7 @@ def make_config(**changes):
 
 
 def sequences(batch):
-    return list(
-        zip(map(tuple, batch.symbol_BN.tolist()), batch.origin, batch.document_B.tolist(), strict=True)
-    )
+    return list(zip(map(tuple, batch.symbol_BN.tolist()), batch.origin, batch.document_B.tolist(), strict=True))
 
 
 def test_the_data_set_is_streamed_with_its_configuration_and_split(hub):
@@ -90,6 +91,23 @@ def test_resuming_anywhere_equals_never_having_stopped(hub, buffer):
         assert sequences(resumed.next(300)) == sequences(stream.next(300))
 
 
+def test_resuming_is_exact_in_files_of_tables_too(monkeypatch, tmp_path):
+    files = [str(tmp_path / f"{part}.parquet") for part in range(3)]
+    for part, file in enumerate(files):
+        texts = [f"part {part} number {number}, with some text" for number in range(40)]
+        pq.write_table(pa.table({"text": texts}), file, row_group_size=7)
+    tables = ParquetDatasetReader(files, split="train", streaming=True).read()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: tables)
+    corpus = load_corpus(make_config(shuffle_buffer=9))
+    stream = corpus.train()
+    for _ in range(12):
+        saved = json.loads(json.dumps(stream.state_dict()))
+        resumed = corpus.train()
+        resumed.load_state_dict(saved)
+        assert sequences(resumed.next(31)) == sequences(stream.next(31))
+    assert stream.state_dict()["blocks"]["epoch"] > 0
+
+
 def test_epochs_reshuffle(hub):
     stream = load_corpus(make_config(shuffle_buffer=1000)).train()
     batch = sequences(stream.next(900))
@@ -106,7 +124,7 @@ def test_validation_can_come_from_a_file(hub, tmp_path):
     assert corpus.validation().origin == ["v.txt @ 0"]
     assert 0 not in corpus.train().next(900).document_B
     (tmp_path / "v.txt").write_text("short")
-    with pytest.raises(ValueError, match="no sequence of data.seq_len 16 bytes to validate on"):
+    with pytest.raises(ValueError, match=r"no sequence of data\.seq_len 16 bytes to validate on"):
         load_corpus(make_config(validation_source=str(tmp_path / "v.txt")))
 
 
@@ -123,11 +141,11 @@ def test_an_empty_data_set_is_refused(hub):
 
 
 def test_nothing_to_validate_on_is_refused(hub):
-    with pytest.raises(ValueError, match="no sequence of data.seq_len 100000 bytes to validate on"):
+    with pytest.raises(ValueError, match=r"no sequence of data\.seq_len 100000 bytes to validate on"):
         load_corpus(make_config(seq_len=100_000))
 
 
 def test_nothing_to_train_on_is_refused_instead_of_searched_forever(hub):
     stream = load_corpus(make_config(seq_len=16, validation=1 - 1e-9)).train()
-    with pytest.raises(ValueError, match="no sequence of data.seq_len 16 bytes to train on"):
+    with pytest.raises(ValueError, match=r"no sequence of data\.seq_len 16 bytes to train on"):
         stream.next(1)

@@ -78,9 +78,7 @@ def test_a_batch_names_bytes_documents_and_offsets():
 
 
 @settings(deadline=None)
-@given(
-    contents, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms()
-)
+@given(contents, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms())
 def test_the_split_is_disjoint_complete_and_independent_of_order(contents, fraction, seed, cut, random):
     config = DataConfig(validation=fraction, seed=seed, seq_len=4, cut=cut)
     split = split_documents(named(contents), config)

@@ -80,9 +80,7 @@ class Corpus:
             ValueError: If `max_sequences` is not positive.
         """
         if max_sequences is not None and max_sequences < 1:
-            raise ValueError(
-                f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out"
-            )
+            raise ValueError(f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out")
         return self._data.validation(max_sequences)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import glob
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
+from datasets import Dataset
+from datasets.io.json import JsonDatasetReader
+from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.builtin import documents_dataset, prose_documents, python_documents
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
@@ -85,7 +88,7 @@ def content_of(row: Mapping[str, Any], column: str, where: str) -> bytes:
         return value.encode("utf-8", errors="replace")
 
 
-def _from_rows(rows: datasets.Dataset) -> Iterator[Document]:
+def _from_rows(rows: Dataset) -> Iterator[Document]:
     for row in rows:
         yield Document(row["name"], row["content"], row.get("gold"))
 
@@ -117,10 +120,10 @@ def _read_table(path: Path, column: str) -> Iterator[Document]:
 
 def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     kind = "parquet" if path.name.endswith(PARQUET_SUFFIXES) else "json"
+    reader = ParquetDatasetReader if kind == "parquet" else JsonDatasetReader
     try:
-        # Streaming reads the file as it is and leaves no converted copy in a cache.
-        rows = iter(datasets.load_dataset(kind, data_files=[str(path)], split="train", streaming=True))
-        yield from rows
+        # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
+        yield from reader(glob.escape(str(path)), split="train", streaming=True).read()
     except StopIteration:  # how the json reader says that a file is empty
         return
     except Exception as error:  # each reader and each compression raises its own kind

@@ -38,9 +38,7 @@ class HubData:
     def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
-        self._dataset = datasets.load_dataset(
-            self.name, config.hub_config, split=config.hub_split, streaming=True
-        )
+        self._dataset = datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True)
         self._threshold = threshold(config.validation) if validation is None else b""
         self._known = {digest(document.content, config.seed) for document in validation or ()}
         first = next(iter(self.open()), None)
@@ -56,8 +54,8 @@ class HubData:
             self._held_out = cut_side(validation, config)
         if not len(self._held_out):
             raise ValueError(
-                f"hub data set {self.name!r} has no sequence of data.seq_len {config.seq_len} bytes to "
-                "validate on: raise data.validation, lower data.seq_len, or set another data.validation_source"
+                f"hub data set {self.name!r} has no sequence of data.seq_len {config.seq_len} bytes "
+                "to validate on: raise data.validation, lower data.seq_len, or set another data.validation_source"
             )
         header = (self.name, config.hub_config, config.hub_split, config.column, config.cut)
         numbers = (config.seq_len, config.seed, config.validation, config.shuffle_buffer)

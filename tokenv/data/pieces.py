@@ -96,9 +96,7 @@ class Pieces:
         )
 
 
-def cut_documents(
-    documents: Sequence[Document], *, seq_len: int, cut: str, ids: Sequence[int] | None = None
-) -> Pieces:
+def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids: Sequence[int] | None = None) -> Pieces:
     """Cut documents into pieces of exactly `seq_len` bytes.
 
     `chunk` joins the documents by one newline each and cuts the stream every `seq_len` bytes; what is left
@@ -124,9 +122,7 @@ def cut_documents(
     else:
         stream = SEPARATOR.join(document.content for document in documents)
         gold_stream = b"\x01".join(golds) if golds else None
-        length_D = np.array(
-            [len(document.content) + len(SEPARATOR) for document in documents], dtype=np.int64
-        )
+        length_D = np.array([len(document.content) + len(SEPARATOR) for document in documents], dtype=np.int64)
         begin_D = np.cumsum(length_D) - length_D
         begin_P = np.arange(len(stream) // seq_len, dtype=np.int64) * seq_len
         place_P = np.searchsorted(begin_D, begin_P, side="right") - 1

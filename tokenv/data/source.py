@@ -32,7 +32,7 @@ class TensorSource:
     def __init__(self, symbol_BN: Tensor) -> None:
         if symbol_BN.dim() < 2 or symbol_BN.shape[0] < 1 or symbol_BN.shape[1] < 2:
             raise ValueError(
-                f"sequences of shape {tuple(symbol_BN.shape)}: expected [B, N] with at least one sequence of two symbols"
+                f"sequences of shape {tuple(symbol_BN.shape)}: expected [B, N] with one sequence or more, of two symbols or more"
             )
         self.symbol_BN, self.seq_len, self.position = symbol_BN, symbol_BN.shape[1], 0
 
@@ -40,6 +40,4 @@ class TensorSource:
         """The next ``count`` sequences, from the start again after the last one."""
         index_B = torch.arange(self.position, self.position + count) % len(self.symbol_BN)
         self.position = (self.position + count) % len(self.symbol_BN)
-        return SequenceBatch(
-            self.symbol_BN[index_B], [f"sequence {i}" for i in index_B.tolist()], None, index_B
-        )
+        return SequenceBatch(self.symbol_BN[index_B], [f"sequence {i}" for i in index_B.tolist()], None, index_B)

@@ -66,15 +66,11 @@ def words_documents(lexicon_size: int, documents: int, seed: int) -> Dataset:
             "content": [content[begin:end].tobytes() for begin, end in spans],
             "gold": [gold[begin:end].tobytes() for begin, end in spans],
         },
-        features=Features(
-            {"name": Value("string"), "content": Value("large_binary"), "gold": Value("large_binary")}
-        ),
+        features=Features({"name": Value("string"), "content": Value("large_binary"), "gold": Value("large_binary")}),
     )
 
 
-def _spell(
-    lexicon: list[bytes], length_W: np.ndarray[Any, Any], drawn_K: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def _spell(lexicon: list[bytes], length_W: np.ndarray[Any, Any], drawn_K: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     longest = WORD_LENGTHS[1]
     letter_WL = np.frombuffer(b"".join(word.ljust(longest) for word in lexicon), dtype=np.uint8)
     letter_WL = letter_WL.reshape(len(lexicon), longest)

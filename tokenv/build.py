@@ -1,0 +1,89 @@
+"""From a configuration to the things it names."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from tokenv import registry
+from tokenv.config import Config
+from tokenv.hardware import resolve_device, resolve_precision
+from tokenv.lm.unet import UNet
+
+
+@dataclass
+class Parts:
+    """What learns, and from what.
+
+    Attributes:
+        lm: the U-Net.
+        agent: draws the boundaries.
+        estimator: rewards to ``loss_policy``; None for an agent that does not learn.
+        rate_target: keeps the rate, as ``loss_rate``; None for an agent that does not learn.
+    """
+
+    lm: UNet
+    agent: Any
+    estimator: TensorDictModuleBase | None
+    rate_target: TensorDictModuleBase | None
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples K per sequence that the estimator wants."""
+        return getattr(self.estimator, "num_samples", None)
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Everything that is trained, by a name that says whose it is: ``lm.``, ``agent.`` or ``estimator.``."""
+        modules = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        return {
+            f"{owner}.{name}": parameter
+            for owner, module in modules.items()
+            if module is not None
+            for name, parameter in module.named_parameters()
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of all parts."""
+        return {f"{owner}.{k}": v for owner, module in self._modules() for k, v in module.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load what ``state_dict`` gave."""
+        for owner, module in self._modules():
+            mine = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
+            module.load_state_dict(mine)
+
+    def train(self, mode: bool = True) -> None:
+        """Training (or evaluation) mode for all parts."""
+        for _, module in self._modules():
+            module.train(mode)
+
+    def _modules(self) -> list[tuple[str, torch.nn.Module]]:
+        named = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        return [(owner, module) for owner, module in named.items() if module is not None]
+
+
+def build_parts(config: Config, device: torch.device | None = None) -> Parts:
+    """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
+
+    Args:
+        config: the run.
+        device: where to build; None for the configuration's own device.
+
+    Raises:
+        ValueError: a name or an option in the configuration is unknown, or a value out of range.
+    """
+    device = resolve_device(config.hardware.device) if device is None else device
+    precision = resolve_precision(config.hardware.precision, device)
+    torch.manual_seed(config.seed)
+    with device:
+        lm = UNet(config.model, compute_dtype=precision)
+        context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
+        agent = registry.build("agent", config.agent, registry.AGENTS, **context)
+        estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
+        rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    if precision == torch.float64:
+        lm, agent = lm.double(), agent.double()
+    if not agent.learns:
+        estimator = rate_target = None
+    return Parts(lm, agent, estimator, rate_target)

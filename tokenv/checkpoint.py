@@ -1,0 +1,144 @@
+"""Checkpoints: safetensors and JSON, complete or not there at all."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on as if it had never stopped.
+
+    Attributes:
+        tensors: parameters and buffers, by ``lm.``, ``agent.`` or ``estimator.`` name.
+        optimizer: AdamW's moments, by ``parameter name/field``.
+        state: everything else, as JSON: configuration, counters, data position, metrics so far.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Write a checkpoint, then drop old ones.
+
+    It is written under another name and renamed when complete, so a kill at any moment leaves the last good one.
+
+    Args:
+        folder: of all checkpoints of the run.
+        checkpoint: with ``step`` (and ``bits_per_byte``, None before the first validation) in its state.
+        keep: newest ones to keep; the best one by ``bits_per_byte`` stays besides.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{_PREFIX}{checkpoint.state['step']:08d}"
+    partial = folder / f".partial-{final.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    save_file({k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}, partial / "model.safetensors")
+    optimizer = {k: v.detach().cpu().contiguous() for k, v in checkpoint.optimizer.items()}
+    save_file(optimizer, partial / "optimizer.safetensors")
+    (partial / "state.json").write_text(json.dumps(checkpoint.state))
+    for file in partial.iterdir():
+        _flush(file)
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(partial, final)
+    _flush(folder)
+    _drop_old(folder, keep)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """All complete checkpoints of a run, oldest first."""
+    return sorted(folder.glob(f"{_PREFIX}*"))
+
+
+def find(run: str | Path, which: str = "latest") -> Path:
+    """A checkpoint of a run folder.
+
+    Args:
+        run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
+        which: ``latest`` or ``best`` (lowest validation bits per byte).
+
+    Raises:
+        FileNotFoundError: there is no complete checkpoint.
+        ValueError: ``which`` is neither.
+    """
+    if which not in ("latest", "best"):
+        raise ValueError(f"checkpoint = {which!r}: expected latest or best")
+    run = Path(run)
+    if (run / "state.json").is_file():
+        return run
+    folder = run if run.name == "checkpoints" else run / "checkpoints"
+    found = complete(folder)
+    if not found:
+        near = sorted(str(path.parent) for path in run.parent.glob("*/checkpoints")) if run.parent.is_dir() else []
+        hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
+        raise FileNotFoundError(f"no complete checkpoint in {folder}: expected a run folder such as runs/1{hint}")
+    if which == "best":
+        return _best(found) or found[-1]
+    return found[-1]
+
+
+def load(path: Path) -> Checkpoint:
+    """Read what ``save`` wrote, onto the CPU."""
+    state = json.loads((path / "state.json").read_text())
+    return Checkpoint(load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors"), state)
+
+
+def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Only the parameters and the state, for those who do not train on."""
+    return load_file(path / "model.safetensors"), json.loads((path / "state.json").read_text())
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """The optimiser's state by parameter name: ``lm.head.weight/exp_avg`` and so on."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put back what ``optimizer_tensors`` gave."""
+    for name, tensor in tensors.items():
+        owner, _, key = name.rpartition("/")
+        parameter = parameters[owner]
+        on_device = tensor if key == "step" else tensor.to(parameter.device)
+        optimizer.state[parameter][key] = on_device
+
+
+def _best(found: list[Path]) -> Path | None:
+    scores = {path: json.loads((path / "state.json").read_text()).get("bits_per_byte") for path in found}
+    scored = {path: score for path, score in scores.items() if score is not None}
+    return min(scored, key=lambda path: scored[path]) if scored else None
+
+
+def _drop_old(folder: Path, keep: int) -> None:
+    found = complete(folder)
+    best = _best(found)
+    for path in found[:-keep]:
+        if path != best:
+            shutil.rmtree(path)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
