@@ -41,7 +41,7 @@ class BoundaryDistribution(Distribution):
         """The action that uniform numbers decide: ``a = [l > logit(u)]``, so that P(a = 1) = sigmoid(l)."""
         return self._choose(self.logits > torch.logit(noise))
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Draw actions of shape ``sample_shape + logits.shape``."""
         with torch.no_grad():
             return self.from_noise(
@@ -61,7 +61,7 @@ class BoundaryDistribution(Distribution):
         return torch.where(self.decision_mask, self.logits.sigmoid(), self.forced.to(self.logits.dtype))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log pi(a) = a l - log(1 + exp(l)) in nats, with the logits' shape."""
+        """``log pi(a) = a l - log(1 + exp(l))`` in nats, with the logits' shape."""
         log_prob = value * self.logits - F.softplus(self.logits)
         return torch.where(self.decision_mask, log_prob, 0.0)
 

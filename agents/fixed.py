@@ -14,6 +14,8 @@ class _Fixed(Agent):
     Args:
         rate: boundaries per symbol.
         seq_len: symbols N of a sequence; exactly floor(N * rate) boundaries are drawn, the first symbol's included.
+            The last symbol's boundary would predict nothing, so the places are symbols 0 (forced) to N - 2, and
+            N - 1 boundaries are the most.
 
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
@@ -26,7 +28,8 @@ class _Fixed(Agent):
         if not 0 < rate <= 1:
             raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
         # The tiny number undoes the rounding of products such as 10 * 0.3.
-        self.count, self.seq_len = int(seq_len * rate + 1e-9), seq_len
+        self.places = max(seq_len - 1, 1)
+        self.count = min(int(seq_len * rate + 1e-9), self.places)
         if self.count < 1:
             raise ValueError(
                 f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}"
@@ -78,7 +81,7 @@ class Uniform(_Fixed):
     """Evenly spaced boundaries, exactly floor(N * rate) of them (paper, section 4)."""
 
     def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
-        return position * self.count // self.seq_len > (position - 1) * self.count // self.seq_len
+        return position * self.count // self.places > (position - 1) * self.count // self.places
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""
@@ -86,10 +89,7 @@ class Uniform(_Fixed):
 
 
 class Random(_Fixed):
-    """Exactly floor(N * rate) boundaries at uniformly random places: drawn without replacement, left to right.
-
-    The last symbol's boundary predicts nothing, so the places are symbols 0 (forced) to N - 2.
-    """
+    """Exactly floor(N * rate) boundaries at uniformly random places: drawn without replacement, left to right."""
 
     def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
-        return (self.count - token_count) / (self.seq_len - 1 - position).clamp(min=1)
+        return (self.count - token_count) / (self.places - position).clamp(min=1)

@@ -34,6 +34,8 @@ class Learned(Agent):
 
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]
     out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
+    dist_sample_keys = [keys.ACTION]  # where TorchRL's losses look for what was drawn,
+    log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
     learns = True
 
     def __init__(
@@ -94,7 +96,7 @@ class Learned(Agent):
         projected = self._project(observation[keys.ENCODING])
         decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
         action = self._settle(projected.detach(), noise, decision_mask, forced)
-        logits = self._logits(projected, self._earlier(action))
+        logits = self._logits(projected, self._earlier(action)).expand(noise.shape)
         dist = BoundaryDistribution(logits, decision_mask, forced)
         return TensorDict(
             {
@@ -108,8 +110,17 @@ class Learned(Agent):
         )
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
-        """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face)."""
+        """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face).
+
+        Raises:
+            ValueError: the observations hold fewer earlier actions than the policy reads.
+        """
         earlier = tensordict[keys.LAST_ACTIONS].unbind(-1)[: self.window]
+        if len(earlier) < self.window:
+            raise ValueError(
+                f"observations hold {len(earlier)} earlier actions and the policy reads {self.window}: "
+                f"make the environment with window={self.window} or more"
+            )
         logits = self._logits(self._project(tensordict[keys.ENCODING]), earlier)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
 

@@ -7,6 +7,10 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
 
+# Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
+torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
@@ -22,3 +26,17 @@ def _seed() -> None:
 @pytest.fixture
 def tiny_lm() -> UNet:
     return UNet(UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=8)).double()
+
+
+@pytest.fixture
+def tiny_settings() -> dict[str, object]:
+    """A whole training run that takes a second: updates to the default configuration."""
+    return {
+        "data": {"source": "words", "seq_len": 32, "words_documents": 80, "words_lexicon": 20},
+        "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
+        "agent": {"name": "learned", "window": 2},
+        "train": {"bytes": 2560, "batch_size": 4, "accumulate": 2, "warmup_bytes": 512},
+        "validation": {"every_bytes": 1024, "sequences": 8, "batch_size": 4},
+        "checkpoint": {"every_bytes": 1024, "keep": 10},
+        "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
+    }

@@ -84,6 +84,8 @@ def build_parts(config: Config, device: torch.device | None = None) -> Parts:
         rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()
+    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
+        lm.compile_layers()
     if not agent.learns:
         estimator = rate_target = None
     return Parts(lm, agent, estimator, rate_target)

@@ -4,6 +4,7 @@ An episode is a sequence. At symbol i the agent sees the encoder's X_i and the l
 token ends there; the reward is how much better the model then predicts symbol i + 1 than its own early exit does.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class TokenizationEnv(EnvBase):
 
     Observation (batch size [B]): ``symbol`` x_i, ``encoding`` X_i [B, D], ``last_actions`` [B, w], ``position`` i,
     ``token_count``, ``decision_mask`` (False at the first symbol, which always closes a token, whatever the action
-    says), ``log_likelihood`` and ``log_likelihood_early`` of x_i in nats.
+    says, and at the last, where nothing is left to predict), ``log_likelihood`` and ``log_likelihood_early`` of x_i in
+    nats.
     Action: 0 or 1, [B]. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats, [B, 1].
     The episode ends with the sequence, after T = N - 1 steps.
 
@@ -87,7 +89,7 @@ class TokenizationEnv(EnvBase):
         ``rollout(agent, noise=..., num_samples=...)`` with an agent that can ``draw`` whole sequences takes fresh
         sequences and lets it draw all boundaries in one pass: see ``tokenv.rollout.rollout`` for the options and
         the result, which carries gradients. ``rollout(max_steps, policy, ...)`` is TorchRL's: it steps, and with
-        the same agent and noise returns the same (detached).
+        the same agent and noise returns the same, without gradients into the model.
         """
         if not hasattr(max_steps, "draw"):
             return super().rollout(max_steps, policy, *args, **options)
@@ -95,11 +97,12 @@ class TokenizationEnv(EnvBase):
             raise ValueError("rollout(agent) takes options by keyword only, such as num_samples=4")
         options.setdefault("window", self.window)
         options.setdefault("generator", self.generator)
-        return one_pass(self.lm, max_steps, self._take(self.batch_size[0]), **options)
+        return one_pass(self.lm, max_steps, self._take(range(self.batch_size[0])), **options)
 
-    def _take(self, count: int) -> Tensor:
-        batch = self.source.next(count)
-        self.origin = batch.origin
+    def _take(self, rows: Sequence[int]) -> Tensor:
+        batch = self.source.next(len(rows))
+        new = dict(zip(rows, batch.origin, strict=True))
+        self.origin = [new.get(row, old) for row, old in enumerate(self.origin)]
         return batch.symbol_BN.to(self.device)
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, late_B: Tensor, early_B: Tensor) -> TensorDict:
@@ -111,7 +114,7 @@ class TokenizationEnv(EnvBase):
                 keys.LAST_ACTIONS: self._last_actions_Bw.clone(),
                 keys.POSITION: decoder.position_B.clone(),
                 keys.TOKEN_COUNT: decoder.count_B.clone(),
-                keys.DECISION_MASK: decoder.position_B > 0,
+                keys.DECISION_MASK: (decoder.position_B > 0) & (decoder.position_B < self.source.seq_len - 1),
                 keys.LOG_LIKELIHOOD[1]: late_B,
                 keys.LOG_LIKELIHOOD_EARLY[1]: early_B,
             },
@@ -123,11 +126,11 @@ class TokenizationEnv(EnvBase):
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         asked = None if tensordict is None else tensordict.get("_reset", None)
         rows_B = everyone if asked is None else asked.view(self.batch_size)
-        self._symbol_BN[rows_B] = self._take(int(rows_B.sum()))
+        self._symbol_BN[rows_B] = self._take(rows_B.nonzero().flatten().tolist())
         self._last_actions_Bw[rows_B] = 0
         self._decoder.reset(rows_B)
         nothing_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
-        return self._observe(self._symbol_BN[:, 0], rows_B, nothing_B, nothing_B.clone())
+        return self._observe(self._symbol_BN[:, 0].clone(), rows_B, nothing_B, nothing_B.clone())
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

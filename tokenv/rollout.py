@@ -27,7 +27,7 @@ class DrawsBoundaries(Protocol):
 def _at_all_symbols(
     symbol_BN: Tensor,
     encoding_BND: Tensor,
-    valid_BN: Tensor,
+    decision_mask_BN: Tensor,
     action: Tensor,
     likelihoods: dict[str, Tensor],
     window: int,
@@ -37,8 +37,8 @@ def _at_all_symbols(
     tensors = {
         keys.SYMBOL: symbol_BN,
         keys.ENCODING: encoding_BND.detach(),
-        keys.POSITION: position_N.expand(valid_BN.shape),
-        keys.DECISION_MASK: valid_BN & (position_N > 0),
+        keys.POSITION: position_N.expand(decision_mask_BN.shape),
+        keys.DECISION_MASK: decision_mask_BN,
     }
     samples = action.shape[:-2]
     observation = {name: x.expand(*samples, *x.shape) for name, x in tensors.items()}
@@ -82,14 +82,16 @@ def rollout(
         noise, the agent's outputs, and under ``next`` the observation at symbol i + 1 with ``log_likelihood`` and
         ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
         Gradients flow through the agent's outputs and through both ``next`` log-likelihoods; rewards and
-        everything else are detached. Decision mask, likelihoods and rewards are zero in the padding.
+        everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
+        holds from each sequence's own end on.
     """
     batch, length = symbol_BN.shape[:2]
     position_N = torch.arange(length, device=symbol_BN.device)
     if length_B is None:
-        valid_BN = torch.ones(batch, length, dtype=torch.bool, device=symbol_BN.device)
-    else:
-        valid_BN = position_N < length_B[:, None]
+        length_B = torch.full((batch,), length, device=symbol_BN.device)
+    valid_BT = position_N[1:] < length_B[:, None]  # the prediction made at i is of a symbol, not of padding
+    # Nobody decides at the first symbol, nor where nothing is left to predict.
+    decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0)
     if noise is None:
         samples = () if num_samples is None else (num_samples,)
         noise = torch.rand(*samples, batch, length - 1, device=symbol_BN.device, generator=generator)
@@ -101,7 +103,7 @@ def rollout(
             keys.SYMBOL: symbol_BN[:, :-1],
             keys.ENCODING: x_BTD,
             keys.POSITION: position_N[:-1].expand(batch, -1),
-            keys.DECISION_MASK: valid_BN[:, :-1] & (position_N[:-1] > 0),
+            keys.DECISION_MASK: decision_mask_BN[:, :-1],
         },
         batch_size=(batch, length - 1),
     )
@@ -112,14 +114,13 @@ def rollout(
     parameters = lm.decode(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2))
     target = symbol_BN[:, 1:]
     targets = target.expand(*samples, *target.shape).flatten(0, len(samples))
-    valid_BT = valid_BN[:, 1:]
     late = lm.codec.log_prob(parameters, targets).view(action.shape).where(valid_BT, 0.0)
     early = lm.codec.log_prob(lm.early_exit(x_BTD), target).where(valid_BT, 0.0).expand(action.shape)
 
     likelihoods = {keys.LOG_LIKELIHOOD[1]: late, keys.LOG_LIKELIHOOD_EARLY[1]: early}
     window = agent.window if window is None else window
-    observation = _at_all_symbols(symbol_BN, encoding_BND, valid_BN, action, likelihoods, window)
-    done = (position_N[1:] == length - 1).expand(action.shape).unsqueeze(-1)
+    observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window)
+    done = (position_N[1:] >= length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update(
         {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done}
     )

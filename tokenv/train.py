@@ -17,10 +17,11 @@ from tokenv import checkpoint as checkpoints
 from tokenv import keys
 from tokenv.build import Parts, build_parts
 from tokenv.config import Config, LossConfig, TrainConfig
-from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.corpus import load_corpus
 from tokenv.env import TokenizationEnv
 from tokenv.evaluate import Evaluation, evaluate
 from tokenv.hardware import prepare, resolve_device
+from tokenv.interrupt import Interruptible
 from tokenv.lm.flops import training_flops
 
 Log = Callable[[str, float, int], None]
@@ -122,6 +123,7 @@ def train(
 
     Raises:
         NotFiniteError: the loss is infinite or NaN.
+        KeyboardInterrupt: Ctrl-C, after the step was finished and saved.
         ValueError: the configuration does not fit the data or the machine.
     """
     prepare(config.hardware)
@@ -137,6 +139,7 @@ def train(
 
     step, seen, flops, history = 0, 0, 0, {}
     last: Evaluation | None = None
+    validated_at = -1
     if resume is not None:
         parts.load_state_dict(resume.tensors)
         checkpoints.load_optimizer(optimizer, parameters, resume.optimizer)
@@ -165,7 +168,7 @@ def train(
             "data": stream.state_dict(),
             "history": history,
             "validation": None if last is None else asdict(last),
-            "bits_per_byte": None if last is None else last.bits_per_byte,
+            "bits_per_byte": last.bits_per_byte if last is not None and validated_at == seen else None,
         }
         moments = checkpoints.optimizer_tensors(optimizer, parameters)
         saved = checkpoints.Checkpoint(parts.state_dict(), moments, state)
@@ -174,8 +177,7 @@ def train(
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(total=config.train.bytes, initial=seen, unit="B", unit_scale=True, desc="training", disable=not progress)
     parts.train()
-    saved_at = seen
-    try:
+    with bar, Interruptible() as interrupt:
         while seen < config.train.bytes:
             started = time.perf_counter()
             rate = learning_rate(config.train, seen + per_step)
@@ -213,21 +215,21 @@ def train(
             )
 
             finished = seen >= config.train.bytes
-            if finished or seen // config.validation.every_bytes > (seen - per_step) // config.validation.every_bytes:
+            if finished or _passed(config.validation.every_bytes, seen, per_step):
                 last = evaluate(parts, held_out, batch_size=config.validation.batch_size, progress=progress)
                 record("validation", asdict(last))
-            if finished or seen // config.checkpoint.every_bytes > (seen - per_step) // config.checkpoint.every_bytes:
+                validated_at = seen
+            if finished or interrupt.requested or _passed(config.checkpoint.every_bytes, seen, per_step):
                 save()
-                saved_at = seen
-    except KeyboardInterrupt:
-        optimizer.zero_grad(set_to_none=True)
-        if seen > saved_at:
-            save()
-        raise
-    finally:
-        bar.close()
+            if interrupt.requested and not finished:
+                raise KeyboardInterrupt
     assert last is not None
     return last, history
+
+
+def _passed(every: int, seen: int, per_step: int) -> bool:
+    """Whether the last step went past a multiple of ``every`` bytes."""
+    return seen // every > (seen - per_step) // every
 
 
 def _not_finite(step: int, metrics: dict[str, float], origin: list[str], folder: Path) -> str:

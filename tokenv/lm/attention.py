@@ -10,11 +10,14 @@ query ever sees the padding.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
@@ -102,22 +105,27 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
-    """The same through torch's ``flex_attention``: fused, skips blocks outside the window; for CUDA."""
+def _flex(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention as eager
 
     def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
-    mask = _flex_mask(q.shape[-2], window, q.device)
-    attend = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else eager
-    return attend(q, k, v, score_mod=cap, block_mask=mask)
+    # Inside a compiled layer the layer's own compilation fuses it.
+    run = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else eager
+    return run(q, k, v, score_mod=cap, block_mask=mask)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
-    """The fastest of the above for the device that ``q`` lies on."""
-    if q.is_cuda:
-        return flex_attention(q, k, v, softcap, window)
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+    """The same through torch's ``flex_attention``: fused, skips blocks outside the window; for CUDA."""
+    return _flex(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
+
+
+def attention_for(length: int, device: torch.device, softcap: float, window: int | None = None) -> Attend:
+    """The fastest of the above for sequences of one length on one device, as a function of q, k and v."""
+    if device.type == "cuda":
+        # The mask is made here, outside of compiled layers.
+        return functools.partial(_flex, softcap=softcap, mask=_flex_mask(length, window, device))
     if window is None:
-        return causal_attention(q, k, v, softcap)
-    return local_attention(q, k, v, softcap, window)
+        return functools.partial(causal_attention, softcap=softcap)
+    return functools.partial(local_attention, softcap=softcap, window=window)

@@ -4,14 +4,14 @@ Parameters stay in their own (usually float32) precision; every layer computes i
 that one cast of the embedding decides the precision of the whole model.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from tokenv.lm.attention import Attend
+
 EPSILON = 1e-6
 
 

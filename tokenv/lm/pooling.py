@@ -20,18 +20,19 @@ class Segments(NamedTuple):
     count_B: Tensor
 
 
-def segment(action_BT: Tensor) -> Segments:
+def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
     """Turn boundary decisions into token positions.
 
     The longest token sequence of the batch fixes M; learning it is the only host synchronisation of a pass.
 
     Args:
         action_BT: 1 where a token ends; column 0 must be 1, so that every byte has a token to see.
+        multiple: M is padded to a multiple of this.
     """
     batch, length = action_BT.shape
     newest_BT = action_BT.cumsum(1) - 1
     count_B = newest_BT[:, -1] + 1
-    longest = int(count_B.max())
+    longest = -(-int(count_B.max()) // multiple) * multiple
     slot_BT = torch.where(action_BT.bool(), newest_BT, longest)
     position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
     boundary = torch.zeros(batch, longest + 1, dtype=torch.long, device=action_BT.device)

@@ -10,12 +10,11 @@ Everything is causal: symbol i moves no output before i, and boundary a_i no pre
 """
 
 import copy
-import functools
 
 import torch
 from torch import Tensor, nn
 
-from tokenv.lm.attention import attend
+from tokenv.lm.attention import attention_for
 from tokenv.lm.codec import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
@@ -37,6 +36,7 @@ class UNet(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
+        self._token_multiple = 1  # M is padded to a multiple of this
         self.codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
 
         def layers(count: int, mlp: int) -> nn.ModuleList:
@@ -67,7 +67,7 @@ class UNet(nn.Module):
     def contextualise(self, token_BMD: Tensor, position_BM: Tensor) -> Tensor:
         """Token representations Y' (eq. 4); RoPE takes each boundary's byte position. [B, M, D] -> [B, M, D]."""
         rotary = self._rotary(position_BM, token_BMD.dtype)
-        attention = functools.partial(attend, softcap=self.config.attention_softcap)
+        attention = attention_for(token_BMD.shape[1], token_BMD.device, self.config.attention_softcap)
         for layer in self.mid:
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
@@ -82,7 +82,7 @@ class UNet(nn.Module):
         Returns:
             The head's output, parameters of p(x_{i+1} | x_<=i, a_<=i): [B, T, P].
         """
-        segments = segment(action_BT)
+        segments = segment(action_BT, self._token_multiple)
         token_BMD = self.contextualise(select(x_BTD, segments), segments.boundary_BM)
         y_BTD = self._byte_layers(self.up, x_BTD + distribute(token_BMD, segments))
         return self.head(self.norm(y_BTD))
@@ -95,10 +95,18 @@ class UNet(nn.Module):
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
         return self.decode(self.encode(symbol_BN), action_BN)
 
+    def compile_layers(self) -> None:
+        """Compile every layer: one compilation for all byte-level layers, and one for each padded token length."""
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        self._token_multiple = 128
+        for layer in (*self.down, *self.mid, *self.up):
+            layer.compile(dynamic=False)
+
     def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
         position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
         rotary = self._rotary(position_N, x_BND.dtype)
-        attention = functools.partial(attend, softcap=self.config.attention_softcap, window=self.config.window)
+        config = self.config
+        attention = attention_for(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window)
         for layer in layers:
             x_BND = layer(x_BND, rotary, attention)
         return x_BND

@@ -33,7 +33,7 @@ _PANELS = (
         "bits per byte",
         (
             _Curve("train/bits_per_byte", "training", _BLUE),
-            _Curve("train/bits_per_byte_early", "training, early", _GREEN),
+            _Curve("train/bits_per_byte_early", "early exit", _GREEN),
             _Curve("validation/bits_per_byte", "validation", _ORANGE),
         ),
     ),
@@ -118,9 +118,7 @@ def _draw_panel(
     target_rate: float | None,
 ) -> None:
     drawn = [
-        _draw_curve(axes, curve, *metrics[curve.key], log=panel.log)
-        for curve in panel.curves
-        if curve.key in metrics
+        _draw_curve(axes, curve, *metrics[curve.key], log=panel.log) for curve in panel.curves if curve.key in metrics
     ]
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel("training bytes")

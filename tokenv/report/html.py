@@ -56,8 +56,7 @@ def segment_page(
         palette=[(colour, ink(colour)) for colour in PALETTE],
         labels=[("≤ " if low > 0 else "") + labels[0], *labels[1:4], ("≥ " if high < 1 else "") + labels[4]],
         passages=[
-            (visible(p.title), [(_classes(c, scale), _tip(c), visible(c.text)) for c in p.characters])
-            for p in passages
+            (visible(p.title), [(_classes(c, scale), _tip(c), visible(c.text)) for c in p.characters]) for p in passages
         ],
     )
 
@@ -81,7 +80,5 @@ def _digits(probability: float) -> str:
 @cache
 def _template() -> Template:
     source = files("tokenv.report").joinpath("segment.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source)

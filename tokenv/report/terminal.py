@@ -11,9 +11,7 @@ from tokenv.report.colours import PALETTE, ink, level
 _STYLES = tuple(Style(color=ink(colour), bgcolor=colour) for colour in PALETTE)
 
 
-def coloured_text(
-    chars: Iterable[Character], *, scale: tuple[float, float] = (0.0, 1.0), mark: str = "│"
-) -> Text:
+def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0.0, 1.0), mark: str = "│") -> Text:
     """Colour text by boundary probability, from blue (low) to yellow (high).
 
     Args:

@@ -1,0 +1,448 @@
+"""Stepping through the environment and rolling out in one pass are the same, and nothing reads the future."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tensordict.nn import TensorDictSequential
+from torch.testing import assert_close
+from torchrl.envs.utils import check_env_specs
+
+from agents.base import Agent, forced_action
+from agents.fixed import Random, Uniform
+from agents.learned import Learned
+from tokenv import keys
+from tokenv.data.source import TensorSource
+from tokenv.env import TokenizationEnv
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
+from tokenv.rollout import rollout
+
+WIDTH = 16
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+class Scripted(Agent):
+    """Draws the boundaries that the noise spells out: 1 where it is above one half."""
+
+    in_keys = [keys.POSITION, keys.DECISION_MASK, keys.NOISE]
+
+    def _act(self, observation, noise):
+        action = torch.where(observation[keys.DECISION_MASK], (noise > 0.5).long(), forced_action(observation))
+        zero = torch.zeros_like(noise)
+        return {
+            keys.ACTION: action,
+            keys.ACTION_LOG_PROB: zero,
+            keys.BOUNDARY_PROB: action.to(noise.dtype),
+            keys.ENTROPY: zero,
+        }
+
+    def draw(self, observation, noise):
+        return TensorDict(self._act(observation, noise), batch_size=noise.shape)
+
+    def forward(self, tensordict):
+        return tensordict.update(self._act(tensordict, tensordict[keys.NOISE]))
+
+
+class Noise(torch.nn.Module):
+    """Before the agent acts at position i, hand it column i of given noise."""
+
+    in_keys = [keys.POSITION]
+    out_keys = [keys.NOISE]
+
+    def __init__(self, noise_BT):
+        super().__init__()
+        self.noise_BT = noise_BT
+
+    def forward(self, tensordict):
+        return tensordict.set(keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0])
+
+
+def make_lm(window=8):
+    return UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=window)).double()
+
+
+def make_learned(window=8, spread=3.0):
+    """Weights so large that earlier boundaries matter."""
+    agent = Learned(WIDTH, window=window, scale=1.0).double()
+    with torch.no_grad():
+        agent.projection.weight.normal_(std=spread / WIDTH)
+    return agent
+
+
+def make_env(symbol_BN, lm=None, **options):
+    return TokenizationEnv(make_lm() if lm is None else lm, TensorSource(symbol_BN), len(symbol_BN), **options)
+
+
+def random_symbols(batch, length):
+    return torch.randint(256, (batch, length))
+
+
+def random_noise(*shape):
+    return torch.rand(shape, dtype=torch.float64)
+
+
+def step_through(env, agent, noise_BT):
+    return env.rollout(noise_BT.shape[1], TensorDictSequential(Noise(noise_BT), agent))
+
+
+def assert_same(actual, expected):
+    """Same keys, shapes, dtypes, and values to rounding."""
+    assert actual.batch_size == expected.batch_size
+    assert set(actual.keys(True, True)) == set(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        assert_close(actual[key], expected[key], **TOLERANCE, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def agents(length):
+    return {
+        "learned, w = 0": make_learned(0),
+        "learned, w = 1": make_learned(1),
+        "learned, w = 8": make_learned(8),
+        "learned, evaluating": make_learned(8).eval(),
+        "uniform": Uniform(0.3, length),
+        "random": Random(0.4, length),
+        "scripted": Scripted(),
+    }
+
+
+# --- stepping is rolling out ---
+
+
+@pytest.mark.parametrize("name", agents(8))
+@settings(deadline=None, max_examples=12)
+@given(st.data())
+def test_stepping_equals_one_pass(name, data):
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(4, 24))
+    window, attended = data.draw(st.sampled_from([8, 9])), data.draw(st.sampled_from([1, 4, 32]))
+    probability = st.floats(1e-6, 1 - 1e-6)
+    row = st.lists(probability, min_size=length - 1, max_size=length - 1)
+    noise_BT = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64)
+    env = make_env(random_symbols(batch, length), make_lm(attended), window=window)
+    agent = agents(length)[name]
+    stepped = step_through(env, agent, noise_BT)
+    one_pass = env.rollout(agent, noise=noise_BT)
+    assert stepped.batch_size == (batch, length - 1)
+    assert_same(stepped.detach(), one_pass.detach())
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_the_observation_holds_w_actions(window):
+    env = make_env(random_symbols(2, 10), window=window)
+    agent, noise_BT = make_learned(window), random_noise(2, 9)
+    stepped = step_through(env, agent, noise_BT)
+    assert stepped[keys.LAST_ACTIONS].shape == (2, 9, window)
+    assert_same(stepped.detach(), env.rollout(agent, noise=noise_BT).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_shapes_and_dtypes_agree_in_other_precisions(dtype):
+    lm = UNet(
+        UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4),
+        compute_dtype=None if dtype == torch.float32 else dtype,
+    )
+    env = make_env(random_symbols(2, 10), lm)
+    check_env_specs(env)
+    agent, noise_BT = Learned(WIDTH), torch.rand(2, 9)
+    stepped, one_pass = step_through(env, agent, noise_BT), env.rollout(agent, noise=noise_BT)
+    assert stepped[keys.ENCODING].dtype == dtype
+
+    def layout(td):
+        return {key: (td[key].shape, td[key].dtype) for key in td.keys(True, True)}
+
+    assert layout(stepped) == layout(one_pass)
+
+
+def test_the_reward_is_what_beats_the_early_exit():
+    lm, symbol_BN = make_lm(), random_symbols(2, 12)
+    td = step_through(make_env(symbol_BN, lm), Scripted(), random_noise(2, 11))
+    late = lm.codec.log_prob(lm(symbol_BN[:, :-1], td[keys.ACTION]), symbol_BN[:, 1:])
+    early = lm.codec.log_prob(lm.early_exit(lm.encode(symbol_BN[:, :-1])), symbol_BN[:, 1:])
+    assert_close(td[keys.LOG_LIKELIHOOD], late, **TOLERANCE)
+    assert_close(td[keys.LOG_LIKELIHOOD_EARLY], early, **TOLERANCE)
+    assert_close(td[keys.REWARD], (late - early)[..., None], **TOLERANCE)
+
+
+def test_without_noise_a_generator_decides():
+    env = make_env(random_symbols(2, 12))
+    agent = Random(0.3, 12)
+    env.set_seed(3)
+    first = env.rollout(agent)
+    env.set_seed(3)
+    assert_same(env.rollout(agent), first)
+    assert not torch.equal(env.rollout(agent)[keys.NOISE], first[keys.NOISE])
+
+
+# --- TorchRL's contract ---
+
+
+@pytest.mark.parametrize(("batch", "length", "window"), [(1, 2, 8), (3, 9, 0), (2, 12, 3)])
+def test_the_specs_hold(batch, length, window):
+    env = make_env(random_symbols(batch, length), window=window)
+    check_env_specs(env)
+    td = env.rollout(100)
+    assert td.batch_size == (batch, length - 1)
+    assert td[keys.DONE][..., 0].int().sum(1).tolist() == [1] * batch
+    assert td[keys.DONE][:, -1].all()
+
+
+def test_rows_start_anew_alone():
+    """Rows that are reset in the middle behave like fresh environments, and the others do not notice."""
+    lm, symbol_BN = make_lm(), random_symbols(6, 12)
+    env = make_env(symbol_BN[:3], lm)
+    env.source = TensorSource(symbol_BN)  # the first three, then one more for each row that starts anew
+    action_BT = torch.randint(2, (3, 11))
+
+    def advance(td, i):
+        stepped = env.step(td.set(keys.ACTION, action_BT[:, i]))
+        return stepped, stepped["next"].exclude("reward")
+
+    td, log = env.reset(), []
+    for i in range(4):
+        stepped, td = advance(td, i)
+        log.append(stepped)
+    mask_B = torch.tensor([False, True, False])
+    kept = td.clone()
+    td = env.reset(td.set("_reset", mask_B[:, None]))
+    for key in kept.sorted_keys:
+        assert torch.equal(td[key][~mask_B], kept[key][~mask_B]), key
+    assert env.origin == ["sequence 0", "sequence 3", "sequence 2"]
+    for i in range(4, 11):
+        stepped, td = advance(td, i)
+        log.append(stepped)
+
+    def alone(row, actions):
+        """A fresh environment of one row."""
+        one = make_env(symbol_BN[row : row + 1], lm)
+        td, steps = one.reset(), []
+        for action in actions:
+            steps.append(one.step(td.set(keys.ACTION, action[None])))
+            td = steps[-1]["next"].exclude("reward")
+        return torch.cat(steps)
+
+    for row, sequence, first in ((0, 0, 0), (2, 2, 0), (1, 3, 4)):
+        actual = torch.stack([stepped[row] for stepped in log[first:]])
+        assert_same(actual, alone(sequence, action_BT[row, first:]))
+
+
+def test_what_reset_returned_stays_as_it_was():
+    env = TokenizationEnv(make_lm(), TensorSource(random_symbols(4, 5)), 2)
+    first = env.reset()
+    kept = first.clone()
+    env.rollout(100)
+    assert_same(first, kept)
+
+
+def test_the_first_symbol_closes_a_token_whatever_the_action_says():
+    env = make_env(random_symbols(2, 6))
+    following = []
+    for first in (0, 1):
+        env.source.position = 0
+        td = env.reset()
+        assert not td[keys.DECISION_MASK].any()
+        following.append(env.step(td.set(keys.ACTION, torch.full((2,), first)))["next"])
+    assert_same(following[0], following[1])
+    assert following[0][keys.LAST_ACTIONS][:, 0].tolist() == [1, 1]
+    assert following[0][keys.TOKEN_COUNT].tolist() == [1, 1]
+
+
+def test_nobody_decides_at_either_end():
+    td = make_env(random_symbols(2, 6)).rollout(Random(0.5, 6))
+    assert td[keys.DECISION_MASK].tolist() == [[False, True, True, True, True]] * 2
+    assert td["next", keys.DECISION_MASK].tolist() == [[True, True, True, True, False]] * 2
+
+
+def test_origins_follow_the_rows():
+    env = TokenizationEnv(make_lm(), TensorSource(random_symbols(5, 4)), 2)
+    env.reset()
+    assert env.origin == ["sequence 0", "sequence 1"]
+    env.rollout(Random(0.5, 4))
+    assert env.origin == ["sequence 2", "sequence 3"]
+
+
+# --- K samples ---
+
+
+@pytest.mark.parametrize("name", agents(8))
+def test_samples_are_separate_rollouts_that_share_one_encoding(name, monkeypatch):
+    lm, symbol_BN, noise = make_lm(), random_symbols(2, 14), random_noise(3, 2, 13)
+    agent = agents(14)[name]
+    singles = [rollout(lm, agent, symbol_BN, noise=noise_BT) for noise_BT in noise]
+    calls, encode = [], lm.encode
+
+    def counting(symbol_BN):
+        calls.append(symbol_BN.shape)
+        return encode(symbol_BN)
+
+    monkeypatch.setattr(lm, "encode", counting)
+    together = rollout(lm, agent, symbol_BN, noise=noise)
+    assert calls == [(2, 14)]
+    assert together.batch_size == (3, 2, 13)
+    assert_same(together.detach(), torch.stack([td.detach() for td in singles]))
+
+
+def test_num_samples_draws_fresh_noise_for_each():
+    env = make_env(random_symbols(2, 12))
+    td = env.rollout(make_learned(), num_samples=3)
+    assert td.batch_size == (3, 2, 11)
+    assert td[keys.NOISE].unique().numel() == 3 * 2 * 11
+    assert env.rollout(make_learned(), num_samples=1).batch_size == (1, 2, 11)
+
+
+# --- causality ---
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.integers(0, 15), st.booleans())
+def test_a_symbol_moves_nothing_before_it(seed, t, stepping):
+    torch.manual_seed(seed)
+    lm, agent, noise_BT = make_lm(), make_learned(), random_noise(1, 15)
+    symbol_BN = random_symbols(1, 16)
+    changed_BN = symbol_BN.clone()
+    changed_BN[0, t] = (changed_BN[0, t] + 1) % 256
+
+    def roll(x_BN):
+        if stepping:
+            return step_through(make_env(x_BN, lm), agent, noise_BT).detach()
+        return rollout(lm, agent, x_BN, noise=noise_BT).detach()
+
+    before, after = roll(symbol_BN), roll(changed_BN)
+    # Decisions at t and later may read x_t; the prediction of x_t stands at step t - 1.
+    for key in (keys.BOUNDARY_LOGITS, keys.ACTION, keys.ACTION_LOG_PROB, keys.ENCODING, keys.LAST_ACTIONS):
+        assert_close(after[key][:, :t], before[key][:, :t], **TOLERANCE)
+    for key in (keys.REWARD, keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY):
+        assert_close(after[key][:, : max(t - 1, 0)], before[key][:, : max(t - 1, 0)], **TOLERANCE)
+    if t < 15:
+        assert (after[keys.BOUNDARY_LOGITS][:, t] != before[keys.BOUNDARY_LOGITS][:, t]).all()
+    if t > 0:
+        assert (after[keys.REWARD][:, t - 1] != before[keys.REWARD][:, t - 1]).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.integers(1, 14), st.booleans())
+def test_an_action_moves_no_prediction_of_what_is_read_already(seed, t, stepping):
+    torch.manual_seed(seed)
+    lm, symbol_BN, noise_BT = make_lm(), random_symbols(1, 16), random_noise(1, 15)
+    flipped_BT = noise_BT.clone()
+    flipped_BT[0, t] = 1 - flipped_BT[0, t]
+
+    def roll(noise_BT):
+        if stepping:
+            return step_through(make_env(symbol_BN, lm), Scripted(), noise_BT)
+        return rollout(lm, Scripted(), symbol_BN, noise=noise_BT).detach()
+
+    before, after = roll(noise_BT), roll(flipped_BT)
+    assert (after[keys.ACTION] != before[keys.ACTION]).nonzero().tolist() == [[0, t]]
+    # Step i predicts x_{i+1}: steps before t predict x_1, ..., x_t.
+    for key in (keys.REWARD, keys.LOG_LIKELIHOOD):
+        assert_close(after[key][:, :t], before[key][:, :t], **TOLERANCE)
+        assert (after[key][:, t] != before[key][:, t]).all()
+    for key in (keys.ENCODING, keys.LOG_LIKELIHOOD_EARLY):
+        assert_close(after[key], before[key], **TOLERANCE)
+
+
+# --- padding ---
+
+
+@pytest.mark.parametrize("name", agents(8))
+@pytest.mark.parametrize("samples", [(), (2,)])
+def test_padding_changes_nothing(name, samples):
+    lm, symbol_BN, noise = make_lm(), random_symbols(3, 14), random_noise(*samples, 3, 13)
+    length_B = torch.tensor([14, 2, 9])
+    agent = agents(14)[name]
+    td = rollout(lm, agent, symbol_BN, noise=noise, length_B=length_B).detach()
+    for b, length in enumerate(length_B.tolist()):
+        alone = rollout(lm, agent, symbol_BN[b : b + 1, :length], noise=noise[..., b : b + 1, : length - 1]).detach()
+        assert_same(td[..., b : b + 1, : length - 1], alone)
+        padding = td[..., b, length - 1 :]
+        for key in (
+            keys.DECISION_MASK,
+            ("next", keys.DECISION_MASK),
+            keys.ACTION,
+            keys.ACTION_LOG_PROB,
+            keys.ENTROPY,
+            keys.LOG_LIKELIHOOD,
+            keys.LOG_LIKELIHOOD_EARLY,
+            keys.REWARD,
+        ):
+            if name in ("uniform", "random") and key in (keys.ACTION_LOG_PROB, keys.ENTROPY, keys.ACTION):
+                continue  # their places are those of a full sequence
+            assert not padding[key].any(), key
+        assert padding[keys.DONE].all()
+
+
+@pytest.mark.parametrize("agent", [Uniform(0.4, 14), Random(0.4, 14)])
+def test_fixed_agents_draw_nothing_in_the_padding(agent):
+    td = rollout(make_lm(), agent, random_symbols(1, 14), noise=random_noise(1, 13), length_B=torch.tensor([6]))
+    assert not td[keys.ACTION][:, 5:].any()
+    assert not td[keys.ENTROPY][:, 5:].any()
+
+
+# --- gradients ---
+
+
+@pytest.mark.parametrize("samples", [None, 2])
+def test_the_one_pass_rollout_carries_gradients(samples):
+    lm, agent = make_lm(), make_learned()
+    td = rollout(lm, agent, random_symbols(2, 12), num_samples=samples)
+
+    def reached(scalar):
+        parameters = dict(lm.named_parameters(prefix="lm")) | dict(agent.named_parameters(prefix="agent"))
+        grads = torch.autograd.grad(scalar, list(parameters.values()), retain_graph=True, allow_unused=True)
+        return {
+            ".".join(name.split(".")[:2])
+            for name, grad in zip(parameters, grads, strict=True)
+            if grad is not None and grad.any()
+        }
+
+    late = {"lm.codec", "lm.down", "lm.mid", "lm.up", "lm.norm", "lm.head"}
+    assert reached(td[keys.LOG_LIKELIHOOD].sum()) == late
+    assert reached(td[keys.LOG_LIKELIHOOD_EARLY].sum()) == {"lm.codec", "lm.down", "lm.early_norm", "lm.early_head"}
+    for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_LOGITS, keys.ENTROPY):
+        assert reached(td[key].sum()) == {"lm.codec", "lm.down", "agent.projection"}
+    carrying = {
+        keys.ACTION_LOG_PROB,
+        keys.BOUNDARY_LOGITS,
+        keys.ENTROPY,
+        keys.LOG_LIKELIHOOD,
+        keys.LOG_LIKELIHOOD_EARLY,
+    }
+    assert {key for key in td.keys(True, True) if td[key].requires_grad} == carrying
+
+
+def test_stepping_carries_no_gradient_into_the_model():
+    lm = make_lm()
+    td = make_env(random_symbols(2, 6), lm).rollout(10, make_learned())
+    grads = torch.autograd.grad(td[keys.ACTION_LOG_PROB].sum(), list(lm.parameters()), allow_unused=True)
+    assert all(grad is None for grad in grads)
+    assert not td[keys.REWARD].requires_grad
+
+
+# --- errors ---
+
+
+def test_errors_say_what_was_expected():
+    lm, source = make_lm(), TensorSource(random_symbols(1, 4))
+    with pytest.raises(ValueError, match="batch_size = 0: expected at least one"):
+        TokenizationEnv(lm, source, 0)
+    with pytest.raises(ValueError, match="window = -1: expected 0 or more"):
+        TokenizationEnv(lm, source, 1, window=-1)
+    with pytest.raises(ValueError, match="options by keyword only, such as num_samples=4"):
+        TokenizationEnv(lm, source, 1).rollout(Scripted(), 3)
+    with pytest.raises(ValueError, match=r"hold 2 earlier actions and the policy reads 3: .* window=3 or more"):
+        TokenizationEnv(lm, source, 1, window=2).rollout(5, make_learned(3))
+
+
+def test_the_reward_is_in_nats():
+    """A model that knows nothing loses log 256 a byte."""
+    lm = make_lm()
+    with torch.no_grad():
+        for head in (lm.head, lm.early_head):
+            head.weight.zero_()
+    td = make_env(random_symbols(2, 6), lm).rollout(100)
+    assert_close(td[keys.LOG_LIKELIHOOD], torch.full((2, 5), -math.log(256), dtype=torch.float64))
+    assert not td[keys.REWARD].any()

@@ -1,0 +1,249 @@
+"""The gymnasium faces behave as gymnasium asks, and as the TorchRL environment does."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.testing import assert_allclose, assert_array_equal
+
+import tokenv.gym
+from agents.learned import Learned
+from tokenv import keys
+from tokenv.data.source import TensorSource
+from tokenv.env import TokenizationEnv
+from tokenv.gym import BYTES_ID, BytesEnv, BytesVectorEnv
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
+
+LENGTH = 9
+STEPS = LENGTH - 1
+# Two steps in float32: batched matrix products may round otherwise than single ones.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+unbounded = pytest.mark.filterwarnings(
+    r"ignore:.*A Box observation space (minimum|maximum) value is -?infinity:UserWarning"
+)
+
+
+@pytest.fixture
+def symbol_BN():
+    return torch.randint(256, (6, LENGTH))
+
+
+@pytest.fixture
+def lm():
+    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
+
+
+def seeded(seed):
+    """A source that has an order for every seed."""
+    return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
+
+
+def random_actions(*shape):
+    return np.random.default_rng(0).integers(0, 2, shape)
+
+
+# --- one sequence ---
+
+
+@unbounded
+@pytest.mark.parametrize("window", [0, 3])
+def test_gymnasiums_checker_passes(lm, window):
+    check_env(gymnasium.make(BYTES_ID, lm=lm, source=seeded, window=window).unwrapped)
+
+
+@unbounded
+def test_gymnasiums_checker_passes_on_the_defaults():
+    env = gymnasium.make(BYTES_ID)
+    check_env(env.unwrapped)
+    assert env.observation_space["encoding"].shape == (32,)
+    assert env.observation_space["last_actions"].shape == (8,)
+    assert env.unwrapped.env.source.seq_len == 128
+
+
+def test_defaults_are_the_same_everywhere():
+    """The id has a version: what it stands for must not depend on who makes it."""
+    first = gymnasium.make(BYTES_ID)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    second = gymnasium.make(f"tokenv.gym:{BYTES_ID}")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert_array_equal(first.reset(seed=5)[0]["encoding"], second.reset(seed=5)[0]["encoding"])
+    assert first.reset(seed=5)[1]["origin"] == second.reset(seed=5)[1]["origin"]
+    assert first.reset(seed=5)[1] != first.reset(seed=6)[1]
+
+
+def test_an_episode_is_the_torchrl_environments(lm, symbol_BN):
+    agent = Learned(16, window=3)
+    expected = TokenizationEnv(lm, TensorSource(symbol_BN), 1, window=3).rollout(agent).detach()[0]
+    env = gymnasium.make(BYTES_ID, lm=lm, source=TensorSource(symbol_BN), window=3)
+    observation, info = env.reset()
+    for i in range(STEPS):
+        assert observation in env.observation_space
+        assert info == {"position": i, "origin": "sequence 0"}
+        assert_allclose(observation["encoding"], expected[keys.ENCODING][i], **TOLERANCE)
+        assert_array_equal(observation["last_actions"], expected[keys.LAST_ACTIONS][i])
+        observation, reward, terminated, truncated, info = env.step(expected[keys.ACTION][i].item())
+        assert type(reward) is float
+        assert_allclose(reward, expected[keys.REWARD][i].item(), **TOLERANCE)
+        assert terminated is (i == STEPS - 1)
+        assert truncated is False
+    assert observation in env.observation_space
+    assert_allclose(observation["encoding"], expected["next", keys.ENCODING][-1], **TOLERANCE)
+    assert env.reset()[1] == {"position": 0, "origin": "sequence 1"}
+
+
+def test_a_given_source_goes_on_whatever_the_seed(lm, symbol_BN):
+    env = BytesEnv(lm, TensorSource(symbol_BN))
+    assert [env.reset(seed=7)[1]["origin"] for _ in range(2)] == ["sequence 0", "sequence 1"]
+
+
+def test_a_function_of_the_seed_is_called(lm):
+    env = BytesEnv(lm, seeded)
+    for seed in (3, 4, 3):
+        env.reset(seed=seed)
+        env.reset()  # goes on
+        assert torch.equal(env.env._symbol_BN[0], seeded(seed).symbol_BN[1])
+
+
+def test_other_precisions_become_float32(symbol_BN):
+    config = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1)
+    for lm in (UNet(config).double(), UNet(config, compute_dtype=torch.bfloat16)):
+        env = BytesEnv(lm, TensorSource(symbol_BN))
+        observation, _ = env.reset()
+        assert observation in env.observation_space
+        assert observation["encoding"].dtype == np.float32
+        assert env.step(1)[0] in env.observation_space
+
+
+def test_errors_say_what_was_expected(lm, symbol_BN):
+    env = BytesEnv(lm, TensorSource(symbol_BN))
+    env.reset()
+    with pytest.raises(ValueError, match="action = 2: expected 0 or 1"):
+        env.step(2)
+    envs = BytesVectorEnv(2, lm, TensorSource(symbol_BN))
+    envs.reset()
+    with pytest.raises(ValueError, match="expected 0 or 1 for each sequence"):
+        envs.step(np.array([1]))
+    with pytest.raises(ValueError, match="window = -1"):
+        BytesEnv(lm, TensorSource(symbol_BN), window=-1)
+    with pytest.raises(ValueError, match="batch_size = 0"):
+        BytesVectorEnv(0, lm, TensorSource(symbol_BN))
+
+
+# --- many sequences ---
+
+
+def assert_same(actual, expected, what):
+    """The nested dictionaries, lists and arrays that vector environments return."""
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected), what
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{what}[{key!r}]")
+    elif isinstance(expected, tuple) or (isinstance(expected, np.ndarray) and expected.dtype == object):
+        assert type(actual) is type(expected), what
+        assert_same(dict(enumerate(actual)), dict(enumerate(expected)), what)
+    elif isinstance(expected, np.ndarray):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+        assert_allclose(actual, expected, **TOLERANCE, err_msg=what)
+    else:
+        assert actual == expected, what
+
+
+def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
+    """The same as gymnasium's own vector environment of three single ones, info and automatic resets included."""
+
+    def row(b):
+        return lambda: BytesEnv(lm, TensorSource(symbol_BN[b::3]), window=3)
+
+    theirs = SyncVectorEnv([row(b) for b in range(3)], autoreset_mode=AutoresetMode.SAME_STEP)
+    ours = gymnasium.make_vec(BYTES_ID, num_envs=3, lm=lm, source=TensorSource(symbol_BN), window=3)
+    assert isinstance(ours, BytesVectorEnv)
+    assert ours.num_envs == 3
+    for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+    def names_aside(info):
+        """Single sources count their sequences from 0 each."""
+        info = {key: value for key, value in info.items() if key != "origin"}
+        return info | {"final_info": names_aside(info["final_info"])} if "final_info" in info else info
+
+    for answers in zip(ours.reset(), theirs.reset(), strict=True):
+        assert_same(*map(names_aside, answers), "reset")
+    # Two episodes and the beginning of a third, which starts from the first sequences again.
+    for i, actions in enumerate(random_actions(2 * STEPS + 3, 3)):
+        mine, other = ours.step(actions), theirs.step(actions)
+        assert mine[0] in ours.observation_space
+        for name, a, b in zip(("observation", "reward", "terminated", "truncated"), mine, other, strict=False):
+            assert_same(a, b, f"{name} at step {i}")
+        assert_same(names_aside(mine[4]), names_aside(other[4]), f"info at step {i}")
+
+
+def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
+    envs = BytesVectorEnv(3, lm, TensorSource(symbol_BN))
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    envs.reset()
+    for i, actions in enumerate(random_actions(STEPS, 3)):
+        observation, _, terminated, truncated, info = envs.step(actions)
+        assert terminated.tolist() == [i == STEPS - 1] * 3
+        assert not truncated.any()
+        assert ("final_obs" in info) is (i == STEPS - 1)
+    assert info["position"].tolist() == [0, 0, 0]
+    assert info["origin"].tolist() == ["sequence 3", "sequence 4", "sequence 5"]
+    assert not observation["last_actions"].any()
+    assert info["final_info"]["position"].tolist() == [STEPS] * 3
+    assert info["final_info"]["origin"].tolist() == ["sequence 0", "sequence 1", "sequence 2"]
+    assert info["final_obs"][1] in envs.single_observation_space
+    assert info["final_obs"][1]["last_actions"][0] == actions[1]
+
+
+def test_all_rows_go_through_the_model_together(lm, symbol_BN, monkeypatch):
+    envs = gymnasium.make_vec(BYTES_ID, num_envs=5, lm=lm, source=TensorSource(symbol_BN))
+    rows, early_exit = [], lm.early_exit
+
+    def counting(x):
+        rows.append(len(x))
+        return early_exit(x)
+
+    monkeypatch.setattr(lm, "early_exit", counting)
+    envs.reset()
+    envs.step(random_actions(5))
+    assert rows == [5]
+
+
+def test_vector_defaults_and_seeds():
+    first, second = (gymnasium.make_vec(BYTES_ID, num_envs=2) for _ in range(2))
+    for _ in range(2):  # a reset without a seed goes on where the seeded one began
+        assert_same(first.reset(seed=5), second.reset(seed=5), "seeded")
+        assert_same(first.reset(), second.reset(), "going on")
+    assert first.reset(seed=5)[1]["origin"].tolist() != first.reset(seed=6)[1]["origin"].tolist()
+    (observation, _), single = first.reset(seed=5), gymnasium.make(BYTES_ID).reset(seed=5)[0]
+    assert_allclose(observation["encoding"][0], single["encoding"], **TOLERANCE)
+
+
+def test_statistics_wrapper_of_gymnasium_works(lm, symbol_BN):
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(BytesVectorEnv(3, lm, TensorSource(symbol_BN)))
+    envs.reset()
+    total = 0
+    for actions in random_actions(STEPS, 3):
+        _, reward, _, _, info = envs.step(actions)
+        total = total + reward
+    assert_allclose(info["episode"]["r"], total, rtol=1e-6)
+    assert info["episode"]["l"].tolist() == [STEPS] * 3
+
+
+# --- registration ---
+
+
+def test_a_misspelt_id_gets_a_suggestion():
+    with pytest.raises(gymnasium.error.NameNotFound, match="Did you mean: `Bytes`"):
+        gymnasium.make("tokenv/Bites-v0")
+
+
+def test_registering_again_changes_nothing():
+    spec = gymnasium.registry[BYTES_ID]
+    tokenv.gym.register()
+    assert gymnasium.registry[BYTES_ID] is spec

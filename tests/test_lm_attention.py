@@ -1,0 +1,105 @@
+"""Every attention is the reference's function, and local attention stays linear in the length."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tokenv.lm.attention import attend, causal_attention, flex_attention, local_attention, reference_attention
+
+SOFTCAP = 2.0  # low, so that the cap bends the scores
+sizes = st.tuples(st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))  # N, H, d
+windows = st.integers(1, 45)
+
+
+def random_qkv(length, heads, size, dtype=torch.float64, batch=2):
+    return [torch.randn(batch, heads, length, size, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def value_and_gradients(attention, qkv, weight, *args):
+    out = attention(*qkv, SOFTCAP, *args)
+    return out, *torch.autograd.grad((out * weight).sum(), qkv)
+
+
+def assert_equals_reference(attention, qkv, *args):
+    weight = torch.randn_like(qkv[0])
+    expected = value_and_gradients(reference_attention, qkv, weight, *args)
+    torch.testing.assert_close(value_and_gradients(attention, qkv, weight, *args), expected, rtol=1e-10, atol=1e-12)
+
+
+def plain_flex(qkv, window):
+    """Without torch.compile; torch warns of that once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        return flex_attention(*qkv, SOFTCAP, window)
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes, windows)
+def test_local_attention_equals_the_reference(size, window):
+    assert_equals_reference(local_attention, random_qkv(*size), window)
+
+
+@settings(deadline=None, max_examples=20)
+@given(sizes)
+def test_causal_attention_equals_the_reference(size):
+    assert_equals_reference(causal_attention, random_qkv(*size))
+
+
+@settings(deadline=None, max_examples=10)
+@given(sizes, st.none() | windows)
+def test_flex_attention_equals_the_reference(size, window):
+    """On a CPU only its values: torch has no gradient there."""
+    qkv = [x.detach() for x in random_qkv(*size, dtype=torch.float32)]
+    expected = reference_attention(*qkv, SOFTCAP, window)
+    torch.testing.assert_close(plain_flex(qkv, window), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_attend_chooses_one_of_them(window):
+    qkv = random_qkv(23, 2, 4)
+    torch.testing.assert_close(attend(*qkv, SOFTCAP, window), reference_attention(*qkv, SOFTCAP, window))
+
+
+def test_the_reference_hides_what_lies_outside_the_window():
+    """Plain loops: query i attends to keys i - W + 1, ..., i with soft-capped scores."""
+    q, k, v = random_qkv(7, 1, 3, batch=1)
+    out = reference_attention(q, k, v, SOFTCAP, 3)[0, 0]
+    for i in range(7):
+        seen = slice(max(0, i - 2), i + 1)
+        scores = SOFTCAP * torch.tanh(k[0, 0, seen] @ q[0, 0, i] / 3**0.5 / SOFTCAP)
+        torch.testing.assert_close(out[i], scores.softmax(0) @ v[0, 0, seen])
+
+
+def test_huge_scores_stay_finite():
+    qkv = [(1e4 * x).detach().requires_grad_() for x in random_qkv(12, 1, 4, dtype=torch.float32)]
+    for x in value_and_gradients(local_attention, qkv, torch.ones_like(qkv[0]), 5):
+        assert x.isfinite().all()
+
+
+class _Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("attention", [local_attention, attend])
+def test_local_attention_never_builds_a_square(attention):
+    """Forward and backward: the largest tensor is 2 W N scores, whatever N."""
+    window, heads = 4, 2
+    for length in (64, 128, 256, 512):
+        qkv = random_qkv(length, heads, 4, batch=1)
+        with _Largest() as mode:
+            value_and_gradients(attention, qkv, torch.ones_like(qkv[0]), window)
+        assert mode.numel == heads * length * 2 * window

@@ -1,0 +1,111 @@
+"""Generation equals one pass over what was written."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from agents.fixed import Random, Uniform
+from agents.learned import Learned
+from tokenv import keys
+from tokenv.lm.codec import ByteCodec
+from tokenv.lm.generate import generate
+
+
+@pytest.fixture
+def agent():
+    agent = Learned(16, rate=0.4, window=3, scale=1.0).double().eval()
+    with torch.no_grad():
+        agent.projection.weight.normal_()
+    return agent
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def observation(lm, symbol_BN):
+    position_N = torch.arange(symbol_BN.shape[1])
+    return TensorDict(
+        {
+            keys.ENCODING: lm.encode(symbol_BN),
+            keys.POSITION: position_N.expand(symbol_BN.shape),
+            keys.DECISION_MASK: (position_N > 0).expand(symbol_BN.shape),
+        },
+        batch_size=symbol_BN.shape,
+    )
+
+
+@pytest.mark.parametrize("kind", ["learned", "uniform", "random"])
+def test_generation_equals_one_pass_over_the_result(tiny_lm, agent, kind):
+    agent = {"learned": agent, "uniform": Uniform(0.3, 26), "random": Random(0.3, 26)}[kind]
+    prompt = torch.randint(256, (3, 6))
+    done = generate(tiny_lm, agent, prompt, 20, temperature=0, generator=seeded())
+    assert done.symbol_BN.shape == (3, 26)
+    assert torch.equal(done.symbol_BN[:, :6], prompt)
+    assert done.length_B.tolist() == [26] * 3
+    noise_BN = torch.rand(3, 26, generator=seeded())
+    drawn = agent.draw(observation(tiny_lm, done.symbol_BN), noise_BN)
+    assert torch.equal(done.action_BN, drawn[keys.ACTION])
+    torch.testing.assert_close(done.boundary_prob_BN, drawn[keys.BOUNDARY_PROB])
+    assert 1 < done.action_BN.float().mean(1).min() * 26 < 26
+    parameters_BNP = tiny_lm(done.symbol_BN, done.action_BN)
+    assert torch.equal(parameters_BNP[:, 5:-1].argmax(-1), done.symbol_BN[:, 6:])
+
+
+def test_draws_follow_the_generator(tiny_lm, agent):
+    prompt = torch.randint(256, (2, 1))
+    first, again, other = (generate(tiny_lm, agent, prompt, 12, generator=seeded(s)) for s in (1, 1, 2))
+    assert torch.equal(first.symbol_BN, again.symbol_BN)
+    assert torch.equal(first.action_BN, again.action_BN)
+    assert not torch.equal(first.symbol_BN, other.symbol_BN)
+    assert len(first.symbol_BN.unique()) > 5
+
+
+class Script(ByteCodec):
+    """A codec that "samples" what the test dictates."""
+
+    def __init__(self, width, lines):
+        super().__init__(width)
+        self.lines = iter(zip(*lines, strict=True))
+
+    def sample(self, parameters, **options):
+        return torch.tensor(next(self.lines))
+
+
+def test_rows_stop_where_their_continuation_does(tiny_lm, agent):
+    """The prompt's own stop sequence does not count, nor does one that begins in the prompt."""
+    tiny_lm.codec = Script(16, [b"\nabc\n\nxyz", b"hello\nab\n", b"one \n\ntwo"]).double()
+    prompt = torch.tensor([list(b"a\n\nb\n"), list(b"first"), list(b"thing")])
+    done = generate(tiny_lm, agent, prompt, 9, stop=b"\n\n")
+    assert bytes(done.symbol_BN[0].tolist()) == b"a\n\nb\n\nabc\n\nxyz"
+    assert done.length_B.tolist() == [11, 14, 11]
+
+
+def test_generation_ends_when_every_row_has_stopped(tiny_lm, agent):
+    tiny_lm.codec = Script(16, [b"ab.......", b"abcd.....", b".x......."]).double()
+    done = generate(tiny_lm, agent, torch.full((3, 2), 65), 9, stop=[46])
+    assert done.length_B.tolist() == [5, 7, 3]
+    assert done.symbol_BN.shape == done.action_BN.shape == done.boundary_prob_BN.shape == (3, 7)
+
+
+def test_prompts_of_small_integers_are_taken(tiny_lm, agent):
+    prompt = torch.tensor([list(b"abc")], dtype=torch.uint8)
+    assert generate(tiny_lm, agent, prompt, 1).symbol_BN.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_new", "options", "message"),
+    [
+        ((2, 0), 3, {}, "at least one row and one symbol"),
+        ((0, 2), 3, {}, "at least one row and one symbol"),
+        ((2,), 3, {}, "prompt of shape"),
+        ((2, 3, 1), 3, {}, "prompt of shape"),
+        ((2, 3), 0, {}, "max_new"),
+        ((2, 3), 1, {"temperature": -0.5}, "temperature"),
+        ((2, 3), 1, {"top_p": 0.0}, "top_p"),
+        ((2, 3), 1, {"stop": b""}, "stop is empty"),
+    ],
+)
+def test_impossible_requests_are_refused(tiny_lm, agent, shape, max_new, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(tiny_lm, agent, torch.zeros(shape, dtype=torch.long), max_new, **options)

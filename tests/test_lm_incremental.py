@@ -1,0 +1,110 @@
+"""Reading one symbol at a time equals the one-pass model."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.incremental import Decoder
+from tokenv.lm.unet import UNet
+
+WINDOW = 4
+
+
+def small_lm():
+    return UNet(UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=WINDOW)).double()
+
+
+def random_episode(length, rate):
+    action_N = (torch.rand(length) < rate).long()
+    action_N[0] = 1
+    return torch.randint(256, (length,)), action_N
+
+
+def one_pass(lm, symbol_N, action_N):
+    with torch.no_grad():
+        return lm.encode(symbol_N[None])[0], lm(symbol_N[None], action_N[None])[0]
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(torch.stack(got), expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1, 5 * WINDOW), st.floats(0, 1), st.integers(0, 1000))
+def test_stepping_equals_one_pass(length, rate, seed):
+    torch.manual_seed(seed)
+    lm = small_lm()
+    symbol_N, action_N = random_episode(length, rate)
+    decoder = Decoder(lm, 1, length)
+    encodings, parameters = [], []
+    for symbol, action in zip(symbol_N, action_N, strict=True):
+        encodings.append(decoder.encode(symbol[None]))
+        parameters.append(decoder.decode(encodings[-1], action[None]))
+    expected_encodings, expected_parameters = one_pass(lm, symbol_N, action_N)
+    assert_same([x[0] for x in encodings], expected_encodings)
+    assert_same([x[0] for x in parameters], expected_parameters)
+    assert decoder.count_B.tolist() == [action_N.sum()]
+    assert decoder.position_B.tolist() == [length]
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.lists(st.integers(1, 5 * WINDOW), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.floats(0, 1),
+    st.integers(0, 1000),
+)
+def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
+    """As the environment does: a finished row reads one more symbol, is reset and reads its first one."""
+    torch.manual_seed(seed)
+    lm = small_lm()
+    rows = [[random_episode(length, rate) for length in lengths] for lengths in row_lengths]
+    batch, longest = len(rows), max(max(lengths) for lengths in row_lengths)
+    decoder = Decoder(lm, batch, longest)
+    at = [[0, 0] for _ in rows]  # episode and position of each row
+    got = [[([], []) for _ in row] for row in rows]
+
+    def now(b):
+        """Symbol and action of a row; what a row that has no more episodes reads must not matter."""
+        episode, position = at[b]
+        if episode == len(rows[b]):
+            return torch.tensor(7), torch.tensor(int(position % longest == 0))
+        return tuple(x[position] for x in rows[b][episode])
+
+    x_BD = decoder.encode(torch.stack([now(b)[0] for b in range(batch)]))
+    while any(at[b][0] < len(rows[b]) for b in range(batch)):
+        parameters_BP = decoder.decode(x_BD, torch.stack([now(b)[1] for b in range(batch)]))
+        finished_B = torch.zeros(batch, dtype=torch.bool)
+        for b in range(batch):
+            episode = at[b][0]
+            over = episode == len(rows[b])
+            if not over:
+                got[b][episode][0].append(x_BD[b])
+                got[b][episode][1].append(parameters_BP[b])
+            at[b][1] += 1
+            finished_B[b] = at[b][1] == (longest if over else len(rows[b][episode][0]))
+            if finished_B[b]:
+                at[b] = [episode + (not over), 0]
+        x_BD = decoder.encode(torch.stack([now(b)[0] for b in range(batch)]))
+        decoder.reset(finished_B)
+        first_BD = decoder.encode(torch.stack([now(b)[0] for b in range(batch)]), finished_B)
+        x_BD = torch.where(finished_B[:, None], first_BD, x_BD)
+    for row, row_got in zip(rows, got, strict=True):
+        for episode, (encodings, parameters) in zip(row, row_got, strict=True):
+            expected_encodings, expected_parameters = one_pass(lm, *episode)
+            assert_same(encodings, expected_encodings)
+            assert_same(parameters, expected_parameters)
+
+
+def test_rows_left_out_keep_their_state():
+    lm = small_lm()
+    decoders = [Decoder(lm, 2, 10) for _ in range(2)]
+    symbol_NB, action_NB = torch.randint(256, (6, 2)), torch.ones(6, 2, dtype=torch.long)
+    for i in range(6):
+        encodings = []
+        for decoder in decoders:
+            encodings.append(decoder.encode(symbol_NB[i]))
+            if decoder is decoders[1]:
+                decoder.encode(symbol_NB[i] + 1, torch.zeros(2, dtype=torch.bool))
+        parameters = [d.decode(x, action_NB[i]) for d, x in zip(decoders, encodings, strict=True)]
+        assert torch.equal(*parameters)

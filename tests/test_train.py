@@ -1,0 +1,173 @@
+"""The training loop: it learns, resumes bit for bit, survives kills, and stops with a clear word."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokenv import checkpoint as checkpoints
+from tokenv import train as training
+from tokenv.build import build_parts
+from tokenv.config import Config, TrainConfig
+from tokenv.settings import resolve
+from tokenv.train import History, NotFiniteError, learning_rate, train
+
+
+def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:
+    logged: list[tuple[str, float, int]] = []
+    config = resolve([], settings)
+    _, history = train(config, folder, lambda name, value, x: logged.append((name, value, x)), **options)
+    return history, logged
+
+
+def without_clock(logged: list[tuple[str, float, int]]) -> dict[str, list[tuple[int, str]]]:
+    metrics: dict[str, list[tuple[int, str]]] = {}
+    for name, value, x in logged:
+        if "per_second" not in name:
+            metrics.setdefault(name, []).append((x, repr(value)))
+    return metrics
+
+
+@pytest.mark.parametrize("agent", ["learned", "uniform", "random"])
+def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    tiny_settings |= {"agent": {"name": agent}}
+    tiny_settings["train"] |= {"bytes": 30_000, "learning_rate": 1e-2}
+    history, _ = run(tiny_settings, tmp_path)
+    bits = history["train/bits_per_byte"][1]
+    assert sum(bits[-5:]) / 5 < sum(bits[:5]) / 5 - 1
+    assert history["train/boundary_rate"][1][-1] == pytest.approx(0.2, abs=0.12)
+    assert (history["train/grad_norm_policy"][1][-1] > 0) == (agent == "learned")
+
+
+def test_resuming_equals_never_having_stopped(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    _, whole = run(tiny_settings, tmp_path / "whole")
+    found = checkpoints.complete(tmp_path / "whole")
+    assert len(found) >= 3
+    for number, path in enumerate(found[:-1]):
+        folder = tmp_path / f"resumed-{number}"
+        _, resumed = run(tiny_settings, folder, resume=checkpoints.load(path))
+        assert without_clock(resumed) == without_clock(whole)
+        last, expected = checkpoints.load(checkpoints.complete(folder)[-1]), checkpoints.load(found[-1])
+        for name, tensor in (expected.tensors | expected.optimizer).items():
+            assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
+        assert last.state["data"] == expected.state["data"]
+
+
+def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = run(tiny_settings, tmp_path / "whole")
+    steps, compute = 0, training.compute_losses
+
+    def interrupted_in_the_third_step(*arguments: Any) -> dict[str, torch.Tensor]:
+        nonlocal steps
+        steps += 1
+        if steps == 5:  # two passes a step
+            os.kill(os.getpid(), signal.SIGINT)
+        return compute(*arguments)
+
+    monkeypatch.setattr(training, "compute_losses", interrupted_in_the_third_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_settings, tmp_path / "stopped")
+    monkeypatch.undo()
+    saved = checkpoints.complete(tmp_path / "stopped")
+    assert saved[-1].name == "step-00000003"
+    _, resumed = run(tiny_settings, tmp_path / "stopped", resume=checkpoints.load(saved[-1]))
+    assert without_clock(resumed) == without_clock(whole)
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_origin_and_checkpoint(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, total = 0, training.total_loss
+
+    def broken(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return total(*arguments) * (math.nan if calls > 9 else 1)
+
+    monkeypatch.setattr(training, "total_loss", broken)
+    with pytest.raises(NotFiniteError, match=r"step 4: grad_norm_lm = nan.*step-00000004.*words"):
+        run(tiny_settings, tmp_path)
+
+
+def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny_settings, tmp_path)
+    before = checkpoints.complete(tmp_path)
+    good = checkpoints.load(before[-1])
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    for moment in ("save_file", "_flush"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, moment, kill)
+            with pytest.raises(Killed):
+                checkpoints.save(tmp_path, good, keep=1)
+        assert checkpoints.complete(tmp_path) == before
+        assert checkpoints.load(before[-1]).state == good.state
+
+
+def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    tensors = {"lm.w": torch.ones(1)}
+    for step, bits in enumerate([3.0, 1.0, None, 2.0, 2.5, 2.4]):
+        state = {"step": step, "bits_per_byte": bits}
+        checkpoints.save(tmp_path / "checkpoints", checkpoints.Checkpoint(tensors, tensors, state), keep=2)
+    names = [path.name for path in checkpoints.complete(tmp_path / "checkpoints")]
+    assert names == ["step-00000001", "step-00000004", "step-00000005"]
+    assert checkpoints.find(tmp_path, "best").name == "step-00000001"
+    assert checkpoints.find(tmp_path).name == "step-00000005"
+    assert checkpoints.find(checkpoints.find(tmp_path)) == checkpoints.find(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        checkpoints.find(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="expected latest or best"):
+        checkpoints.find(tmp_path, "newest")
+
+
+def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    """Fixed boundaries and no batch statistics: two passes of 4 sequences are one pass of 8."""
+    tiny_settings |= {"agent": {"name": "uniform"}}
+    tiny_settings["hardware"] |= {"precision": "float64"}
+    once, twice = tiny_settings | {}, tiny_settings
+    once["train"] = tiny_settings["train"] | {"batch_size": 8, "accumulate": 1}
+    one, _ = run(once, tmp_path / "once")
+    two, _ = run(twice, tmp_path / "twice")
+    for name in ("train/bits_per_byte", "train/grad_norm_lm", "train/flops"):
+        assert one[name][1] == pytest.approx(two[name][1], rel=1e-9), name
+
+
+def test_schedule_is_counted_in_bytes() -> None:
+    config = TrainConfig(bytes=1000, warmup_bytes=200, learning_rate=2.0, final_learning_rate=0.1)
+    assert [learning_rate(config, b) for b in (0, 100, 200)] == [0.0, 1.0, 2.0]
+    assert learning_rate(config, 600) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
+    assert learning_rate(config, 1000) == learning_rate(config, 5000) == pytest.approx(0.2)
+
+
+def test_everything_is_reproducible_by_seed(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    _, first = run(tiny_settings, tmp_path / "a")
+    _, same = run(tiny_settings, tmp_path / "b")
+    _, other = run(tiny_settings | {"seed": 1}, tmp_path / "c")
+    assert without_clock(first) == without_clock(same)
+    assert without_clock(first) != without_clock(other)
+
+
+def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    run(tiny_settings, tmp_path)
+    path = checkpoints.complete(tmp_path)[-1]
+    assert sorted(file.name for file in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    state = json.loads((path / "state.json").read_text())
+    config = resolve([], {}, base=state["config"])
+    assert config == resolve([], tiny_settings)
+    parts = build_parts(config)
+    parts.load_state_dict(checkpoints.load_model(path)[0])
+    assert isinstance(config, Config)

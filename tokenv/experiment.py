@@ -1,0 +1,385 @@
+"""The Sacred experiments behind the commands of ``tokenv``: configuration, storage, and what is printed."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from docopt import docopt
+
+from tokenv import checkpoint as checkpoints
+from tokenv.bench import BenchOptions, bench, peak_resident_memory
+from tokenv.config import Config, check_keys, make
+from tokenv.data.config import DataConfig
+from tokenv.data.corpus import load_corpus
+from tokenv.evaluate import Evaluation, evaluate
+from tokenv.hardware import prepare
+from tokenv.lm.generate import generate
+from tokenv.looking import Trained, load_run, probability_scale, segment
+from tokenv.registry import nearest
+from tokenv.report.characters import characters
+from tokenv.report.curves import draw_curves
+from tokenv.report.html import Passage, segment_page
+from tokenv.report.table import console, summary_table
+from tokenv.report.terminal import coloured_text
+from tokenv.settings import COMMAND_LINE, named_configs, resolve
+from tokenv.train import History, train
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
+    from sacred import SETTINGS, Experiment
+    from sacred.arg_parser import get_config_updates
+    from sacred.observers import FileStorageObserver
+    from sacred.run import Run
+
+SETTINGS.CAPTURE_MODE = "sys"  # progress bars write to the real terminal, everything else is kept with the run
+SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
+SETTINGS.CONFIG.READ_ONLY_CONFIG = False
+RUNS = "runs"
+STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of every command that looks at a run.
+
+    Args:
+        run: run folder, such as ``runs/7``.
+        checkpoint: ``best`` by validation bits per byte, or ``latest``.
+        seed: of drawn boundaries and symbols.
+    """
+
+    run: str = ""
+    checkpoint: str = "best"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise ValueError("run is missing: expected a run folder, such as run=runs/1")
+        if self.checkpoint not in ("best", "latest"):
+            raise ValueError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
+
+
+@dataclass(frozen=True)
+class TextOptions(RunOptions):
+    """Options of commands that read a text.
+
+    Args:
+        text: the text itself,
+        file: or the file that holds it (UTF-8 or any bytes).
+    """
+
+    text: str | None = None
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.text is None) == (self.file is None):
+            raise ValueError('expected one of text="..." and file=PATH')
+        if self.file is not None and not Path(self.file).is_file():
+            raise FileNotFoundError(f"file = {self.file!r}: there is no such file")
+
+    def read(self) -> bytes:
+        """The text's bytes."""
+        return Path(self.file).read_bytes() if self.file is not None else (self.text or "").encode()
+
+
+@dataclass(frozen=True)
+class SegmentOptions(TextOptions):
+    """Options of ``tokenv segment``.
+
+    Args:
+        out: HTML page to write; nothing is written where null.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+    """
+
+    out: str | None = "segments.html"
+    threshold: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateOptions(TextOptions):
+    """Options of ``tokenv generate``.
+
+    Args:
+        max_new: bytes to write.
+        temperature: 0 takes the most probable byte.
+        top_p: nucleus that bytes are drawn from.
+        stop: text after which to stop.
+    """
+
+    max_new: int = 200
+    temperature: float = 0.8
+    top_p: float = 0.95
+    stop: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(RunOptions):
+    """Options of ``tokenv evaluate``.
+
+    Args:
+        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
+        sequences: at most so many.
+        batch_size: sequences of one pass.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)
+    sequences: int = 2048
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after ``tokenv``."""
+
+    function: Callable[[Any, Run], Any]
+    resolve: Callable[[list[str], dict[str, Any]], Any]
+    stored: bool = False
+
+
+def run_command(name: str, arguments: list[str]) -> Any:
+    """Run a command as a Sacred experiment.
+
+    Args:
+        name: such as ``train``.
+        arguments: what follows on the command line, in Sacred's grammar.
+
+    Raises:
+        ValueError: unknown command, key or value.
+    """
+    if name == "configs":
+        print("\n".join(f"{stem:16} {path}" for stem, path in named_configs().items()))
+        return None
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}: {nearest(name, [*COMMANDS, 'configs'])}")
+    command = COMMANDS[name]
+    package = Path(__file__).parent.parent
+    experiment = Experiment(f"tokenv-{name}", base_dir=package)
+    for room in ("tokenv", "agents", "estimators"):
+        for source in sorted((package / room).rglob("*.py")):
+            experiment.add_source_file(str(source))
+
+    @experiment.main
+    def main(_config: dict[str, Any], _run: Run) -> Any:
+        return command.function(holder[0], _run)
+
+    usage = experiment.get_usage(f"tokenv-{name}")[2]
+    options = docopt(usage, arguments, default_help=False)
+    updates, names = get_config_updates(options["UPDATE"])
+    if options["help"] or options.get("--help"):
+        print(experiment.get_usage(f"tokenv {name}")[0])
+        return None
+    holder = [command.resolve(names, updates)]
+    values = holder[0]
+    experiment.add_config(values.as_dict() if hasattr(values, "as_dict") else asdict(values))
+    if command.stored and not any(options.get(flag) for flag in STORAGE_FLAGS):
+        experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
+    return experiment.run(options.get("COMMAND"), options=options).result
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """A training run and where it goes on from.
+
+    Args:
+        config: the run.
+        resume: run folder or checkpoint to go on from; None for a fresh start.
+    """
+
+    config: Config
+    resume: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What Sacred stores."""
+        return self.config.as_dict() | {"resume": self.resume}
+
+
+MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
+
+
+def _resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
+    resume = updates.pop("resume", None)
+    if resume is None:
+        return TrainOptions(resolve(names, updates))
+    if names:
+        raise ValueError(f"resume={resume} brings its own configuration: drop {', '.join(names)}")
+    changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
+    check_keys(updates, COMMAND_LINE)
+    if changed:
+        raise ValueError(
+            f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
+            f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
+        )
+    path = checkpoints.find(str(resume))
+    _, state = checkpoints.load_model(path)
+    return TrainOptions(resolve([], updates, base=state["config"]), str(path))
+
+
+def _resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
+    own = {key: updates.pop(key) for key in ("repeats", "stepping") if key in updates}
+    return BenchOptions(resolve(names, updates), **own)
+
+
+def _resolve_options(kind: type) -> Callable[[list[str], dict[str, Any]], Any]:
+    def resolve_options(names: list[str], updates: dict[str, Any]) -> Any:
+        if names:
+            raise ValueError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
+        check_keys(updates, COMMAND_LINE, kind)
+        # Sacred reads text=42 as a number; what should be text stays what was typed.
+        texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
+        typed = {key: str(value) if key in texts and value is not None else value for key, value in updates.items()}
+        return make(kind, typed)
+
+    return resolve_options
+
+
+def _folder(run: Run) -> Path | None:
+    """Where a run's files go: its FileStorage folder, or one of its own; None if the run is not stored."""
+    for observer in run.observers:
+        if isinstance(observer, FileStorageObserver):
+            return Path(observer.dir)
+    return Path(RUNS) / str(run._id) if run.observers else None
+
+
+def _train(options: TrainOptions, run: Run) -> dict[str, Any]:
+    """Train, then store and show what came out."""
+    config, folder = options.config, _folder(run)
+    progress = sys.stderr.isatty()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        keep = Path(scratch) if folder is None else folder
+        resume = None if options.resume is None else checkpoints.load(Path(options.resume))
+        try:
+            last, history = train(config, keep / "checkpoints", run.log_scalar, resume=resume, progress=progress)
+        except KeyboardInterrupt:
+            saved = checkpoints.complete(keep / "checkpoints")
+            where = "nothing was saved" if folder is None or not saved else "go on with: tokenv train with "
+            raise KeyboardInterrupt(f"stopped; {where}" + (f"resume={folder}" if folder and saved else "")) from None
+        seconds = time.perf_counter() - started
+        trained = load_run(str(keep), "latest")
+        passage = _held_out_passage(trained)
+        pages = Path(scratch)
+        _write_page(pages / "segments.html", [Passage("held-out text", passage)], trained, {})
+        draw_curves(history, pages / "curves.png", title=f"tokenv run {run._id}", target_rate=config.rate)
+        for name in ("segments.html", "curves.png"):
+            run.add_artifact(pages / name, name)
+    _print_summary(config, last, history, seconds, folder, passage)
+    return asdict(last)
+
+
+def _held_out_passage(trained: Trained, length: int = 2048) -> list[Any]:
+    held_out = load_corpus(trained.config.data).validation(max(1, length // trained.config.data.seq_len))
+    return segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist()))
+
+
+def _write_page(path: Path, passages: list[Passage], trained: Trained, facts: dict[str, str]) -> None:
+    passage = passages[0].characters
+    drawn = sum(character.boundary for character in passage)
+    facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
+    page = segment_page(passages, title="Token boundaries", facts=facts, scale=probability_scale(passage))
+    path.write_text(page, encoding="utf-8")
+
+
+def _print_summary(
+    config: Config, last: Evaluation, history: History, seconds: float, folder: Path | None, passage: list[Any]
+) -> None:
+    rows = {
+        "validation": f"{last.bits_per_byte:.4f} ± {last.standard_error:.4f} bits per byte",
+        "early exit": f"{last.bits_per_byte_early:.4f} bits per byte",
+        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
+        "policy entropy": f"{last.entropy:.4f} nats per decision",
+        "training": f"{history['train/bits_per_byte'][0][-1]:,} bytes, {history['train/flops'][1][-1]:.3g} FLOPs",
+        "time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB",
+    }
+    if last.boundary_f1 is not None:
+        rows["true boundaries"] = (
+            f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
+        )
+    if folder is not None:
+        rows["stored in"] = f"{folder} (curves.png, segments.html, metrics.json, checkpoints)"
+    shown = console()
+    shown.print(coloured_text(passage[:700], scale=probability_scale(passage)))
+    shown.print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
+
+
+def _segment(options: SegmentOptions, run: Run) -> dict[str, Any]:
+    """Colour a text by boundary probability."""
+    trained = load_run(options.run, options.checkpoint)
+    prepare(trained.config.hardware)
+    passage = segment(trained, options.read(), seed=options.seed, threshold=options.threshold)
+    console().print(coloured_text(passage, scale=probability_scale(passage)))
+    if options.out is not None:
+        title = options.file or "text"
+        _write_page(Path(options.out), [Passage(title, passage)], trained, {"run": options.run})
+        console().print(f"page: {options.out}")
+    return {"boundaries": sum(c.boundary for c in passage), "characters": len(passage)}
+
+
+def _generate(options: GenerateOptions, run: Run) -> str:
+    """Continue a text, boundaries drawn on the way."""
+    trained = load_run(options.run, options.checkpoint)
+    parts, device = trained.parts, trained.parts.lm.head.weight.device
+    prompt = torch.tensor([list(options.read())], device=device)
+    written = generate(
+        parts.lm,
+        parts.agent,
+        prompt,
+        options.max_new,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        stop=None if options.stop is None else options.stop.encode(),
+        generator=torch.Generator(device).manual_seed(options.seed),
+    )
+    data = bytes(written.symbol_BN[0].tolist())
+    passage = characters(data, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist())
+    console().print(coloured_text(passage, scale=probability_scale(passage)))
+    return data.decode("utf-8", errors="replace")
+
+
+def _evaluate(options: EvaluateOptions, run: Run) -> dict[str, Any]:
+    """Bits per byte on held-out text, with sampled and with thresholded boundaries."""
+    trained = load_run(options.run, options.checkpoint)
+    prepare(trained.config.hardware)
+    data = make(DataConfig, asdict(trained.config.data) | options.data, "data.")
+    progress = sys.stderr.isatty()
+    held_out = load_corpus(data, progress=progress).validation(options.sequences)
+    results = {}
+    for name, threshold in (("sampled", False), ("thresholded", True)):
+        result = evaluate(
+            trained.parts,
+            held_out,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            threshold=threshold,
+            progress=progress,
+        )
+        results[name] = asdict(result)
+        rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
+        title = f"{name} boundaries, {len(held_out)} sequences of {data.validation_source or data.source}"
+        console().print(summary_table(rows, title=title))
+    return results
+
+
+def _bench(options: BenchOptions, run: Run) -> dict[str, Any]:
+    """Speed, memory, and what learning the boundaries costs."""
+    results = bench(options, progress=sys.stderr.isatty())
+    for title, rows in results["tables"].items():
+        console().print(summary_table(rows, title=title))
+    return results["figures"]
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(_train, _resolve_training, stored=True),
+    "segment": Command(_segment, _resolve_options(SegmentOptions)),
+    "generate": Command(_generate, _resolve_options(GenerateOptions)),
+    "evaluate": Command(_evaluate, _resolve_options(EvaluateOptions)),
+    "bench": Command(_bench, _resolve_bench),
+}

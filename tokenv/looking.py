@@ -1,0 +1,90 @@
+"""Looking at a trained model: load a run, segment a text, continue it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from tokenv import checkpoint as checkpoints
+from tokenv import keys
+from tokenv.build import Parts, build_parts
+from tokenv.config import Config, make
+from tokenv.report.characters import Character, characters
+from tokenv.rollout import rollout
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model as a run left it.
+
+    Attributes:
+        parts: model and agent, in evaluation mode.
+        config: of the run.
+        path: the checkpoint.
+        step: updates done.
+    """
+
+    parts: Parts
+    config: Config
+    path: Path
+    step: int
+
+
+def load_run(run: str, which: str = "best") -> Trained:
+    """Load a run's model.
+
+    Args:
+        run: run folder, such as ``runs/7``.
+        which: ``best`` by validation bits per byte, or ``latest``.
+
+    Raises:
+        FileNotFoundError: there is no such run, or it has no checkpoint.
+    """
+    path = checkpoints.find(run, which)
+    tensors, state = checkpoints.load_model(path)
+    config = make(Config, state["config"])
+    parts = build_parts(config)
+    parts.load_state_dict(tensors)
+    parts.train(False)
+    return Trained(parts, config, path, state["step"])
+
+
+@torch.no_grad()
+def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> list[Character]:
+    """Draw token boundaries in a text, in pieces of the length that the model was trained on.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+
+    Raises:
+        ValueError: the text is empty.
+    """
+    if not text:
+        raise ValueError("the text is empty: expected at least one byte in text=... or file=...")
+    parts, length = trained.parts, trained.config.data.seq_len
+    device = parts.lm.head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    probability: list[float] = []
+    boundary: list[bool] = []
+    for start in range(0, len(text), length):
+        symbol_N = torch.tensor(list(text[start : start + length]), device=device)
+        # A rollout decides nothing at its last symbol, so one more is put there.
+        symbol_BN = F.pad(symbol_N, (0, 1)).unsqueeze(0)
+        noise = torch.full((1, len(symbol_N)), 0.5, device=device) if threshold else None
+        td = rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
+        probability += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
+        boundary += td[keys.ACTION][0].bool().tolist()
+    return characters(text, probability, boundary)
+
+
+def probability_scale(passage: list[Character]) -> tuple[float, float]:
+    """Ends of the colour scale: the 1st and 99th percentile, so that a cautious policy's structure is seen too."""
+    if not passage:
+        return (0.0, 1.0)
+    values = torch.tensor([character.probability for character in passage[1:] or passage])
+    low, high = torch.quantile(values, torch.tensor([0.01, 0.99])).tolist()
+    return (low, high) if high - low > 1e-3 else (0.0, 1.0)
