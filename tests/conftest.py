@@ -6,7 +6,6 @@ import torch
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
-
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 torch.set_num_threads(1)
 

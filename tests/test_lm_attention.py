@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenv.lm.attention import attend, causal_attention, flex_attention, local_attention, reference_attention
+from tokenv.lm.attention import (
+    attention_for,
+    causal_attention,
+    flex_attention,
+    local_attention,
+    reference_attention,
+)
 
 SOFTCAP = 2.0  # low, so that the cap bends the scores
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))  # N, H, d
@@ -60,9 +66,10 @@ def test_flex_attention_equals_the_reference(size, window):
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_attend_chooses_one_of_them(window):
+def test_a_chosen_attention_is_one_of_them(window):
     qkv = random_qkv(23, 2, 4)
-    torch.testing.assert_close(attend(*qkv, SOFTCAP, window), reference_attention(*qkv, SOFTCAP, window))
+    chosen = attention_for(23, torch.device("cpu"), SOFTCAP, window)
+    torch.testing.assert_close(chosen(*qkv), reference_attention(*qkv, SOFTCAP, window))
 
 
 def test_the_reference_hides_what_lies_outside_the_window():
@@ -94,12 +101,11 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("attention", [local_attention, attend])
-def test_local_attention_never_builds_a_square(attention):
+def test_local_attention_never_builds_a_square():
     """Forward and backward: the largest tensor is 2 W N scores, whatever N."""
     window, heads = 4, 2
     for length in (64, 128, 256, 512):
         qkv = random_qkv(length, heads, 4, batch=1)
         with _Largest() as mode:
-            value_and_gradients(attention, qkv, torch.ones_like(qkv[0]), window)
+            value_and_gradients(local_attention, qkv, torch.ones_like(qkv[0]), window)
         assert mode.numel == heads * length * 2 * window
