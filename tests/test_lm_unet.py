@@ -76,6 +76,24 @@ def test_rows_and_padding_do_not_meet(mask, seed):
         torch.testing.assert_close(together[b : b + 1, : 9 + b], row, rtol=1e-10, atol=1e-10)
 
 
+@settings(deadline=None, max_examples=10)
+@given(masks, st.sampled_from([2, 8, 128]), seeds)
+def test_padding_the_tokens_changes_nothing(mask, multiple, seed):
+    """Compiled layers want few different token lengths; neither values nor gradients notice."""
+    torch.manual_seed(seed)
+    lm, action_BN = small_lm(), forced_first(mask)
+    symbol_BN = torch.randint(256, action_BN.shape)
+    trained = [p for name, p in lm.named_parameters() if "early" not in name]
+    results = []
+    for lm._token_multiple in (1, multiple):
+        out = lm(symbol_BN, action_BN)
+        results.append((out, *torch.autograd.grad(out.square().sum(), trained)))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+    tokens = segment(action_BN, multiple)
+    assert tokens.boundary_BM.shape[1] % multiple == 0
+    assert tokens.count_B.tolist() == action_BN.sum(1).tolist()
+
+
 def meta_lm(width, heads, mid):
     with torch.device("meta"):
         return UNet(UNetConfig(width=width, heads=heads, down_layers=4, mid_layers=mid, up_layers=4))

@@ -82,7 +82,8 @@ class UNet(nn.Module):
         Returns:
             The head's output, parameters of p(x_{i+1} | x_<=i, a_<=i): [B, T, P].
         """
-        segments = segment(action_BT, self._token_multiple)
+        # The GPU's attention is compiled for each M, so M should take few values.
+        segments = segment(action_BT, 128 if x_BTD.is_cuda else self._token_multiple)
         token_BMD = self.contextualise(select(x_BTD, segments), segments.boundary_BM)
         y_BTD = self._byte_layers(self.up, x_BTD + distribute(token_BMD, segments))
         return self.head(self.norm(y_BTD))
