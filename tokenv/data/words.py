@@ -10,6 +10,7 @@ from datasets import Dataset, Features, Value
 WORD_LENGTHS = (2, 8)
 DOCUMENT_WORDS = (400, 1000)
 LETTERS = 26
+FAMILY = 4
 FOLLOWERS = 4
 RESTART = 0.1
 
@@ -17,8 +18,8 @@ RESTART = 0.1
 def make_lexicon(size: int, seed: int) -> list[bytes]:
     """Make distinct words of 2 to 8 letters, the most frequent first.
 
-    Every letter of every word is drawn alike, so no letter marks the beginning or the end of a word: what
-    gives a word away is only that its letters recur together.
+    Words come in families of four that differ in their last letter only, as inflected words do: which word it was is
+    known when it ends and not before. All letters are drawn alike, so none marks the beginning or the end of a word.
 
     Args:
         size: How many words.
@@ -30,9 +31,11 @@ def make_lexicon(size: int, seed: int) -> list[bytes]:
     generator = np.random.default_rng([seed, 0])
     words: dict[bytes, None] = {}
     while len(words) < size:
-        length = generator.integers(WORD_LENGTHS[0], WORD_LENGTHS[1], endpoint=True)
-        words[bytes(ord("a") + letter for letter in generator.integers(LETTERS, size=length).tolist())] = None
-    return list(words)
+        length = generator.integers(WORD_LENGTHS[0] - 1, WORD_LENGTHS[1] - 1, endpoint=True)
+        stem = bytes((ord("a") + generator.integers(LETTERS, size=length)).tolist())
+        endings = ord("a") + generator.choice(LETTERS, size=FAMILY, replace=False)
+        words |= {stem + bytes([ending]): None for ending in endings.tolist()}
+    return [list(words)[rank] for rank in generator.permutation(len(words))[:size].tolist()]
 
 
 def make_chain(size: int, length: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
