@@ -6,7 +6,7 @@ import pytest
 from tokenv.data.builtin import prose_documents, python_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.words import make_chain, make_lexicon, words_documents
+from tokenv.data.words import make_lexicon, words_documents
 
 
 def segment(content, gold):
@@ -35,18 +35,16 @@ def test_gold_segments_documents_into_words_of_the_lexicon():
         assert row["content"].isalpha()
 
 
-def test_frequent_words_come_first_and_a_word_tells_of_the_next():
-    size, generator = 50, np.random.default_rng(3)
-    chain = make_chain(size, 200_000, generator)
-    count = np.bincount(chain, minlength=size)
-    assert count.min() > 0
-    assert count[:5].sum() > 2 * count[25:].sum()
-    pairs = np.zeros((size, size))
-    np.add.at(pairs, (chain[:-1], chain[1:]), 1)
-    share = np.sort(pairs, axis=1)[:, ::-1] / pairs.sum(1, keepdims=True)
-    assert share[:, :4].sum(1).min() > 0.88  # four followers, and one word in ten is free
-    first = 0.9 * 1 / (1 + 1 / 2 + 1 / 3 + 1 / 4)
-    assert np.median(share[:, 0]) == pytest.approx(first, abs=0.03)
+def test_words_follow_zipf_and_are_independent():
+    lexicon = make_lexicon(50, seed=0)
+    rank = {word: number for number, word in enumerate(lexicon)}
+    words = [w for row in words_documents(50, 100, seed=0) for w in segment(row["content"], row["gold"])[0]]
+    drawn = np.array([rank[word] for word in words])
+    share = np.bincount(drawn, minlength=50) / len(drawn)
+    zipf = 1 / np.arange(1, 51)
+    assert share == pytest.approx(zipf / zipf.sum(), abs=0.006)
+    follows = drawn[1:][drawn[:-1] == 0]
+    assert np.mean(follows == 0) == pytest.approx(share[0], abs=0.02)
 
 
 def test_gold_reaches_the_batches():

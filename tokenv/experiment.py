@@ -38,8 +38,9 @@ with warnings.catch_warnings():
     from sacred.arg_parser import get_config_updates
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
+    from sacred.utils import apply_backspaces_and_linefeeds
 
-SETTINGS.CAPTURE_MODE = "sys"  # progress bars write to the real terminal, everything else is kept with the run
+SETTINGS.CAPTURE_MODE = "sys"
 SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
@@ -163,6 +164,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
     command = COMMANDS[name]
     package = Path(__file__).parent.parent
     experiment = Experiment(f"tokenv-{name}", base_dir=package)
+    experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "agents", "estimators"):
         for source in sorted((package / room).rglob("*.py")):
             experiment.add_source_file(str(source))

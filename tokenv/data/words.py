@@ -10,16 +10,13 @@ from datasets import Dataset, Features, Value
 WORD_LENGTHS = (2, 8)
 DOCUMENT_WORDS = (400, 1000)
 LETTERS = 26
-FAMILY = 4
-FOLLOWERS = 4
-RESTART = 0.1
 
 
 def make_lexicon(size: int, seed: int) -> list[bytes]:
     """Make distinct words of 2 to 8 letters, the most frequent first.
 
-    Words come in families of four that differ in their last letter only, as inflected words do: which word it was is
-    known when it ends and not before. All letters are drawn alike, so none marks the beginning or the end of a word.
+    Every letter of every word is drawn alike, so no letter marks the beginning or the end of a word: what
+    gives a word away is only that its letters recur together.
 
     Args:
         size: How many words.
@@ -31,46 +28,15 @@ def make_lexicon(size: int, seed: int) -> list[bytes]:
     generator = np.random.default_rng([seed, 0])
     words: dict[bytes, None] = {}
     while len(words) < size:
-        length = generator.integers(WORD_LENGTHS[0] - 1, WORD_LENGTHS[1] - 1, endpoint=True)
-        stem = bytes((ord("a") + generator.integers(LETTERS, size=length)).tolist())
-        endings = ord("a") + generator.choice(LETTERS, size=FAMILY, replace=False)
-        words |= {stem + bytes([ending]): None for ending in endings.tolist()}
-    return [list(words)[rank] for rank in generator.permutation(len(words))[:size].tolist()]
-
-
-def make_chain(size: int, length: int, generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Draw a sequence of word numbers in which a word says much about the next one.
-
-    Every word has 4 followers, drawn by Zipf's law; it is followed by its k-th one with probability proportional to
-    1/k, or, once in ten words, by any word of the lexicon by Zipf's law. Were the words independent, a word that has
-    ended would tell nothing about what comes, and nothing would be gained by a token that ends with it.
-
-    Args:
-        size: Words in the lexicon.
-        length: Words to draw.
-        generator: Source of randomness.
-
-    Returns:
-        int64 [length], numbers below `size`.
-    """
-    weight_W = 1 / np.arange(1, size + 1)
-    weight_W /= weight_W.sum()
-    followers = min(FOLLOWERS, size)
-    follower_WF = np.stack([generator.choice(size, size=followers, replace=False, p=weight_W) for _ in range(size)])
-    weight_F = 1 / np.arange(1, followers + 1)
-    choice_K = generator.choice(followers, size=length, p=weight_F / weight_F.sum()).tolist()
-    fresh_K = np.where(generator.random(length) < RESTART, generator.choice(size, size=length, p=weight_W), -1).tolist()
-    table, word, chain = follower_WF.tolist(), 0, []
-    for choice, fresh in zip(choice_K, fresh_K, strict=True):
-        word = fresh if fresh >= 0 else table[word][choice]
-        chain.append(word)
-    return np.array(chain)
+        length = generator.integers(WORD_LENGTHS[0], WORD_LENGTHS[1], endpoint=True)
+        words[bytes(ord("a") + letter for letter in generator.integers(LETTERS, size=length).tolist())] = None
+    return list(words)
 
 
 def words_documents(lexicon_size: int, documents: int, seed: int) -> Dataset:
     """Write documents of a few thousand bytes in the synthetic language, without spaces.
 
-    Words follow one another as in `make_chain`.
+    Words follow one another independently, the k-th most frequent with probability proportional to 1/k.
 
     Args:
         lexicon_size: Distinct words of the language.
@@ -82,8 +48,9 @@ def words_documents(lexicon_size: int, documents: int, seed: int) -> Dataset:
     """
     lexicon = make_lexicon(lexicon_size, seed)
     generator = np.random.default_rng([seed, 1])
+    weight_W = 1 / np.arange(1, lexicon_size + 1)
     words_D = generator.integers(*DOCUMENT_WORDS, size=documents, endpoint=True)
-    drawn_K = make_chain(lexicon_size, int(words_D.sum()), generator)
+    drawn_K = generator.choice(lexicon_size, size=words_D.sum(), p=weight_W / weight_W.sum())
 
     length_W = np.array([len(word) for word in lexicon])
     end_K = np.cumsum(length_W[drawn_K])
