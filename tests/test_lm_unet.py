@@ -138,7 +138,7 @@ def test_tokens_stand_at_their_boundaries_byte_positions():
     seen = {}
     lm.mid[-1].register_forward_hook(lambda layer, args, out: seen.setdefault("out", out))
     lm.decode(x_BND, action_BN)
-    torch.testing.assert_close(seen["out"], by_byte)
+    torch.testing.assert_close(seen["out"][:, :4], by_byte)  # what follows is padding
 
 
 def test_bfloat16_activations_are_close_to_float32():

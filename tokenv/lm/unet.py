@@ -36,7 +36,8 @@ class UNet(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
-        self._token_multiple = 1  # M is padded to a multiple of this
+        # M is padded to a multiple of this: with ever new lengths the allocator's memory would fragment.
+        self._token_multiple = 32
         self.codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
 
         def layers(count: int, mlp: int) -> nn.ModuleList:
