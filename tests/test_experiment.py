@@ -127,6 +127,7 @@ def test_unobserved_runs_leave_nothing(
         (["train", "with", "quick", "train.byts=3"], "command line: unknown key train.byts: did you mean 'bytes'?"),
         (["train", "with", "data.source=pyhton"], "python"),
         (["train", "with", "agent.name=lerned"], "agent.name = 'lerned' is unknown"),
+        (["train", "with", "agent.nme=uniform"], "agent.nme is no option of agent 'learned': did you mean 'name'?"),
         (["segment", "with", "run=runs/1"], 'expected one of text="..." and file=PATH'),
         (["segment", "with", "text=a"], "run is missing"),
         (["segment", "with", "run=runs/1", "file=no.txt"], "there is no such file"),
@@ -135,7 +136,7 @@ def test_unobserved_runs_leave_nothing(
         (["bench", "with", "repeats=0"], "repeats = 0"),
     ],
 )
-def test_mistakes_end_with_one_message(
+def test_mistakes_end_with_one_message_before_anything_starts(
     arguments: list[str],
     message: str,
     tmp_path: Path,

@@ -16,6 +16,7 @@ from docopt import docopt
 
 from tokenv import checkpoint as checkpoints
 from tokenv.bench import BenchOptions, bench, peak_resident_memory
+from tokenv.build import build_parts
 from tokenv.config import Config, check_keys, make
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
@@ -210,7 +211,9 @@ MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
 def _resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
     resume = updates.pop("resume", None)
     if resume is None:
-        return TrainOptions(resolve(names, updates))
+        config = resolve(names, updates)
+        build_parts(config, torch.device("meta"))  # refuses what agents and estimators cannot take, before work starts
+        return TrainOptions(config)
     if names:
         raise ValueError(f"resume={resume} brings its own configuration: drop {', '.join(names)}")
     changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]

@@ -67,7 +67,8 @@ def build(kind: str, options: Mapping[str, Any], table: Mapping[str, str], **con
     given = {name: value for name, value in options.items() if name != "name"}
     for name in given:
         if name not in known and not takes_all:
-            raise ValueError(f"{kind}.{name} is no option of {kind} {options['name']!r}: {nearest(name, known)}")
+            hint = nearest(name, [*known, "name"])
+            raise ValueError(f"{kind}.{name} is no option of {kind} {options['name']!r}: {hint}")
     return found(**{name: value for name, value in context.items() if name in known} | given)
 
 
