@@ -74,6 +74,11 @@ def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
     )
 
 
+def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
+    """Standard deviation where ``mask`` is True; no boolean indexing, for which a GPU would wait."""
+    return masked_mean((x - masked_mean(x, mask)).square(), mask).sqrt()
+
+
 @torch.no_grad()
 def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a rollout says about the model and the policy."""
@@ -82,7 +87,7 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor]) -> dict[str, 
         "bits_per_byte": losses["lm"] / math.log(2),
         "bits_per_byte_early": losses["early"] / math.log(2),
         "boundary_rate": td[keys.ACTION].float().mean(),
-        "boundary_prob_std": td[keys.BOUNDARY_PROB][decided].std(),
+        "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
         "entropy": masked_mean(td[keys.ENTROPY], decided),
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
         "reward_mean": reward.mean(),
@@ -90,7 +95,7 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor]) -> dict[str, 
         "tokens": td[keys.ACTION].sum(-1).max() * td[keys.ACTION].shape[:-1].numel(),
     }
     if keys.ADVANTAGE in td:
-        metrics["advantage_std"] = td[keys.ADVANTAGE][decided].std()
+        metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decided)
         metrics["loss_policy"] = losses["policy"]
     return {name: value.detach().double() for name, value in metrics.items()}
 
