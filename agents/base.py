@@ -17,6 +17,24 @@ def forced_action(observation: TensorDictBase) -> Tensor:
     return (observation[keys.POSITION] == 0).long()
 
 
+def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
+    """Places for a boundary in a sequence of N symbols, and the exact number floor(N * rate) to be drawn.
+
+    The last symbol's boundary would predict nothing, so the places are symbols 0 (forced) to N - 2, and N - 1
+    boundaries are the most.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
+    """
+    if not 0 < rate <= 1:
+        raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
+    places = max(seq_len - 1, 1)
+    count = min(int(seq_len * rate + 1e-9), places)  # the tiny number undoes the rounding of 10 * 0.3 and its like
+    if count < 1:
+        raise ValueError(f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}")
+    return places, count
+
+
 class BoundaryDistribution(Distribution):
     """Bernoulli decisions with logits l, some of them forced (probability 1, so log-probability and entropy 0).
 
@@ -100,6 +118,21 @@ class Agent(TensorDictModuleBase, ABC):
             ``action``, ``action_log_prob``, ``boundary_prob`` and ``entropy`` (and ``boundary_logits`` where there
             are some) with the noise's shape; gradients flow into the encoding.
         """
+
+    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
+        """What ``draw`` gives, but for given boundaries: int64 [.., B, T]. Only policies can.
+
+        Raises:
+            ValueError: this agent has no policy.
+        """
+        raise ValueError(
+            f"{type(self).__name__} draws boundaries and has no policy to score them with: choose an agent that learns"
+        )
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether a decision depends on earlier ones."""
+        return self.window > 0
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

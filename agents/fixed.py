@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from agents.base import Agent, forced_action
+from agents.base import Agent, boundary_count, forced_action
 from tokenv import keys
 
 
@@ -14,8 +14,6 @@ class _Fixed(Agent):
     Args:
         rate: boundaries per symbol.
         seq_len: symbols N of a sequence; exactly floor(N * rate) boundaries are drawn, the first symbol's included.
-            The last symbol's boundary would predict nothing, so the places are symbols 0 (forced) to N - 2, and
-            N - 1 boundaries are the most.
 
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
@@ -25,15 +23,7 @@ class _Fixed(Agent):
 
     def __init__(self, rate: float, seq_len: int) -> None:
         super().__init__()
-        if not 0 < rate <= 1:
-            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
-        # The tiny number undoes the rounding of products such as 10 * 0.3.
-        self.places = max(seq_len - 1, 1)
-        self.count = min(int(seq_len * rate + 1e-9), self.places)
-        if self.count < 1:
-            raise ValueError(
-                f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}"
-            )
+        self.places, self.count = boundary_count(rate, seq_len)
 
     def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
         """P(a_i = 1) given the number of boundaries before i."""

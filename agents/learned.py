@@ -74,12 +74,13 @@ class Learned(Agent):
         return [F.pad(action_T, (j, 0))[..., :length] for j in range(1, self.window + 1)]
 
     @torch.no_grad()
-    def _settle(self, projected: Tensor, noise: Tensor, decision_mask: Tensor, forced: Tensor) -> Tensor:
+    def _settle(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
         """Solve ``a_i = [l_i(a_{i-1}, ..., a_{i-w}) > logit(u_i)]`` for all i at once.
 
         The system is triangular, so it has exactly one solution and Jacobi iteration ends there: after r rounds at
         least the first r actions are right. A neighbour rarely flips a decision, so a handful of rounds will do.
         """
+        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
         threshold = torch.logit(noise)
         action = forced.expand(noise.shape)
         for _ in range(0, noise.shape[-1] + 1, ROUNDS_PER_CHECK):
@@ -94,19 +95,28 @@ class Learned(Agent):
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
         projected = self._project(observation[keys.ENCODING])
-        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
-        action = self._settle(projected.detach(), noise, decision_mask, forced)
-        logits = self._logits(projected, self._earlier(action)).expand(noise.shape)
-        dist = BoundaryDistribution(logits, decision_mask, forced)
+        return self._score(observation, projected, self._settle(projected.detach(), noise, observation))
+
+    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
+        """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
+        return self._score(observation, self._project(observation[keys.ENCODING]), action)
+
+    def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
+        """The distribution of every decision, given all earlier ones."""
+        logits = self._logits(projected, self._earlier(action)).expand(action.shape)
+        return BoundaryDistribution(logits, observation[keys.DECISION_MASK], forced_action(observation))
+
+    def _score(self, observation: TensorDictBase, projected: Tensor, action: Tensor) -> TensorDict:
+        dist = self._given(projected, action, observation)
         return TensorDict(
             {
                 keys.ACTION: action,
                 keys.ACTION_LOG_PROB: dist.log_prob(action),
                 keys.BOUNDARY_PROB: dist.mean.detach(),
-                keys.BOUNDARY_LOGITS: logits,
+                keys.BOUNDARY_LOGITS: dist.logits,
                 keys.ENTROPY: dist.entropy(),
             },
-            batch_size=noise.shape,
+            batch_size=action.shape,
         )
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

@@ -1,16 +1,22 @@
 """What estimators are made of: parts, and the chain that checks that they fit together.
 
-A part reads some keys of a rollout ([B, T] or [K, B, T]: dimension -1 is time, -2 the batch, -3 the samples) and
-writes others. An estimator is a chain of parts, as an optax optimizer is a chain of gradient transformations::
+A part reads some keys of a rollout ([B, T] or [K, B, T]: dimension -1 is time, -2 the batch, -3 the samples; further
+leading dimensions are independent rollouts) and writes others. An estimator is a chain of parts, as an optax
+optimizer is a chain of gradient transformations::
 
     reinforce = chain(EarlyExit(), Discount(gamma=0.99), BatchCentre(), ScoreFunction())
+
+Parts that care how boundaries are drawn (antithetic pairs, off-policy actions, relaxed boundaries) override one of the
+hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.rollout_options`` hands them to the rollout.
 """
 
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
 from tokenv import keys
 
@@ -36,6 +42,7 @@ ROLLOUT_KEYS: frozenset[NestedKey] = frozenset(
         keys.DONE,
     }
 )
+HOOKS = ("couple", "propose", "relax", "relaxations")
 
 
 class Part(TensorDictModuleBase, ABC):
@@ -44,14 +51,49 @@ class Part(TensorDictModuleBase, ABC):
     Attributes:
         in_keys: what it reads; a chain refuses a part whose keys nobody has written.
         out_keys: what it writes.
+        unbiased: whether it keeps the gradient's expectation; a chain is unbiased if all of its parts are.
+        independent: whether it is valid only for policies that ignore their own past (window 0); a rollout with
+            another policy is refused.
+        samples: samples K per sequence that it needs at least.
+        even: whether K must be even.
+        reward_only: whether the samples after the first serve rewards only: the language model does not learn from
+            them, so that they cost a forward pass without a backward pass.
+        num_epochs: gradient steps on one rollout.
     """
 
     in_keys: list[Any]
     out_keys: list[Any]
+    unbiased: bool = True
+    independent: bool = False
+    samples: int = 1
+    even: bool = False
+    reward_only: bool = False
+    num_epochs: int = 1
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read ``in_keys`` of a rollout, write ``out_keys`` into it, and give it back."""
+
+    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Couple the samples: independent uniform numbers [K, B, T] to dependent ones, each still uniform.
+
+        0 forces a boundary and 1 forces none.
+        """
+        raise NotImplementedError
+
+    def propose(self, noise: Tensor) -> Tensor | None:
+        """Actions of another policy, int64 of the noise's shape, to be scored; None leaves the drawing to ours."""
+        raise NotImplementedError
+
+    def relax(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
+        """Boundaries that the pooling reads instead of the drawn actions: float [.., T], with a gradient."""
+        raise NotImplementedError
+
+    def relaxations(
+        self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """R further, relaxed boundaries whose likelihoods are wanted: float [.., T, R], with a gradient."""
+        raise NotImplementedError
 
 
 class Chain(TensorDictModuleBase):
@@ -62,8 +104,14 @@ class Chain(TensorDictModuleBase):
         num_samples: samples K of the boundaries per sequence that the chain wants in a rollout; None for one
             sample without a dimension of its own.
 
+    Attributes:
+        unbiased: whether the expected gradient is the true one.
+        independent: whether only policies that ignore their own past are valid.
+        num_epochs: gradient steps on one rollout.
+
     Raises:
-        ValueError: there is no part, or a part reads a key that neither a rollout nor an earlier part writes.
+        ValueError: there is no part, a part reads a key that neither a rollout nor an earlier part writes, needs more
+            samples than there are, or two parts want to decide the same of a rollout.
     """
 
     def __init__(self, *parts: Part, num_samples: int | None = None) -> None:
@@ -72,17 +120,34 @@ class Chain(TensorDictModuleBase):
             raise ValueError("chain() without parts: expected at least one, such as ScoreFunction()")
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
+        self.parts, self.num_samples = list(parts), num_samples
+        self._hooks = {name: _hook(name, parts) for name in HOOKS}
         known = set(ROLLOUT_KEYS)
+        if self._hooks["relaxations"] is not None:
+            known.add(keys.LOG_LIKELIHOOD_RELAXED)
         for number, part in enumerate(parts):
+            _check_samples(part, num_samples)
             for key in part.in_keys:
                 if key not in known:
                     raise ValueError(_missing(key, number, parts))
             known |= set(part.out_keys)
-        self.parts, self.num_samples = list(parts), num_samples
         for number, part in enumerate(parts):
             self.add_module(str(number), part)  # so that a part's own state is saved and moved
         self.in_keys = sorted({key for part in parts for key in part.in_keys} & ROLLOUT_KEYS, key=str)
         self.out_keys = sorted({key for part in parts for key in part.out_keys}, key=str)
+        self.unbiased = all(part.unbiased for part in parts)
+        self.independent = any(part.independent for part in parts)
+        self.num_epochs = max(part.num_epochs for part in parts)
+
+    def rollout_options(self) -> dict[str, Any]:
+        """What the chain asks of a rollout, as keyword arguments of ``tokenv.rollout.rollout``."""
+        options: dict[str, Any] = {name: hook for name, hook in self._hooks.items() if hook is not None}
+        if self.num_samples is not None:
+            options["num_samples"] = self.num_samples
+            options["reward_only"] = any(part.reward_only for part in self.parts)
+        if self.independent:
+            options["independent"] = True
+        return options
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply all parts to a rollout, in place."""
@@ -90,10 +155,37 @@ class Chain(TensorDictModuleBase):
             tensordict = part(tensordict)
         return tensordict
 
+    def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the loss once more for a rollout that was scored again: credits stay what they were."""
+        for part in self.parts:
+            if keys.LOSS_POLICY in part.out_keys:
+                tensordict = part(tensordict)
+        return tensordict
+
 
 def chain(*parts: Part, num_samples: int | None = None) -> Chain:
     """Chain parts into an estimator; see ``Chain``."""
     return Chain(*parts, num_samples=num_samples)
+
+
+def _hook(name: str, parts: tuple[Part, ...]) -> Any:
+    """The one part's method that overrides a hook, if any."""
+    owners = [part for part in parts if getattr(type(part), name) is not getattr(Part, name)]
+    if len(owners) > 1:
+        first, second = (type(part).__name__ for part in owners[:2])
+        raise ValueError(f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them")
+    return getattr(owners[0], name) if owners else None
+
+
+def _check_samples(part: Part, num_samples: int | None) -> None:
+    name, given = type(part).__name__, num_samples or 1
+    if given < part.samples:
+        raise ValueError(
+            f"num_samples = {num_samples}: {name} compares samples of one sequence and needs num_samples={part.samples}"
+            " or more"
+        )
+    if part.even and given % 2:
+        raise ValueError(f"num_samples = {num_samples}: {name} draws pairs, so the number must be even")
 
 
 def _missing(key: NestedKey, number: int, parts: tuple[Part, ...]) -> str:

@@ -5,6 +5,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from estimators.base import Part
+from estimators.statistics import mean_of_others
 from tokenv import keys
 
 
@@ -18,6 +19,11 @@ def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:
         total = total + gamma**step * F.pad(total[..., step:], (0, step))
         step *= 2
     return total
+
+
+def _check_factor(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} = {value}: expected a factor in [0, 1], such as 0.99")
 
 
 class Discount(Part):
@@ -41,10 +47,47 @@ class Discount(Part):
 
     def __init__(self, gamma: float = 0.99) -> None:
         super().__init__()
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma = {gamma}: expected a discount factor in [0, 1], such as 0.99")
+        _check_factor("gamma", gamma)
         self.gamma = gamma
+        self.unbiased = gamma == 1
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., T] in nats."""
         return tensordict.set(keys.ADVANTAGE, discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma))
+
+
+class LambdaReturn(Part):
+    """Generalised discounting with the batch as critic: no network, two knobs.
+
+    ``A_i = sum_{j>=0} (gamma lambda)^j (R_{i+j+1} + gamma V_{i+j+1} - V_{i+j})``, generalised advantage estimation
+    (Schulman et al. 2016, arXiv 1506.02438) with V_i the mean over the *other* sequences of their discounted
+    returns from i on. lambda = 1 is ``Discount(gamma)`` less the leave-one-out batch mean; lambda = 0 credits the
+    next reward only, and the difference of two means.
+
+    Bias: that of the discount; V does not depend on the sequence's own actions, so it adds none for lambda = 1, and
+    for lambda < 1 rewards at distance j count only (gamma lambda)^j. Cost: O(B T log T) elementwise.
+
+    Args:
+        gamma: discount factor in [0, 1].
+        lam: lambda in [0, 1].
+
+    Raises:
+        ValueError: one of them outside [0, 1].
+    """
+
+    in_keys = [keys.REWARD, keys.DECISION_MASK]
+    out_keys = [keys.ADVANTAGE]
+
+    def __init__(self, gamma: float = 0.99, lam: float = 0.95) -> None:
+        super().__init__()
+        _check_factor("gamma", gamma)
+        _check_factor("lam", lam)
+        self.gamma, self.lam = gamma, lam
+        self.unbiased = gamma * lam == 1
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``advantage``: [.., B, T] in nats."""
+        reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
+        value = mean_of_others(discounted_sum(reward, self.gamma), mask, -2)
+        surprise = reward + self.gamma * F.pad(value[..., 1:], (0, 1)) - value
+        return tensordict.set(keys.ADVANTAGE, discounted_sum(surprise, self.gamma * self.lam))

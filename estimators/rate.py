@@ -1,19 +1,16 @@
 """What keeps the boundary rate near its target."""
 
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from estimators.base import Part
-from estimators.statistics import masked_mean
+from estimators.statistics import masked_mean, mean_over
 from tokenv import keys
 
 
-class LogitPressure(Part):
-    """An even push on all logits, up or down.
-
-    ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
-
-    Not an estimate of any gradient of the reward: it moves the policy to the target rate, whatever that costs.
-    Cost: O(T) elementwise.
+class RateTarget(Part):
+    """Common to all rate targets. None estimates a gradient of the reward: they move the policy, at whatever cost.
 
     Args:
         rate: target boundaries per symbol, in (0, 1).
@@ -22,8 +19,8 @@ class LogitPressure(Part):
         ValueError: ``rate`` outside (0, 1).
     """
 
-    in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
     out_keys = [keys.LOSS_RATE]
+    unbiased = False
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -31,8 +28,65 @@ class LogitPressure(Part):
             raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
         self.rate = rate
 
+
+class LogitPressure(RateTarget):
+    """An even push on all logits, up or down.
+
+    ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
+    Cost: O(T) elementwise. For ``rate``, see ``RateTarget``.
+    """
+
+    in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_rate``: [.., T], whose mean over the decisions is L."""
         mask = tensordict[keys.DECISION_MASK]
         excess = masked_mean(tensordict[keys.BOUNDARY_PROB].detach(), mask) - self.rate
         return tensordict.set(keys.LOSS_RATE, tensordict[keys.BOUNDARY_LOGITS] * excess * mask)
+
+
+class BinomialPrior(RateTarget):
+    """How improbable a sequence's number of boundaries is under a binomial law (Nawrot et al. 2023, 2211.09761).
+
+    ``L = -1/n log Binomial(n, target)(sum_i a_i)`` per sequence of n decisions, averaged over the batch. The gradient
+    passes through the sum: through ``boundary`` where the estimator relaxes it, else straight through to
+    ``p_i`` (value a_i, gradient of p_i). Cost: O(T) elementwise.
+    """
+
+    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L where all sequences are equally long."""
+        mask = tensordict[keys.DECISION_MASK]
+        boundary = tensordict.get(keys.BOUNDARY, None)
+        if boundary is None:
+            prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+            boundary = tensordict[keys.ACTION] + prob - prob.detach()
+        count = (boundary * mask).sum(-1, keepdim=True)
+        trials = mask.sum(-1, keepdim=True).to(count.dtype)
+        binomial = torch.distributions.Binomial(trials, probs=torch.tensor(self.rate).to(count), validate_args=False)
+        loss = -binomial.log_prob(count) / trials.clamp(min=1)
+        return tensordict.set(keys.LOSS_RATE, loss * mask)
+
+
+class RatioLoss(RateTarget):
+    """H-Net's ratio loss (Hwang et al. 2025, arXiv 2507.07955).
+
+    ``L = n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with ``n = 1 / target``, F the fraction of boundaries drawn and G
+    the mean probability, over each sequence; smallest, 1, at F = G = target. The gradient passes through G. Cost: O(T).
+    """
+
+    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L where all sequences are equally long."""
+        mask = tensordict[keys.DECISION_MASK]
+        drawn = mean_over(tensordict[keys.ACTION].to(tensordict[keys.BOUNDARY_LOGITS].dtype), mask, -1)
+        meant = mean_over(tensordict[keys.BOUNDARY_LOGITS].sigmoid(), mask, -1)
+        return tensordict.set(keys.LOSS_RATE, ratio_loss(drawn, meant, self.rate) * mask)
+
+
+def ratio_loss(drawn: Tensor, meant: Tensor, rate: float) -> Tensor:
+    """``n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with n = 1 / rate, elementwise."""
+    n = 1 / rate
+    return n / (n - 1) * ((n - 1) * drawn * meant + (1 - drawn) * (1 - meant))

@@ -1,10 +1,33 @@
-"""Estimators by name: a few lines of parts each."""
+"""Estimators by name: a few lines of parts each. Every one can be taken apart and put together anew."""
 
-from estimators.base import Chain, chain
-from estimators.baselines import BatchCentre
-from estimators.credit import Discount
-from estimators.rewards import EarlyExit
-from estimators.surrogates import ScoreFunction
+from estimators import antithetic, branching, control, straight_through
+from estimators.base import Chain, Part, chain
+from estimators.baselines import BatchCentre, GroupRelative, LeaveOneOut, LeaveOneOutBatch, MovingAverage
+from estimators.credit import Discount, LambdaReturn
+from estimators.off_policy import FixedRateProposal
+from estimators.rewards import EarlyExit, Likelihood
+from estimators.scaling import Clip, Standardise
+from estimators.surrogates import ClippedSurrogate, ScoreFunction
+
+
+def naive() -> Chain:
+    """REINFORCE on the plain likelihood (Williams 1992; arXiv 2602.13940, eq. 12).
+
+    Bias: none, for every policy. Cost: one forward and one backward pass. Its variance holds the whole rest of the
+    text's likelihood.
+    """
+    return chain(Likelihood(), Discount(1.0), ScoreFunction())
+
+
+def early_exit(gamma: float = 1.0) -> Chain:
+    """``naive`` relative to the early exit, and discounted if ``gamma`` < 1 (arXiv 2602.13940, eq. 14-16).
+
+    Bias: that of the discount; none for gamma = 1, for every policy. Cost: one forward and one backward pass.
+
+    Args:
+        gamma: discount factor.
+    """
+    return chain(EarlyExit(), Discount(gamma), ScoreFunction())
 
 
 def reinforce(gamma: float = 0.99) -> Chain:
@@ -17,3 +40,170 @@ def reinforce(gamma: float = 0.99) -> Chain:
         gamma: discount factor.
     """
     return chain(EarlyExit(), Discount(gamma), BatchCentre(), ScoreFunction())
+
+
+def leave_one_out(gamma: float = 0.99) -> Chain:
+    """``reinforce`` with the mean of the *other* sequences as baseline.
+
+    Bias: that of the discount only; for every policy. Cost: as ``reinforce``.
+
+    Args:
+        gamma: discount factor.
+    """
+    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), ScoreFunction())
+
+
+def moving_average(seq_len: int, gamma: float = 0.99, decay: float = 0.95) -> Chain:
+    """A running mean per position as baseline.
+
+    Bias: that of the discount only; for every policy. Cost: as ``reinforce``.
+
+    Args:
+        seq_len: symbols of a sequence.
+        gamma: discount factor.
+        decay: of the running mean.
+    """
+    return chain(EarlyExit(), Discount(gamma), MovingAverage(seq_len, decay), ScoreFunction())
+
+
+def lambda_return(gamma: float = 0.99, lam: float = 0.9) -> Chain:
+    """Generalised discounting with the other sequences as critic.
+
+    Bias: as of a discount gamma * lambda; for every policy. Cost: as ``reinforce``.
+
+    Args:
+        gamma: discount factor.
+        lam: lambda.
+    """
+    return chain(EarlyExit(), LambdaReturn(gamma, lam), ScoreFunction())
+
+
+def standardised(gamma: float = 0.99, limit: float = 3.0) -> Chain:
+    """``leave_one_out`` in units of its standard deviation, clipped.
+
+    Bias: a common factor, and large credits count less. Cost: as ``reinforce``.
+
+    Args:
+        gamma: discount factor.
+        limit: largest advantage, in standard deviations.
+    """
+    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), Standardise(), Clip(limit), ScoreFunction())
+
+
+def rloo(gamma: float = 0.99, num_samples: int = 2, reward_only: bool = False) -> Chain:
+    """Leave-one-out over K samples of the same sequence (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
+
+    Bias: that of the discount only; for every policy. Cost: one pass through the encoder and K through middle and
+    decoder; with ``reward_only`` all but the first without a backward pass, a third of the cost.
+
+    Args:
+        gamma: discount factor.
+        num_samples: K.
+        reward_only: whether the language model learns from the first sample alone.
+    """
+    return chain(EarlyExit(), Discount(gamma), LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+
+
+def reinpatch(gamma: float = 1.0, num_samples: int = 4) -> Chain:
+    """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
+
+    Bias: see ``GroupRelative``. Cost: as ``rloo``.
+
+    Args:
+        gamma: discount factor.
+        num_samples: K.
+    """
+    return chain(EarlyExit(), Discount(gamma), GroupRelative(), ScoreFunction(), num_samples=num_samples)
+
+
+def ppo(gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2) -> Chain:
+    """PPO's clipped surrogate on ``leave_one_out`` advantages (Schulman et al. 2017, arXiv 1707.06347).
+
+    Bias: that of the discount in the first of the gradient steps; see ``ClippedSurrogate`` for the later ones.
+    Cost: as ``reinforce``, and a pass through encoder and policy for each further step.
+
+    Args:
+        gamma: discount factor.
+        epsilon: clipping range.
+        epochs: gradient steps on one rollout.
+    """
+    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), ClippedSurrogate(epsilon, epochs))
+
+
+def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100) -> Chain:
+    """Boundaries from a fixed-rate Bernoulli with importance weights, as warm start for ``leave_one_out``.
+
+    Bias: that of the discount and the horizon. Cost: as ``reinforce``.
+
+    Args:
+        rate: of the proposal.
+        gamma: discount factor.
+        horizon: decisions before a reward that are weighed; None for all.
+        rollouts: length of the warm start; None for the whole run.
+    """
+    proposal = FixedRateProposal(rate, horizon, rollouts)
+    return chain(EarlyExit(), proposal, Discount(gamma), LeaveOneOutBatch(), ScoreFunction())
+
+
+def _coupled(part: Part, gamma: float, num_samples: int) -> Chain:
+    return chain(EarlyExit(), Discount(gamma), part, num_samples=num_samples)
+
+
+def arm(gamma: float = 0.99, num_samples: int = 2) -> Chain:
+    """ARM (Yin & Zhou 2019, arXiv 1807.11143). Bias and cost: see ``antithetic.ARM``; window 0 only."""
+    return _coupled(antithetic.ARM(), gamma, num_samples)
+
+
+def disarm(gamma: float = 0.99, num_samples: int = 2) -> Chain:
+    """DisARM / U2G (Dong et al. 2020, arXiv 2006.10680). Bias and cost: see ``antithetic.DisARM``; window 0 only."""
+    return _coupled(antithetic.DisARM(), gamma, num_samples)
+
+
+def arms(gamma: float = 0.99, num_samples: int = 4) -> Chain:
+    """ARMS (Dimitriev & Zhou 2021, arXiv 2105.14141). Bias and cost: see ``antithetic.ARMS``; window 0 only."""
+    return _coupled(antithetic.ARMS(), gamma, num_samples)
+
+
+def bitflip(gamma: float = 0.99, positions: int = 1) -> Chain:
+    """One decision forced both ways. Bias and cost: see ``branching.BitFlip``; every policy."""
+    return _coupled(branching.BitFlip(positions), gamma, 2)
+
+
+def branch(gamma: float = 0.99, positions: int = 1, num_samples: int = 2) -> Chain:
+    """Boundaries forced in forward-only copies. Bias and cost: see ``branching.Branch``; every policy."""
+    return _coupled(branching.Branch(positions), gamma, num_samples)
+
+
+def rebar(temperature: float = 0.5) -> Chain:
+    """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control.Rebar``; window 0 only."""
+    return chain(EarlyExit(), Discount(1.0), control.Rebar(temperature))
+
+
+def relax(width: int, temperature: float = 0.5) -> Chain:
+    """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control.Relax``; window 0 only."""
+    return chain(EarlyExit(), Discount(1.0), control.Relax(width, temperature))
+
+
+def straight() -> Chain:
+    """Plain straight-through (Bengio et al. 2013, arXiv 1308.3432). See ``straight_through.StraightThrough``."""
+    return chain(straight_through.StraightThrough())
+
+
+def gumbel(temperature: float = 0.5) -> Chain:
+    """Straight-through Gumbel-sigmoid (as in Nawrot et al. 2023). See ``straight_through.GumbelSigmoid``."""
+    return chain(straight_through.GumbelSigmoid(temperature))
+
+
+def reinmax() -> Chain:
+    """ReinMax (Liu et al. 2023, arXiv 2304.08612). See ``straight_through.ReinMax``."""
+    return chain(straight_through.ReinMax())
+
+
+def gumbel_rao(temperature: float = 0.5, draws: int = 16) -> Chain:
+    """Gumbel-Rao (Paulus et al. 2021, arXiv 2010.04838). See ``straight_through.GumbelRao``."""
+    return chain(straight_through.GumbelRao(temperature, draws))
+
+
+def path() -> Chain:
+    """The agent's own differentiable boundaries, as H-Net's. See ``straight_through.PathGradient``."""
+    return chain(straight_through.PathGradient())

@@ -1,9 +1,19 @@
 """From advantages to a loss whose gradient is the estimate."""
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from estimators.base import Part
 from tokenv import keys
+
+
+def logit_loss(gradient: Tensor, tensordict: TensorDictBase) -> Tensor:
+    """A loss per decision that pushes each logit along its own estimated gradient of the objective.
+
+    ``L_i = -stop(g_i) l_i``, so that descending the loss ascends the objective; 0 where nobody decides. [.., T].
+    """
+    logits = tensordict[keys.BOUNDARY_LOGITS]
+    return -(gradient.detach() * logits).where(tensordict[keys.DECISION_MASK], 0.0)
 
 
 class ScoreFunction(Part):
@@ -21,3 +31,41 @@ class ScoreFunction(Part):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], 0 where nobody decides."""
         return tensordict.set(keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach())
+
+
+class ClippedSurrogate(Part):
+    """PPO's clipped surrogate, for several gradient steps on one rollout.
+
+    ``L_i = -min(rho_i A_i, clip(rho_i, 1 - epsilon, 1 + epsilon) A_i)`` with ``rho_i = pi(a_i) / pi_old(a_i)``
+    (Schulman et al. 2017, arXiv 1707.06347).
+
+    Bias: none in the first step, where rho = 1 and the gradient is the score function's; later steps use states and
+    rewards of the old policy. Cost: each step after the first is one pass through encoder and policy only: credits
+    are kept, and the language model learns in the first step alone.
+
+    Args:
+        epsilon: clipping range, positive.
+        epochs: gradient steps on one rollout.
+
+    Raises:
+        ValueError: ``epsilon`` not positive or ``epochs`` below 1.
+    """
+
+    in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]
+    out_keys = [keys.LOSS_POLICY]
+
+    def __init__(self, epsilon: float = 0.2, epochs: int = 2) -> None:
+        super().__init__()
+        if not epsilon > 0:
+            raise ValueError(f"epsilon = {epsilon}: expected a positive clipping range, such as 0.2")
+        if epochs < 1:
+            raise ValueError(f"epochs = {epochs}: expected at least 1 gradient step")
+        self.epsilon, self.num_epochs = epsilon, epochs
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_policy``: [.., T], without gradient where nobody decides."""
+        log_prob, advantage = tensordict[keys.ACTION_LOG_PROB], tensordict[keys.ADVANTAGE].detach()
+        ratio = (log_prob - tensordict.get(keys.OLD_LOG_PROB, log_prob).detach()).exp()
+        clipped = ratio.clamp(1 - self.epsilon, 1 + self.epsilon)
+        loss = -(ratio * advantage).minimum(clipped * advantage)
+        return tensordict.set(keys.LOSS_POLICY, loss)

@@ -19,7 +19,7 @@ from tokenv.config import Config
 from tokenv.data.source import TensorSource
 from tokenv.env import TokenizationEnv
 from tokenv.hardware import prepare, resolve_device
-from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_share, training_flops
+from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_share, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.train import compute_losses, make_optimizer, total_loss
 
@@ -71,7 +71,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     tokens = int(given_BT.sum(1).max()) * batch
 
     def learned() -> None:
-        td = env.rollout(parts.agent, num_samples=parts.num_samples)
+        td = env.rollout(parts.agent, **parts.rollout_options)
         _update(total_loss(compute_losses(td, parts), config.loss), optimizer)
 
     def given() -> None:
@@ -93,9 +93,9 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     memory = _peak_memory(device)
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    policy = sum(p.numel() for p in parts.agent.parameters() if p.dim() >= 2)
+    policy = parts.policy_parameters
     symbols = batch * length
-    flops = training_flops(parts.lm, symbols, tokens, policy)
+    flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
     peak = _matrix_peak(parts, device)
     figures: dict[str, Any] = {
         "step_seconds": median["learned"],

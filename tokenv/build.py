@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from tokenv import registry
 from tokenv.config import Config
 from tokenv.hardware import resolve_device, resolve_precision
+from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
 
 
@@ -25,13 +26,37 @@ class Parts:
 
     lm: UNet
     agent: Any
-    estimator: TensorDictModuleBase | None
+    estimator: Any
     rate_target: TensorDictModuleBase | None
 
     @property
-    def num_samples(self) -> int | None:
-        """Samples K per sequence that the estimator wants."""
-        return getattr(self.estimator, "num_samples", None)
+    def rollout_options(self) -> dict[str, Any]:
+        """What the estimator asks of a rollout."""
+        return {} if self.estimator is None else self.estimator.rollout_options()
+
+    @property
+    def num_epochs(self) -> int:
+        """Gradient steps on one rollout."""
+        return 1 if self.estimator is None else self.estimator.num_epochs
+
+    @property
+    def policy_parameters(self) -> int:
+        """Entries of the policy's matrices, for counting FLOPs."""
+        return sum(p.numel() for p in self.agent.parameters() if p.dim() >= 2)
+
+    @property
+    def passes(self) -> Passes:
+        """Passes of one update."""
+        wishes = self.rollout_options
+        samples = wishes.get("num_samples", 1)
+        learning = 1 if wishes.get("reward_only") else samples
+        everything_is_a_token = "relax" in wishes and self.lm.config.pooling == "select"
+        return Passes(
+            learning=0 if everything_is_a_token else learning,
+            reward_only=samples - learning,
+            relaxed=(learning if everything_is_a_token else 0) + (2 if "relaxations" in wishes else 0),
+            replays=self.num_epochs - 1,
+        )
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Everything that is trained, by a name that says whose it is: ``lm.``, ``agent.`` or ``estimator.``."""

@@ -10,6 +10,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv segment  with run=runs/7 text="…"   draw token boundaries in a text (or file=…), in colour
   tokenv evaluate with run=runs/7            bits per byte on held-out text (data.source=… for another corpus)
   tokenv generate with run=runs/7 text="…"   continue a text
+  tokenv variance with quick                 bias, variance and cost of gradient estimators along one run
   tokenv bench    with bench-d256             speed, memory and the cost of learning boundaries
   tokenv configs                             the configurations that come with tokenv
   tokenv train print_config with quick       all keys of a run and their values

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -30,8 +31,11 @@ from tokenv.report.curves import draw_curves
 from tokenv.report.html import Passage, segment_page
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
+from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, write_csv
 from tokenv.settings import COMMAND_LINE, named_configs, resolve
 from tokenv.train import History, train
+from tokenv.variance.lab import compare
+from tokenv.variance.options import VarianceOptions
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
@@ -45,6 +49,7 @@ SETTINGS.CAPTURE_MODE = "sys"
 SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
+OPTIONS_FILE = "options.json"
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
 
 
@@ -233,6 +238,27 @@ def _resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     return BenchOptions(resolve(names, updates), **own)
 
 
+def _resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
+    own = {f.name: updates.pop(f.name) for f in fields(VarianceOptions) if f.name != "config" and f.name in updates}
+    base = None
+    if own.get("resume"):
+        stored = Path(str(own["resume"])) / OPTIONS_FILE
+        if not stored.is_file():
+            raise FileNotFoundError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
+        values = json.loads(stored.read_text())
+        base, own = values.pop("config"), values | own
+    if own.get("run"):
+        if names:
+            raise ValueError(f"run={own['run']} brings its own configuration: drop {', '.join(names)}")
+        _, state = checkpoints.load_model(checkpoints.find(str(own["run"])))
+        base = state["config"]
+    config = resolve(names, updates, base=base)
+    options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
+    if not build_parts(config, torch.device("meta")).agent.learns:
+        raise ValueError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+    return options
+
+
 def _resolve_options(kind: type) -> Callable[[list[str], dict[str, Any]], Any]:
     def resolve_options(names: list[str], updates: dict[str, Any]) -> Any:
         if names:
@@ -315,6 +341,27 @@ def _print_summary(
     shown.print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
 
 
+def _variance(options: VarianceOptions, run: Run) -> dict[str, Any]:
+    """Compare gradient estimators; store and show what came out."""
+    progress = sys.stderr.isatty()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.resume) if options.resume else (_folder(run) or Path(scratch)) / "variance"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OPTIONS_FILE).write_text(json.dumps(asdict(options)))
+        result = compare(options, folder, progress)
+        write_csv(result, folder / "variance.csv")
+        draw_progress(result, folder / "progress.png")
+        draw_cost(result, folder / "cost.png")
+        draw_credit(result, folder / "credit.png")
+        for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
+            if (folder / name).is_file():
+                run.add_artifact(folder / name, name)
+        print_variance(result)
+        if not options.resume and _folder(run) is not None:
+            console().print(f"stored in {folder}")
+    return {label: cost["flops"] for label, cost in result["costs"].items()}
+
+
 def _segment(options: SegmentOptions, run: Run) -> dict[str, Any]:
     """Colour a text by boundary probability."""
     trained = load_run(options.run, options.checkpoint)
@@ -385,6 +432,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(_train, _resolve_training, stored=True),
     "segment": Command(_segment, _resolve_options(SegmentOptions)),
     "generate": Command(_generate, _resolve_options(GenerateOptions)),
+    "variance": Command(_variance, _resolve_variance, stored=True),
     "evaluate": Command(_evaluate, _resolve_options(EvaluateOptions)),
     "bench": Command(_bench, _resolve_bench),
 }

@@ -33,14 +33,19 @@ BOUNDARY_LOGITS = "boundary_logits"  # l_i: float [.., T]
 BOUNDARY_PROB = "boundary_prob"  # p_i = sigmoid(l_i): float [.., T]
 ACTION_LOG_PROB = "action_log_prob"  # log pi(a_i | x_<=i, a_<i) in nats: float [.., T]
 ENTROPY = "entropy"  # of pi(. | x_<=i, a_<i) in nats: float [.., T]
+BOUNDARY = "boundary"  # a_i as the pooling reads it, with a gradient: float [.., T]; only where something relaxes it
+OLD_LOG_PROB = "old_log_prob"  # action_log_prob at the time of drawing: float [.., T]; only when scored again
 
 # What the environment answers; both under "next", so that step i holds the prediction of x_{i+1}.
 LOG_LIKELIHOOD = ("next", "log_likelihood")  # log p(x_{i+1} | x_<=i, a_<=i) in nats: float [.., T]
 LOG_LIKELIHOOD_EARLY = ("next", "log_likelihood_early")  # the same from the early exit: float [.., T]
+LOG_LIKELIHOOD_RELAXED = ("next", "log_likelihood_relaxed")  # under R relaxed boundaries: float [.., T, R]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
 
 # What estimators write.
+SAMPLE_WEIGHT = "sample_weight"  # share of the language model's loss: float [K, B, T]; absent where all are equal
+DIAGNOSTICS = "diagnostics"  # ("diagnostics", name): what an estimator wants logged: float [.., T]
 ADVANTAGE = "advantage"  # what action i is credited with, as far as the chain has come: float [.., T]
 LOSS_POLICY = "loss_policy"  # per decision; its mean is the loss: float [.., T]
 LOSS_RATE = "loss_rate"  # per decision; its mean is the loss: float [.., T]

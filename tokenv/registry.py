@@ -8,11 +8,45 @@ from typing import Any
 
 AGENTS: Mapping[str, str] = {
     "learned": "agents.learned:Learned",
+    "strict": "agents.strict:Strict",
+    "nawrot": "agents.gumbel:Nawrot",
+    "hnet": "agents.router:HNet",
     "uniform": "agents.fixed:Uniform",
     "random": "agents.fixed:Random",
 }
-ESTIMATORS: Mapping[str, str] = {"reinforce": "estimators.recipes:reinforce"}
-RATE_TARGETS: Mapping[str, str] = {"logit_pressure": "estimators.rate:LogitPressure"}
+ESTIMATORS: Mapping[str, str] = {
+    name: f"estimators.recipes:{name}"
+    for name in (
+        "naive",
+        "early_exit",
+        "reinforce",
+        "leave_one_out",
+        "moving_average",
+        "lambda_return",
+        "standardised",
+        "rloo",
+        "reinpatch",
+        "ppo",
+        "off_policy",
+        "arm",
+        "disarm",
+        "arms",
+        "bitflip",
+        "branch",
+        "rebar",
+        "relax",
+        "straight",
+        "gumbel",
+        "reinmax",
+        "gumbel_rao",
+        "path",
+    )
+}
+RATE_TARGETS: Mapping[str, str] = {
+    "logit_pressure": "estimators.rate:LogitPressure",
+    "binomial": "estimators.rate:BinomialPrior",
+    "ratio": "estimators.rate:RatioLoss",
+}
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -4,7 +4,8 @@ The result is what stepping through ``TokenizationEnv`` would return for the sam
 but it carries gradients and costs what an ordinary forward pass costs.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,15 @@ class DrawsBoundaries(Protocol):
 
     window: int
 
+    @property
+    def autoregressive(self) -> bool:
+        """Whether a decision depends on earlier ones."""
+
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries of all sequences."""
+
+    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
+        """What ``draw`` gives, for boundaries that are given."""
 
 
 def _at_all_symbols(
@@ -53,6 +61,15 @@ def _at_all_symbols(
     return TensorDict(observation, batch_size=action.shape)
 
 
+def _log_likelihood(lm: UNet, x_BTD: Tensor, target_BT: Tensor, action: Tensor, boundary: Tensor | None) -> Tensor:
+    """Log p(x_{i+1} | x_<=i, a_<=i) of all samples: actions [.., B, T] -> [.., B, T]."""
+    samples = action.shape[:-2]
+    flat = None if boundary is None else boundary.flatten(0, -2)
+    parameters = lm.decode(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2), flat)
+    target = target_BT.expand(*samples, *target_BT.shape).flatten(0, len(samples))
+    return lm.codec.log_prob(parameters, target).view(action.shape)
+
+
 def rollout(
     lm: UNet,
     agent: DrawsBoundaries,
@@ -63,28 +80,55 @@ def rollout(
     num_samples: int | None = None,
     length_B: Tensor | None = None,
     generator: torch.Generator | None = None,
+    reward_only: bool = False,
+    independent: bool = False,
+    couple: Callable[..., Tensor] | None = None,
+    propose: Callable[..., Tensor | None] | None = None,
+    relax: Callable[..., Tensor] | None = None,
+    relaxations: Callable[..., Tensor] | None = None,
 ) -> TensorDictBase:
     """Let an agent draw the boundaries of whole sequences, and reward it.
+
+    The options from ``reward_only`` on are an estimator's wishes: ``rollout(..., **estimator.rollout_options())``.
 
     Args:
         lm: the model.
         agent: draws the boundaries.
         symbol_BN: the sequences, [B, N, *symbol_shape].
         window: how many earlier actions the observations hold; None for as many as the agent reads.
-        noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given.
+        noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given. 0
+            forces a boundary, 1 forces none.
         num_samples: K samples of the boundaries of every sequence share one encoder pass and come as a leading
             dimension; None gives one sample and no such dimension.
         length_B: symbols of each sequence where they differ; what follows is padding.
         generator: of the noise, on the device of the sequences.
+        reward_only: samples after the first are decoded without gradient, and weigh nothing (``sample_weight``) in
+            the language model's loss.
+        independent: refuse an agent whose decisions depend on earlier ones.
+        couple: makes the samples' noise dependent; for the four hooks see ``estimators.base.Part``.
+        propose: draws the actions instead of the agent.
+        relax: makes the boundaries that the pooling reads differentiable.
+        relaxations: further, relaxed boundaries whose likelihoods are wanted.
 
     Returns:
         A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
         noise, the agent's outputs, and under ``next`` the observation at symbol i + 1 with ``log_likelihood`` and
         ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
-        Gradients flow through the agent's outputs and through both ``next`` log-likelihoods; rewards and
+        Gradients flow through the agent's outputs and through the ``next`` log-likelihoods; rewards and
         everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
         holds from each sequence's own end on.
+
+    Raises:
+        ValueError: the estimator is not valid for this agent or model.
     """
+    if independent and agent.autoregressive:
+        raise ValueError(
+            f"this estimator is biased for policies whose decisions depend on earlier ones, and this "
+            f"{type(agent).__name__} agent's do: give the learned agent window=0, or choose an estimator that is "
+            "valid for every policy, such as rloo or branch"
+        )
+    if relaxations is not None and lm.config.pooling != "select":
+        raise ValueError(f"model.pooling = {lm.config.pooling!r}: this estimator's relaxed passes need 'select'")
     batch, length = symbol_BN.shape[:2]
     position_N = torch.arange(length, device=symbol_BN.device)
     if length_B is None:
@@ -92,9 +136,12 @@ def rollout(
     valid_BT = position_N[1:] < length_B[:, None]  # the prediction made at i is of a symbol, not of padding
     # Nobody decides at the first symbol, nor where nothing is left to predict.
     decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0)
+    decision_mask_BT = decision_mask_BN[:, :-1]
     if noise is None:
         samples = () if num_samples is None else (num_samples,)
         noise = torch.rand(*samples, batch, length - 1, device=symbol_BN.device, generator=generator)
+    if couple is not None:
+        noise = couple(noise, decision_mask_BT, generator)
 
     encoding_BND = lm.encode(symbol_BN)
     x_BTD = encoding_BND[:, :-1]
@@ -103,27 +150,68 @@ def rollout(
             keys.SYMBOL: symbol_BN[:, :-1],
             keys.ENCODING: x_BTD,
             keys.POSITION: position_N[:-1].expand(batch, -1),
-            keys.DECISION_MASK: decision_mask_BN[:, :-1],
+            keys.DECISION_MASK: decision_mask_BT,
         },
         batch_size=(batch, length - 1),
     )
-    drawn = agent.draw(decisions, noise)
+    proposed = None if propose is None else propose(noise)
+    if proposed is None:
+        drawn = agent.draw(decisions, noise)
+    else:
+        drawn = agent.score(decisions, torch.where(decision_mask_BT, proposed, (position_N[:-1] == 0).long()))
     action = drawn[keys.ACTION]
+    if relax is not None:
+        drawn.set(keys.BOUNDARY, relax(drawn, decision_mask_BT, noise))
+    boundary = drawn.get(keys.BOUNDARY, None)
 
-    samples = action.shape[:-2]
-    parameters = lm.decode(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2))
-    target = symbol_BN[:, 1:]
-    targets = target.expand(*samples, *target.shape).flatten(0, len(samples))
-    late = lm.codec.log_prob(parameters, targets).view(action.shape).where(valid_BT, 0.0)
-    early = lm.codec.log_prob(lm.early_exit(x_BTD), target).where(valid_BT, 0.0).expand(action.shape)
-
+    target_BT = symbol_BN[:, 1:]
+    if reward_only:
+        with torch.no_grad():
+            further = _log_likelihood(lm, x_BTD, target_BT, action[1:], None)
+        late = torch.cat([_log_likelihood(lm, x_BTD, target_BT, action[:1], None), further])
+    else:
+        late = _log_likelihood(lm, x_BTD, target_BT, action, boundary)
+    late = late.where(valid_BT, 0.0)
+    early = lm.codec.log_prob(lm.early_exit(x_BTD), target_BT).where(valid_BT, 0.0).expand(action.shape)
     likelihoods = {keys.LOG_LIKELIHOOD[1]: late, keys.LOG_LIKELIHOOD_EARLY[1]: early}
+    relaxed: dict[str, Any] = {}
+    if relaxations is not None:
+        soft = relaxations(drawn, decision_mask_BT, noise, generator)
+        each = [_log_likelihood(lm, x_BTD.detach(), target_BT, action, s) for s in soft.unbind(-1)]
+        relaxed = {keys.LOG_LIKELIHOOD_RELAXED[1]: torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)}
+
     window = agent.window if window is None else window
     observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window)
     done = (position_N[1:] >= length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update(
-        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done}
+        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done} | relaxed
     )
     root = observation[..., :-1].detach().update(drawn)
     root.update({keys.NOISE: noise, "done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})
+    if reward_only:
+        first = torch.zeros_like(late)
+        first[0] = 1.0
+        root.set(keys.SAMPLE_WEIGHT, first)
     return root.set("next", following)
+
+
+def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDictBase:
+    """Score a rollout's actions again, after model or agent have changed: encoder and policy only.
+
+    Args:
+        lm: the model.
+        agent: the policy.
+        tensordict: a detached rollout.
+
+    Returns:
+        The rollout with fresh encodings and agent outputs, which carry gradients, and the earlier log-probabilities
+        as ``old_log_prob``. Likelihoods and whatever an estimator wrote stay.
+    """
+    again = tensordict.clone(recurse=False)
+    if keys.OLD_LOG_PROB not in again:
+        again.set(keys.OLD_LOG_PROB, again[keys.ACTION_LOG_PROB].detach())
+    one_sample = tensordict[(0,) * (tensordict.dim() - 2)]
+    encoding_BTD = lm.encode(one_sample[keys.SYMBOL])
+    observation = one_sample.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK).set(keys.ENCODING, encoding_BTD)
+    again.update(agent.score(observation, tensordict[keys.ACTION]))
+    return again.set(keys.ENCODING, encoding_BTD.detach().expand(*tensordict.shape, -1))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from tokenv.env import TokenizationEnv
 from tokenv.evaluate import Evaluation, evaluate
 from tokenv.hardware import prepare, resolve_device
 from tokenv.interrupt import Interruptible
-from tokenv.lm.flops import training_flops
+from tokenv.lm.flops import update_flops
+from tokenv.rollout import rescore
 
 Log = Callable[[str, float, int], None]
 History = dict[str, tuple[list[int], list[float]]]
@@ -54,11 +55,15 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
 def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
     """The four losses of eq. 27, each a mean over the batch: per symbol (lm, early) or per decision."""
     if parts.estimator is not None:
-        td = parts.estimator(td)
+        td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
     if parts.rate_target is not None:
         td = parts.rate_target(td)
     decided = td[keys.DECISION_MASK]
-    losses = {"lm": -td[keys.LOG_LIKELIHOOD].mean(), "early": -td[keys.LOG_LIKELIHOOD_EARLY].mean()}
+    late, weight = td[keys.LOG_LIKELIHOOD], td.get(keys.SAMPLE_WEIGHT, None)
+    losses = {
+        "lm": -(late.mean() if weight is None else masked_mean(late, weight)),
+        "early": -td[keys.LOG_LIKELIHOOD_EARLY].mean(),
+    }
     for name, key in (("policy", keys.LOSS_POLICY), ("rate", keys.LOSS_RATE)):
         losses[name] = masked_mean(td[key], decided) if key in td else losses["lm"].new_zeros(())
     return losses
@@ -92,8 +97,10 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor]) -> dict[str, 
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
         "reward_mean": reward.mean(),
         "reward_std": reward.std(),
-        "tokens": td[keys.ACTION].sum(-1).max() * td[keys.ACTION].shape[:-1].numel(),
+        "tokens": td[keys.ACTION].sum(-1).max() * td.shape[-2],  # of one sample, as padded
     }
+    if keys.DIAGNOSTICS in td:
+        metrics |= {name: masked_mean(value, decided) for name, value in td[keys.DIAGNOSTICS].items()}
     if keys.ADVANTAGE in td:
         metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decided)
         metrics["loss_policy"] = losses["policy"]
@@ -104,6 +111,33 @@ def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str) -> Tensor:
     """L2 norm of the gradient of one part's parameters."""
     grads = [p.grad for name, p in parameters.items() if name.startswith(owner) and p.grad is not None]
     return torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+
+
+def backward(
+    rollouts: Iterable[TensorDictBase], parts: Parts, config: Config
+) -> tuple[dict[str, Tensor], list[TensorDictBase]]:
+    """Accumulate the gradients of an update.
+
+    Returns:
+        Metrics, averaged over the rollouts (tokens summed), and the rollouts, detached, if they are used again.
+    """
+    sums: dict[str, Tensor] = {}
+    kept = []
+    for td in rollouts:
+        losses = compute_losses(td, parts)
+        (total_loss(losses, config.loss) / config.train.accumulate).backward()
+        for name, value in rollout_metrics(td, losses).items():
+            sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else config.train.accumulate)
+        if parts.num_epochs > 1:
+            kept.append(td.detach())
+    return sums, kept
+
+
+def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], clip: float) -> None:
+    """One update with clipped gradients, which are then forgotten."""
+    torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def train(
@@ -140,7 +174,7 @@ def train(
     env = TokenizationEnv(parts.lm, stream, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
-    policy_parameters = sum(p.numel() for name, p in parameters.items() if name.startswith("agent.") and p.dim() >= 2)
+    passes = parts.passes
 
     step, seen, flops, history = 0, 0, 0, {}
     last: Evaluation | None = None
@@ -191,25 +225,21 @@ def train(
 
             # The noise of a step depends on nothing but the seed and the step.
             env.set_seed((config.seed * 2_147_483_629 + step) % 2**62)
-            sums: dict[str, Tensor] = {}
-            for _ in range(config.train.accumulate):
-                td = env.rollout(parts.agent, num_samples=parts.num_samples)
-                losses = compute_losses(td, parts)
-                (total_loss(losses, config.loss) / config.train.accumulate).backward()
-                for name, value in rollout_metrics(td, losses).items():
-                    sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else config.train.accumulate)
+            fresh = (env.rollout(parts.agent, **parts.rollout_options) for _ in range(config.train.accumulate))
+            sums, rollouts = backward(fresh, parts, config)
             sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
             sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
-            torch.nn.utils.clip_grad_norm_(parameters.values(), config.train.clip)
             metrics = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True))
             if not math.isfinite(metrics["bits_per_byte"] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
                 raise NotFiniteError(_not_finite(step, metrics, env.origin, folder))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            descend(optimizer, parameters, config.train.clip)
+            for _ in range(parts.num_epochs - 1):
+                backward((rescore(parts.lm, parts.agent, td) for td in rollouts), parts, config)
+                descend(optimizer, parameters, config.train.clip)
 
             step, seen = step + 1, seen + per_step
             tokens = int(metrics.pop("tokens"))
-            flops += training_flops(parts.lm, per_step, tokens, policy_parameters)
+            flops += update_flops(parts.lm, per_step, tokens, parts.policy_parameters, passes)
             metrics |= {"learning_rate": rate, "flops": flops}
             metrics["bytes_per_second"] = per_step / (time.perf_counter() - started)
             record("train", metrics)

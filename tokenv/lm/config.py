@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+POOLINGS = ("select", "mean", "smooth")
+
 
 @dataclass(frozen=True)
 class UNetConfig:
@@ -19,9 +21,11 @@ class UNetConfig:
         attention_softcap: attention scores s become ``cap * tanh(s / cap)`` (Gemma 2's value).
         output_softcap: the same for the output logits (Gemma 2's value).
         rope_base: base of the rotary frequencies.
+        pooling: how bytes become tokens and come back: ``select`` (the paper's), ``mean`` (Nawrot et al. 2023) or
+            ``smooth`` (H-Net, Hwang et al. 2025).
 
     Raises:
-        ValueError: a size is not positive, or ``heads`` does not fit ``width``.
+        ValueError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
     """
 
     width: int = 128
@@ -35,12 +39,18 @@ class UNetConfig:
     attention_softcap: float = 50.0
     output_softcap: float = 30.0
     rope_base: float = 10_000.0
+    pooling: str = "select"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if field.name != "pooling" and not value > 0:
                 raise ValueError(f"model.{field.name} = {value!r}: expected a positive number")
+        if self.pooling not in POOLINGS:
+            raise ValueError(
+                f"model.pooling = {self.pooling!r}: expected one of {', '.join(POOLINGS)}; "
+                "select is the paper's, mean is Nawrot's, smooth is H-Net's"
+            )
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(
                 f"model.heads = {self.heads} does not divide model.width = {self.width} into an even head size: "

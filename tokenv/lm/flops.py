@@ -4,6 +4,8 @@ A matrix parameter costs 6 floating-point operations (forward and backward) for 
 applied to. Embedding lookups are free, attention scores are not counted.
 """
 
+from dataclasses import dataclass
+
 from torch import nn
 
 from tokenv.lm.unet import UNet
@@ -21,6 +23,41 @@ def given_flops(lm: UNet, num_bytes: int, num_tokens: int) -> int:
     """Cost of a training run with given boundaries: no policy, and no early exit, which only the policy needs."""
     per_byte = matrix_parameters(lm.codec, lm.down, lm.up, lm.head)
     return FLOPS_PER_PARAMETER * (per_byte * num_bytes + matrix_parameters(lm.mid) * num_tokens)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes that one update makes through a batch.
+
+    Args:
+        learning: samples of the boundaries that go forward and backward through middle and decoder.
+        reward_only: further samples that go forward only, a third of the cost.
+        relaxed: passes in which every byte is a token, forward and backward.
+        replays: passes through encoder and policy only, forward and backward.
+    """
+
+    learning: int = 1
+    reward_only: int = 0
+    relaxed: int = 0
+    replays: int = 0
+
+
+def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_parameters: int, passes: Passes) -> int:
+    """Cost of updates with several passes; ``training_flops`` for ``Passes()``.
+
+    Args:
+        lm: the model.
+        num_bytes: bytes (symbols) trained on.
+        tokens_per_sample: tokens drawn in them, by one sample.
+        policy_parameters: matrix parameters of the boundary policy.
+        passes: what is done with them.
+    """
+    encoder = (matrix_parameters(lm.codec, lm.down) + policy_parameters) * num_bytes
+    mid, byte_level = matrix_parameters(lm.mid), matrix_parameters(lm.up, lm.head) * num_bytes
+    late = mid * tokens_per_sample + byte_level
+    total = encoder * (1 + passes.replays) + matrix_parameters(lm.early_head) * num_bytes
+    total += late * passes.learning + (mid * num_bytes + byte_level) * passes.relaxed
+    return FLOPS_PER_PARAMETER * total + FLOPS_PER_PARAMETER // 3 * late * passes.reward_only
 
 
 def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_parameters: int = 0) -> int:

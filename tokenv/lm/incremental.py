@@ -1,7 +1,8 @@
 """Decoding one symbol at a time: caches, and the two halves of a step.
 
-A byte-level layer remembers its window in a ring, a token-level layer all tokens so far. Every row of the batch
-has its own position, so that rows can start anew at different times. Equal to the one-pass model (tested).
+A byte-level layer remembers its window in a ring, a token-level layer all tokens so far, the pooling what it needs
+(``lm.pooling.Stepper``). Every row of the batch has its own position, so that rows can start anew at different times.
+Equal to the one-pass model (tested).
 """
 
 import math
@@ -66,16 +67,20 @@ class Decoder:
         self.window = min(config.window, max_symbols)
         self.down = _Cache(config.down_layers, batch, self.window, lm, device, dtype)
         self.up = _Cache(config.up_layers, batch, self.window, lm, device, dtype)
-        self.tokens = _Cache(config.mid_layers, batch, max_symbols, lm, device, dtype)
+        self.pooling = lm.pooling.stepper(batch, device, dtype)
+        self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
+        self.tokens = _Cache(config.mid_layers, batch, max_symbols + self._leading, lm, device, dtype)
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
-        self.newest_BD = torch.zeros(batch, config.width, dtype=dtype, device=device)
-        self._steps = 0  # no row holds more tokens than this; known without asking the device
+        self._steps = 0  # no row holds more boundaries than this; known without asking the device
+        self._lead(torch.ones_like(self.position_B, dtype=torch.bool))
 
     def reset(self, rows_B: Tensor) -> None:
         """Start the rows anew where True. Old keys need no wiping: a position hides what lies after it."""
         self.position_B.masked_fill_(rows_B, 0)
         self.count_B.masked_fill_(rows_B, 0)
+        self.pooling.reset(rows_B)
+        self._lead(rows_B)
         if bool(rows_B.all()):
             self._steps = 0
 
@@ -94,40 +99,56 @@ class Decoder:
         return self._byte_layers(self.lm.down, self.down, self.lm.embed(symbol_B), rows_B)
 
     @torch.no_grad()
-    def decode(self, x_BD: Tensor, action_B: Tensor) -> Tensor:
+    def decode(self, x_BD: Tensor, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
         """Finish the step: draw the boundary or not, and predict.
 
         Args:
             x_BD: what ``encode`` gave.
             action_B: 1 where a token ends; must be 1 at a row's first symbol.
+            boundary_prob_B: boundary probabilities, read by ``smooth`` only; None if the one-pass model gets none.
 
         Returns:
             Parameters of p(x_{i+1} | x_<=i, a_<=i), [B, P].
         """
         boundary_B = action_B.bool()
         self._steps = min(self._steps + 1, self.max_symbols)
-        slots = torch.arange(self.max_symbols, device=x_BD.device)
-        rotary = self._rotary()
-        y = x_BD.unsqueeze(1)
-        for index, layer in enumerate(self.lm.mid):
-            visible_BS = slots <= self.count_B[:, None]
-            attend = self.tokens.attend(index, self.count_B, visible_BS, boundary_B, self._steps)
-            y = layer(y, rotary, attend)
-        self.newest_BD = torch.where(boundary_B[:, None], y[:, 0], self.newest_BD)
+        slot_B = self.count_B + self._leading
+        token_BD = self._token_layers(
+            self.pooling.token(x_BD), self.position_B, slot_B, boundary_B, self._steps + self._leading
+        )
         self.count_B = self.count_B + boundary_B
         everyone = torch.ones_like(boundary_B)
-        y_BD = self._byte_layers(self.lm.up, self.up, x_BD + self.newest_BD, everyone)
+        y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
+        y_BD = self._byte_layers(self.lm.up, self.up, y_BD, everyone)
         self.position_B = self.position_B + 1
         return self.lm.head(self.lm.norm(y_BD))
 
-    def _rotary(self) -> RotaryTable:
+    @torch.no_grad()
+    def _lead(self, rows_B: Tensor) -> None:
+        """Write the token before the first byte, where the pooling has one, into the rows that start anew.
+
+        Nothing overwrites it, but the parameters may have been trained since the last time.
+        """
+        token_BD = self.pooling.leading()
+        if token_BD is not None:
+            nothing_B = torch.zeros_like(self.position_B)
+            self._token_layers(token_BD, nothing_B - 1, nothing_B, rows_B, 1)
+
+    def _rotary(self, position_B: Tensor) -> RotaryTable:
         config = self.lm.config
-        return RotaryTable(self.position_B[:, None], config.head_size, config.rope_base, self.dtype)
+        return RotaryTable(position_B[:, None], config.head_size, config.rope_base, self.dtype)
+
+    def _token_layers(self, token_BD: Tensor, position_B: Tensor, slot_B: Tensor, write_B: Tensor, used: int) -> Tensor:
+        visible_BS = torch.arange(self.max_symbols + self._leading, device=token_BD.device) <= slot_B[:, None]
+        rotary, y = self._rotary(position_B), token_BD.unsqueeze(1)
+        for index, layer in enumerate(self.lm.mid):
+            y = layer(y, rotary, self.tokens.attend(index, slot_B, visible_BS, write_B, used))
+        return y[:, 0]
 
     def _byte_layers(self, layers: nn.ModuleList, cache: _Cache, x_BD: Tensor, rows_B: Tensor) -> Tensor:
         slot_B = self.position_B % self.window
         visible_BS = torch.arange(self.window, device=x_BD.device) <= self.position_B[:, None]
-        rotary, y = self._rotary(), x_BD.unsqueeze(1)
+        rotary, y = self._rotary(self.position_B), x_BD.unsqueeze(1)
         for index, layer in enumerate(layers):
             y = layer(y, rotary, cache.attend(index, slot_B, visible_BS, rows_B, self.window))
         return y[:, 0]

@@ -1,9 +1,12 @@
-"""From bytes to tokens and back: select, and distribute-then-add (paper, eq. 7-9)."""
+"""From bytes to tokens and back: what every pooling does, and the paper's: select, distribute, add (eq. 7-9)."""
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tokenv.lm.relaxed import relaxed_tokens
 
 
 class Segments(NamedTuple):
@@ -55,3 +58,123 @@ def select(x_BTD: Tensor, segments: Segments) -> Tensor:
 def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
     """Upsample: every byte receives the newest token closed at or before it (eq. 9). [B, M, D] -> [B, T, D]."""
     return _gather_rows(token_BMD, segments.newest_BT)
+
+
+class Contextualise(Protocol):
+    """The token-level layers, as a pooling sees them; see ``UNet.contextualise``."""
+
+    def __call__(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
+        """[B, M, D] -> [B, M, D]."""
+
+
+class Stepper(ABC):
+    """A pooling's memory when symbols come one at a time; rows start anew at different times."""
+
+    @abstractmethod
+    def token(self, x_BD: Tensor) -> Tensor:
+        """The token that would close with this byte: [B, D] -> [B, D]."""
+
+    @abstractmethod
+    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
+        """What the byte-level decoder reads at this byte.
+
+        Args:
+            x_BD: the encoder's output.
+            token_BD: what the token-level layers made of ``token``; counts only where a boundary is drawn.
+            boundary_B: True where a token ends.
+            prob_B: the boundary probability, for poolings that read it.
+        """
+
+    @abstractmethod
+    def reset(self, rows_B: Tensor) -> None:
+        """Forget the rows that start anew."""
+
+    def leading(self) -> Tensor | None:
+        """The token before the first byte, [B, D]; None where there is none."""
+        return None
+
+
+class Pooling(nn.Module, ABC):
+    """How bytes become tokens, and how tokens come back to bytes.
+
+    Args:
+        width: model width D.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @abstractmethod
+    def forward(
+        self,
+        x_BTD: Tensor,
+        action_BT: Tensor,
+        boundary_BT: Tensor | None,
+        contextualise: Contextualise,
+        multiple: int = 1,
+    ) -> Tensor:
+        """What the byte-level decoder reads.
+
+        Args:
+            x_BTD: the encoder's output.
+            action_BT: 1 where a token ends; column 0 must be 1.
+            boundary_BT: the boundaries as a tensor that carries gradient; what it holds is each pooling's own.
+            contextualise: the token-level layers.
+            multiple: the number of tokens is padded to a multiple of this.
+
+        Returns:
+            Y, [B, T, D].
+        """
+
+    @abstractmethod
+    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
+        """The same, one byte at a time, for B rows."""
+
+
+class Newest(Stepper):
+    """Adds each row's newest token to the byte."""
+
+    def __init__(self, batch: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.newest_BD = torch.zeros(batch, width, device=device, dtype=dtype)
+
+    def reset(self, rows_B: Tensor) -> None:
+        """Forget the rows' newest tokens."""
+        self.newest_BD = self.newest_BD.masked_fill(rows_B[:, None], 0.0)
+
+    def token(self, x_BD: Tensor) -> Tensor:
+        """The byte vector itself."""
+        return x_BD
+
+    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
+        """``x_t + (newest token)``."""
+        self.newest_BD = torch.where(boundary_B[:, None], token_BD, self.newest_BD)
+        return x_BD + self.newest_BD
+
+
+class Select(Pooling):
+    """A token is the byte vector at its boundary; every byte adds the newest token to itself (eq. 7-9).
+
+    A ``boundary_BT`` holds strengths s in [0, 1], 1 in column 0, and asks for the relaxed pass (``lm.relaxed``),
+    differentiable in s and at s = a equal to the hard one. It costs more: the token-level layers run over all N
+    bytes instead of M tokens, with dense attention, time and memory O(N^2).
+    """
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        action_BT: Tensor,
+        boundary_BT: Tensor | None,
+        contextualise: Contextualise,
+        multiple: int = 1,
+    ) -> Tensor:
+        """``Y_t = X_t + Y'_k``, k the newest token closed at or before t."""
+        if boundary_BT is not None:
+            return x_BTD + relaxed_tokens(x_BTD, boundary_BT, contextualise)
+        segments = segment(action_BT, multiple)
+        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM)
+        return x_BTD + distribute(token_BMD, segments)
+
+    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
+        """Remembers the newest token."""
+        return Newest(batch, self.width, device, dtype)

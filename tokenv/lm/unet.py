@@ -10,15 +10,21 @@ Everything is causal: symbol i moves no output before i, and boundary a_i no pre
 """
 
 import copy
+import functools
 
 import torch
 from torch import Tensor, nn
 
-from tokenv.lm.attention import attention_for
+from tokenv.lm.attention import Attend, attention_for
 from tokenv.lm.codec import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
-from tokenv.lm.pooling import distribute, segment, select
+from tokenv.lm.mean_pooling import Mean
+from tokenv.lm.pooling import Pooling, Select
+from tokenv.lm.relaxed import relaxed_attention
+from tokenv.lm.smoothing import Smooth
+
+_POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
 
 
 class UNet(nn.Module):
@@ -46,6 +52,7 @@ class UNet(nn.Module):
         self.down = layers(config.down_layers, config.byte_mlp)
         self.mid = layers(config.mid_layers, config.token_mlp)
         self.up = layers(config.up_layers, config.byte_mlp)
+        self.pooling = _POOLINGS[config.pooling](config.width)
         self.norm = RMSNorm(config.width)
         self.head = new_head(self.codec, config.width)
         # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
@@ -65,29 +72,45 @@ class UNet(nn.Module):
         x = self.embed(symbol_BN)
         return self._byte_layers(self.down, x)
 
-    def contextualise(self, token_BMD: Tensor, position_BM: Tensor) -> Tensor:
-        """Token representations Y' (eq. 4); RoPE takes each boundary's byte position. [B, M, D] -> [B, M, D]."""
+    def contextualise(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
+        """Token representations Y' (eq. 4).
+
+        Args:
+            token_BMD: tokens.
+            position_BM: byte position of each token's boundary, for RoPE.
+            strength_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
+
+        Returns:
+            Y', [B, M, D].
+        """
         rotary = self._rotary(position_BM, token_BMD.dtype)
-        attention = attention_for(token_BMD.shape[1], token_BMD.device, self.config.attention_softcap)
+        softcap = self.config.attention_softcap
+        attention: Attend
+        if strength_BM is None:
+            attention = attention_for(token_BMD.shape[1], token_BMD.device, softcap)
+        else:
+            attention = functools.partial(relaxed_attention, softcap=softcap, strength_BN=strength_BM)
         for layer in self.mid:
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
 
-    def decode(self, x_BTD: Tensor, action_BT: Tensor) -> Tensor:
+    def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
         """From byte representations and boundaries to the next symbol's distribution (eq. 3-6).
 
         Args:
             x_BTD: the encoder's output.
             action_BT: 1 where a token ends; column 0 must be 1.
+            boundary_BT: the boundaries as floats that carry gradient. ``select`` reads them as strengths in [0, 1]
+                (column 0 must be 1) and runs relaxed, at a higher cost; ``mean`` as straight-through decisions, equal
+                to the actions in value; ``smooth`` as boundary probabilities. None: the actions alone.
 
         Returns:
             The head's output, parameters of p(x_{i+1} | x_<=i, a_<=i): [B, T, P].
         """
         # The GPU's attention is compiled for each M, so M should take few values.
-        segments = segment(action_BT, 128 if x_BTD.is_cuda else self._token_multiple)
-        token_BMD = self.contextualise(select(x_BTD, segments), segments.boundary_BM)
-        y_BTD = self._byte_layers(self.up, x_BTD + distribute(token_BMD, segments))
-        return self.head(self.norm(y_BTD))
+        multiple = 128 if x_BTD.is_cuda else self._token_multiple
+        y_BTD = self.pooling(x_BTD, action_BT, boundary_BT, self.contextualise, multiple)
+        return self.head(self.norm(self._byte_layers(self.up, y_BTD)))
 
     def early_exit(self, x: Tensor) -> Tensor:
         """Parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""

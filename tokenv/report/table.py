@@ -28,15 +28,19 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
     return table
 
 
-def console(file: IO[str] | None = None) -> Console:
+def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
     """A console that prints strings literally and colours only a terminal.
 
     Rich itself leaves colour out when the output is no terminal or ``NO_COLOR`` is set.
 
     Args:
         file: Where to write; standard output if None.
+        wide: Columns where the output is no terminal; rich's 80 if None.
 
     Returns:
         A console without markup, emoji codes or automatic highlighting.
     """
-    return Console(file=file, markup=False, emoji=False, highlight=False)
+    made = Console(file=file, markup=False, emoji=False, highlight=False)
+    if wide is not None and not made.is_terminal:
+        made.width = wide
+    return made

@@ -1,0 +1,96 @@
+"""H-Net's router (Hwang et al. 2025, arXiv 2507.07955): a boundary where neighbouring bytes differ."""
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+
+from agents.base import Agent, forced_action
+from tokenv import keys
+
+MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
+
+
+class HNet(Agent):
+    """``p_t = clamp((1 - cos(W_q X_{t-1}, W_k X_t)) / 2, 0, 1)``, ``a_t = [p_t > 1/2]``; p = 1 at the first symbol.
+
+    Deterministic: noise is ignored, ``action_log_prob`` and ``entropy`` are 0. It learns through
+    ``boundary_prob`` and ``boundary_logits``, which carry gradient.
+
+    An observation holds X_t and not X_{t-1}. ``draw`` and ``score`` see whole sequences; acting at one position
+    (``forward``) remembers the encodings of the position before, detached. It must then see every row's positions
+    in order from 0 on (0 at any time starts a row anew), and an agent steps through one batch at a time.
+
+    Args:
+        width: model width D.
+    """
+
+    in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
+    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
+    learns = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        for linear in (self.query, self.key):
+            nn.init.eye_(linear.weight)
+        self._last: tuple[Tensor, Tensor] | None = None  # encodings and positions of the last step
+
+    def _probability(self, observation: TensorDictBase, previous: Tensor) -> Tensor:
+        encoding = observation[keys.ENCODING].to(self.key.weight.dtype)
+        cosine = F.cosine_similarity(self.query(previous.to(encoding.dtype)), self.key(encoding), dim=-1)
+        forced = forced_action(observation).to(encoding.dtype)
+        return torch.where(observation[keys.DECISION_MASK], ((1 - cosine) / 2).clamp(0, 1), forced)
+
+    @staticmethod
+    def _answer(prob: Tensor, action: Tensor) -> TensorDict:
+        prob = prob.expand(action.shape)
+        return TensorDict(
+            {
+                keys.ACTION: action,
+                keys.ACTION_LOG_PROB: torch.zeros_like(prob),
+                keys.BOUNDARY_PROB: prob,
+                keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit(),
+                keys.ENTROPY: torch.zeros_like(prob),
+            },
+            batch_size=action.shape,
+        )
+
+    def _probabilities(self, observation: TensorDictBase) -> Tensor:
+        encoding = observation[keys.ENCODING]
+        # The first symbol's neighbour is arbitrary: its probability is forced.
+        previous = torch.cat([encoding[..., :1, :], encoding[..., :-1, :]], -2)
+        return self._probability(observation, previous)
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Decide all boundaries at once; K samples are K times the same."""
+        prob = self._probabilities(observation)
+        return self._answer(prob, (prob > 0.5).long().expand(noise.shape))
+
+    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
+        """What ``draw`` answers, for given actions, [B, T] or [K, B, T]."""
+        return self._answer(self._probabilities(observation), action)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position, the one after the last call's or 0 in every row.
+
+        Raises:
+            ValueError: a row is at any other position.
+        """
+        encoding, position = tensordict[keys.ENCODING], tensordict[keys.POSITION]
+        previous = self._previous(encoding, position)
+        self._last = encoding.detach().clone(), position.clone()
+        prob = self._probability(tensordict, previous)
+        return tensordict.update(self._answer(prob, (prob > 0.5).long()))
+
+    def _previous(self, encoding: Tensor, position: Tensor) -> Tensor:
+        last = encoding.detach(), position.new_full(position.shape, -1)
+        if self._last is not None and self._last[1].shape == position.shape:
+            last = self._last
+        if bool(((position > 0) & (position != last[1] + 1)).any()):
+            raise ValueError(
+                f"position = {position.tolist()} after {last[1].tolist()}: the router compares each symbol with the "
+                "one before, so it expected the next position or 0 in every row; step through sequences from their "
+                "start, or give whole sequences to draw or score"
+            )
+        return last[0]

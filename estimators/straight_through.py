@@ -1,0 +1,135 @@
+"""The model's own gradient with respect to a boundary, carried over to the logits. Biased, and without a reward.
+
+All of these hand the pooling ``a_i + s_i (l_i - stop(l_i))``: the value of the drawn action, and a slope s_i that says
+how much of the boundary's gradient the logit receives. They differ in s_i alone.
+"""
+
+from abc import abstractmethod
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from estimators.base import Part
+from estimators.statistics import conditional_noise
+from tokenv import keys
+
+
+class PathGradient(Part):
+    """The gradient comes through the language model's loss; nothing is left to be written.
+
+    For agents that make their own differentiable ``boundary`` (H-Net's router with confidence straight-through, Hwang
+    et al. 2025, arXiv 2507.07955).
+
+    Bias: that of the agent's relaxation. Cost: one forward and one backward pass. ``loss.policy`` has no effect.
+    """
+
+    in_keys = [keys.BOUNDARY_PROB]
+    out_keys: list[str] = []
+    unbiased = False
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Leave the rollout as it is."""
+        return tensordict
+
+
+class _Relaxed(PathGradient):
+    """Common to all parts that relax the drawn boundaries."""
+
+    @abstractmethod
+    def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
+        """D boundary / d logit at each decision: all [.., T]."""
+
+    def relax(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
+        """Boundaries with the actions' values and a gradient into the logits: [.., T]."""
+        logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
+        with torch.no_grad():
+            slope = self.slope(logits, action, noise).where(decision_mask, 0.0)
+        return action + slope * (logits - logits.detach())
+
+
+class StraightThrough(_Relaxed):
+    """``s = p (1 - p)``: the boundary's gradient is taken for its probability's (Bengio et al. 2013, arXiv 1308.3432).
+
+    Bias: the model is taken for linear in each boundary; exact only there. Valid for every policy in the same sense;
+    with a window, the effect of a_i on later logits is left out. Cost: one pass, but with ``model.pooling: select`` the
+    relaxed one, in which every byte is a token.
+    """
+
+    def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
+        """P (1 - p): [.., T]."""
+        prob = logits.sigmoid()
+        return prob * (1 - prob)
+
+
+class GumbelSigmoid(_Relaxed):
+    """``s = y (1 - y) / tau`` at the relaxed sample ``y = sigmoid((l - logit u) / tau)`` of the action's own noise.
+
+    Straight-through Gumbel (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv 1611.00712), as Nawrot et
+    al. 2023 (arXiv 2211.09761) use it for boundaries with tau = 0.5: ``hard - stop(soft) + soft``.
+
+    Bias: that of linearising at the drawn action; falls with tau while variance grows. Cost: as ``StraightThrough``.
+
+    Args:
+        temperature: tau, positive.
+
+    Raises:
+        ValueError: ``temperature`` is not positive.
+    """
+
+    def __init__(self, temperature: float = 0.5) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature = {temperature}: expected a positive number, such as 0.5")
+        self.temperature = temperature
+
+    def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
+        """Y (1 - y) / tau: [.., T]."""
+        soft = ((logits - torch.logit(noise)) / self.temperature).sigmoid()
+        return soft * (1 - soft) / self.temperature
+
+
+class ReinMax(_Relaxed):
+    """``s = |a - p| / 2``: second order instead of first (Liu et al. 2023, arXiv 2304.08612), for Bernoulli decisions.
+
+    Its expectation is ``p (1 - p) (f'(0) + f'(1)) / 2``, the trapezoidal rule for f(1) - f(0).
+
+    Bias: none if the model were quadratic in each boundary. Cost: as ``StraightThrough``.
+    """
+
+    def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
+        """|a - p| / 2: [.., T]."""
+        return (action - logits.sigmoid()).abs() / 2
+
+
+class GumbelRao(GumbelSigmoid):
+    """``GumbelSigmoid`` averaged over K relaxed samples that all agree with the drawn action.
+
+    Rao-Blackwellised straight-through Gumbel (Paulus, Maddison & Krause 2021, arXiv 2010.04838): the same expectation,
+    less variance.
+
+    Bias: as ``GumbelSigmoid``. Cost: the same passes; K elementwise draws.
+
+    Args:
+        temperature: tau, positive.
+        draws: K relaxed samples.
+
+    Raises:
+        ValueError: ``temperature`` not positive or ``draws`` below 1.
+    """
+
+    def __init__(self, temperature: float = 0.5, draws: int = 16) -> None:
+        super().__init__(temperature)
+        if draws < 1:
+            raise ValueError(f"draws = {draws}: expected at least 1 relaxed sample")
+        self.draws = draws
+
+    def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
+        """Mean of y (1 - y) / tau: [.., T]. The draws are stratified: one in each K-th of the noise that gives a."""
+        prob = logits.sigmoid()
+        within = torch.where(action.bool(), noise / prob, (noise - prob) / (1 - prob)).clamp(0, 1)
+        total = torch.zeros_like(prob)
+        for draw in range(self.draws):
+            agreeing = conditional_noise(prob, action, (within + draw) / self.draws)
+            total += super().slope(logits, action, agreeing.clamp(1e-7, 1 - 1e-7))
+        return total / self.draws

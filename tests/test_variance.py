@@ -1,0 +1,275 @@
+"""The laboratory: its figures are right where they are known, and a comparison can be stopped and gone on with."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenv import settings as tokenv_settings
+from tokenv.build import build_parts
+from tokenv.experiment import run_command
+from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, products, write_csv
+from tokenv.variance import lab
+from tokenv.variance.cost import measure_costs
+from tokenv.variance.credit import credit_by_distance
+from tokenv.variance.draws import Scene, draw_gradient, true_gradient
+from tokenv.variance.options import VarianceOptions, parse
+from tokenv.variance.statistics import moments
+
+SHORT = 6
+
+
+@pytest.fixture
+def options(tiny_settings):
+    updates = tiny_settings | {
+        "data": {"source": "words", "seq_len": 12, "words_documents": 80, "words_lexicon": 20},
+        "agent": {"name": "learned", "window": 0, "scale": 1},
+        "estimator": {"name": "reinforce", "gamma": 0.8},
+    }
+    config = tokenv_settings.resolve([], updates)
+    chosen = ("reinforce", "rloo(gamma=1.0)")
+    return VarianceOptions(
+        config, estimators=chosen, moments=2, draws=12, batch_size=4, timings=1, warmup=1, credit_draws=2
+    )
+
+
+@pytest.fixture
+def scene(options):
+    torch.manual_seed(1)
+    parts = build_parts(options.config)
+    parts.lm.double()
+    parts.lm.compute_dtype = None
+    parts.agent.double()
+    return Scene(parts, torch.randint(256, (2, SHORT)))
+
+
+def build(text, scene, options):
+    return lab._build(options, scene.parts, parse(text, 0.8))
+
+
+def test_moments_of_known_gaussians():
+    torch.manual_seed(0)
+    true = torch.randn(40, dtype=torch.float64)
+    mean = 0.5 * true + 0.1 * torch.randn(40)
+    draws = mean + 2 * torch.randn(4000, 40)
+    found = moments(draws, true.unsqueeze(0))
+    expected = {
+        "variance": 160.0,
+        "noise": 160.0 / mean.square().sum().item(),
+        "bias": ((mean - true).norm() / true.norm()).item(),
+        "turn": 1 - torch.cosine_similarity(mean, true, 0).item(),
+        "scale": (mean @ true / true.square().sum()).item(),
+    }
+    for name, value in expected.items():
+        measured = getattr(found, name)
+        assert abs(measured.value - value) < 4 * measured.error, name
+        assert measured.error < 0.2 * max(value, 0.05), name
+
+
+def test_a_noisy_reference_does_not_look_like_bias():
+    torch.manual_seed(0)
+    true = torch.randn(40)
+    draws, reference = (true + 3 * torch.randn(300, 40) for _ in range(2))
+    found = moments(draws, reference)
+    assert abs(found.bias.value) < 0.25
+    naive = (draws.mean(0) - reference.mean(0)).norm() / reference.mean(0).norm()
+    assert naive > 0.2  # what the difference of two noisy means would have said
+    assert abs(found.scale.value - 1) < 4 * found.scale.error
+
+
+def test_jackknife_errors_are_the_spread_over_repetitions():
+    torch.manual_seed(0)
+    true = torch.ones(5)
+    found = [moments(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)]
+    for name in ("variance", "scale", "cosine"):
+        values = torch.tensor([getattr(m, name).value for m in found])
+        claimed = torch.tensor([getattr(m, name).error for m in found]).mean()
+        assert 0.7 < values.std() / claimed < 1.4, name
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.1, 10), st.integers(0, 99))
+def test_relative_figures_do_not_depend_on_scale(factor, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draws = 1 + torch.randn(10, 6, generator=generator, dtype=torch.float64)
+    true = torch.ones(1, 6, dtype=torch.float64)
+    one, other = moments(draws, true), moments(factor * draws, factor * true)
+    for name in ("noise", "snr", "bias", "turn", "cosine", "scale"):
+        assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-6, abs=1e-9)
+
+
+def test_draws_average_to_the_enumerated_gradient(scene, options):
+    true = true_gradient(scene, chunk=7)
+    generator = torch.Generator().manual_seed(0)
+    estimator = build("rloo(gamma=1.0, num_samples=64)", scene, options)
+    with scene.frozen():
+        drawn = [draw_gradient(scene, estimator, generator) for _ in range(40)]
+    for name, value in true.items():
+        assert value.norm() > 0
+        found = moments(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
+        assert abs(found.scale.value - 1) < 5 * found.scale.error, name
+        assert found.turn.value < 0.05, name
+
+
+def test_freezing_changes_no_gradient_and_is_undone(scene, options):
+    estimator = build("gumbel", scene, options)
+    found = []
+    for frozen in (True, False):
+        generator = torch.Generator().manual_seed(3)
+        if frozen:
+            with scene.frozen():
+                found.append(draw_gradient(scene, estimator, generator))
+        else:
+            found.append(draw_gradient(scene, estimator, generator))
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])
+    assert all(p.requires_grad for p in scene.parts.lm.parameters())
+
+
+def test_effects_have_no_size_where_tokens_say_nothing(scene):
+    generator = torch.Generator().manual_seed(0)
+    some = credit_by_distance(scene, 3, generator)
+    assert max(some.rms) > 0
+    for layer in scene.parts.lm.mid:
+        torch.nn.init.zeros_(layer.post_attention.weight)
+        torch.nn.init.zeros_(layer.post_mlp.weight)
+    scene.parts.lm.mid = torch.nn.ModuleList()
+    plain = scene.parts.lm.contextualise
+    scene.parts.lm.contextualise = lambda token, position: 0 * plain(token, position)
+    none = credit_by_distance(scene, 3, generator)
+    assert max(none.rms) < 1e-12
+    assert none.pairs[0] == 6  # 3 rollouts of 2 sequences
+    assert none.pairs == sorted(none.pairs, reverse=True)
+
+
+def test_costs_count_what_is_done(scene, options):
+    texts = ("reinforce", "rloo(num_samples=3)", "rloo(num_samples=3, reward_only=True)", "rebar", "ppo")
+    built = {text: build(text, scene, options) for text in texts}
+    costs = measure_costs(scene.parts, built, scene.symbol_BN, rate=0.5, repeats=1)
+    flops = {text: cost.flops for text, cost in costs.items()}
+    one, three, forward = (flops[text] for text in texts[:3])
+    late = (three - one) / 2
+    assert forward - one == pytest.approx(2 * late / 3)
+    assert flops["rebar"] > 2 * one
+    assert one < flops["ppo"] < 2 * one
+    assert costs["rloo(num_samples=3)"].memory > costs["rloo(num_samples=3, reward_only=True)"].memory
+    assert all(cost.fastest <= cost.seconds <= cost.slowest for cost in costs.values())
+
+
+def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
+    whole = lab.compare(options, tmp_path / "whole")
+    score, calls = lab._score, []
+
+    def interrupted(*args):
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args[2].label)
+        return score(*args)
+
+    monkeypatch.setattr(lab, "_score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.compare(options, tmp_path / "parts")
+    stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
+    assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
+    monkeypatch.setattr(lab, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(lab, "train", None)  # the trajectory is there
+    resumed = lab.compare(options, tmp_path / "parts")
+    assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
+    assert json.dumps(resumed["moments"]) == json.dumps(whole["moments"])
+    assert whole["moments"][0]["bytes"] < whole["moments"][1]["bytes"]
+
+
+def test_the_report_of_a_comparison(options, tmp_path, capsys):
+    result = lab.compare(options, tmp_path)
+    print_variance(result)
+    printed = capsys.readouterr().out
+    assert "rloo(gamma=1.0) *" in printed
+    assert "Truth: enumeration" in printed
+    lines = write_csv(result, tmp_path / "v.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 3
+    for picture in (draw_progress, draw_cost, draw_credit):
+        assert picture(result, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_products_are_relative_to_the_papers_estimator():
+    def found(noise):
+        return {"components": {"policy": {"noise": [noise, 0.1]}}}
+
+    result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
+    moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
+    assert products(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
+
+
+def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
+    config = replace(options.config, agent={"name": "learned", "window": 1})
+    result = lab.compare(replace(options, config=config, estimators=("reinforce", "arm"), moments=1), tmp_path)
+    assert "refused" in result["moments"][0]["estimators"]["arm"]
+    assert list(result["costs"]) == ["reinforce"]
+
+
+def test_long_sequences_are_measured_against_unbiased_draws(options, tmp_path):
+    config = replace(options.config, data=replace(options.config.data, seq_len=24))
+    long = replace(options, config=config, moments=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
+    assert lab.compare(long, tmp_path / "long")["reference"] == long.reference
+    with pytest.raises(ValueError, match="is biased: expected an unbiased"):
+        lab.compare(replace(long, reference="reinforce"), tmp_path / "biased")
+
+
+def test_the_command(options, tmp_path, monkeypatch, capsys):
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(options.config.as_dict()))
+    words = ["with", "c.yaml", "estimators=['reinforce','disarm']", "draws=4", "moments=1", "timings=1", "warmup=0"]
+    words += ["credit_draws=2", "batch_size=2"]
+    run_command("variance", words)
+    folder = tmp_path / "runs" / "1"
+    assert {"variance.csv", "variance.json", "progress.png", "cost.png", "credit.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert "disarm" in capsys.readouterr().out
+    # One estimator more, at the same moments.
+    more = "estimators=['reinforce','disarm','rloo']"
+    run_command("variance", ["with", f"resume={folder / 'variance'}", more])
+    stored = json.loads((folder / "variance" / "variance.json").read_text())
+    assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
+    assert math.isfinite(stored["costs"]["rloo"]["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rlo", "did you mean 'rloo'"),
+        ("rloo(4)", "options need names"),
+        ("rloo(gamma=", "cannot be read"),
+        ("rloo(gamma=open('x'))", "cannot be read"),
+    ],
+)
+def test_estimators_that_cannot_be_read_say_why(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text, 0.9)
+
+
+def test_specifications_are_calls():
+    assert parse("rloo(gamma=GAMMA, num_samples=3)", 0.9).options == {"name": "rloo", "gamma": 0.9, "num_samples": 3}
+    own = parse("estimators.recipes:rloo(num_samples=3)", 0.9)
+    assert own.options == {"name": "estimators.recipes:rloo", "num_samples": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draws": 3}, "draws = 3"),
+        ({"seq_len": 3}, "seq_len = 3"),
+        ({"seq_len": 1000}, "longer than the run's"),
+        ({"estimators": ()}, "estimators is empty"),
+        ({"estimators": "rloo"}, "expected a list"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(options, **change)

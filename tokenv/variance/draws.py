@@ -1,0 +1,130 @@
+"""Single gradients of an estimator, and the true gradient by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from estimators.statistics import masked_mean
+from tokenv import keys
+from tokenv.build import Parts
+from tokenv.rollout import rollout
+
+COMPONENTS = ("logits", "policy", "encoder")
+MOST_COORDINATES = 65_536
+ENUMERABLE = 14
+
+
+@dataclass
+class Scene:
+    """The same parameters and the same text, for all estimators.
+
+    The objective is ``1/decisions sum_{b,t} E_a[log p(x_{t+1} | x_<=t, a_<=t)]``; gradients are those of its negative.
+    They have three components: with respect to a shift of each position's logit [B * T], to the policy's parameters,
+    and, through the logits, to the encoder's (at most 65,536 random coordinates of these).
+
+    Args:
+        parts: model and agent.
+        symbol_BN: the text.
+        seed: of the coordinates.
+    """
+
+    parts: Parts
+    symbol_BN: Tensor
+    seed: int = 0
+    policy: list[nn.Parameter] = field(init=False)
+    encoder: list[nn.Parameter] = field(init=False)
+    chosen: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        lm = self.parts.lm
+        self.policy = list(self.parts.agent.parameters())
+        self.encoder = [*lm.codec.parameters(), *lm.down.parameters()]
+        size = sum(p.numel() for p in self.encoder)
+        if size > MOST_COORDINATES:
+            order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
+            self.chosen = order[:MOST_COORDINATES].sort().values.to(self.symbol_BN.device)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Without gradients in the layers above the boundaries, where no estimator needs them."""
+        above = [p for p in self.parts.lm.parameters() if not any(p is q for q in self.encoder)]
+        for parameter in above:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in above:
+                parameter.requires_grad_(True)
+
+    def split(self, logits: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """From a gradient with respect to the logits [.., B, T] to all components, as flat float32 vectors."""
+        grads = torch.autograd.grad(logits, [*self.policy, *self.encoder], gradient, materialize_grads=True)
+        flat = [g.flatten().float() for g in grads]
+        policy, encoder = torch.cat(flat[: len(self.policy)]), torch.cat(flat[len(self.policy) :])
+        summed = gradient.reshape(-1, *gradient.shape[-2:]).sum(0).flatten().float()
+        return {
+            "logits": summed,
+            "policy": policy,
+            "encoder": encoder if self.chosen is None else encoder[self.chosen],
+        }
+
+
+def policy_objective(td: TensorDictBase) -> Tensor:
+    """What an estimator descends: its loss, and where boundaries are relaxed the model's own loss."""
+    decided = td[keys.DECISION_MASK]
+    loss = (
+        masked_mean(td[keys.LOSS_POLICY], decided) if keys.LOSS_POLICY in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
+    )
+    if keys.BOUNDARY in td:
+        loss = loss - td[keys.LOG_LIKELIHOOD].sum() / decided.sum()
+    return loss
+
+
+def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    """One gradient of each component.
+
+    Args:
+        scene: parameters and text; inside ``frozen()`` it costs less.
+        estimator: a chain.
+        generator: of the noise.
+    """
+    parts = scene.parts
+    td = rollout(parts.lm, parts.agent, scene.symbol_BN, generator=generator, **estimator.rollout_options())
+    logits = td[keys.BOUNDARY_LOGITS]
+    td = estimator(td)
+    (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
+    return scene.split(logits, gradient)
+
+
+def true_gradient(scene: Scene, chunk: int = 512) -> dict[str, Tensor]:
+    """The gradient itself, by enumerating all boundaries of sequences of at most 14 symbols.
+
+    Args:
+        scene: parameters and text.
+        chunk: boundaries of one pass.
+    """
+    batch, length = scene.symbol_BN.shape[:2]
+    assert length <= ENUMERABLE
+    masks = torch.tensor(list(itertools.product((0, 1), repeat=length - 2)), device=scene.symbol_BN.device)
+    totals: dict[str, Tensor] = {}
+    for part in masks.split(chunk):
+        action_KT = F.pad(part, (1, 0), value=1)
+        noise = (1 - action_KT).float().unsqueeze(1).expand(-1, batch, -1)  # 0 forces a boundary, 1 forces none
+        td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise)
+        log_prob, late = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
+        decisions = td[keys.DECISION_MASK][0].sum()
+        loss = -(log_prob.exp() * late).sum() / decisions
+        logits = td[keys.BOUNDARY_LOGITS]
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        for name, value in scene.split(logits, gradient).items():
+            totals[name] = totals.get(name, 0) + value
+    return totals

@@ -1,0 +1,212 @@
+"""The comparison, from top to bottom: one trajectory, some moments, all estimators on the same text."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from tokenv import checkpoint as checkpoints
+from tokenv import registry
+from tokenv.build import Parts, build_parts
+from tokenv.config import Config, make
+from tokenv.data.corpus import load_corpus
+from tokenv.hardware import prepare
+from tokenv.rollout import rollout
+from tokenv.train import train
+from tokenv.variance.cost import measure_costs
+from tokenv.variance.credit import credit_by_distance
+from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, policy_objective, true_gradient
+from tokenv.variance.options import Specification, VarianceOptions, parse
+from tokenv.variance.statistics import moments
+
+Result = dict[str, Any]
+
+
+def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> Result:
+    """Score all estimators at all moments.
+
+    Everything that is done is written to ``folder`` at once; called again with the same folder, it goes on from there.
+
+    Args:
+        options: what to compare.
+        folder: for the trajectory's checkpoints and the results.
+        progress: show bars.
+
+    Returns:
+        ``moments``: a list with ``bytes``, ``bits_per_byte``, ``credit`` and, under ``estimators``, by label either
+        ``refused`` (why) or ``components`` with value and standard error of every figure of ``statistics.Moments``;
+        ``costs`` by label; ``reference``: how the truth was found.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(options.config.hardware)
+    store = folder / "variance.json"
+    result: Result = json.loads(store.read_text()) if store.is_file() else {"moments": [], "costs": {}}
+    exact = options.length <= ENUMERABLE
+    result["reference"] = "enumeration" if exact else options.reference
+    found = _trajectory(options, folder, progress)
+    symbol_BN = _text(options)
+    bar = tqdm(found, desc="moments", unit="moment", disable=not progress)
+    for number, path in enumerate(bar):
+        parts, state = _load(options.config, path)
+        scene = Scene(parts, symbol_BN.to(parts.lm.head.weight.device), options.noise_seed)
+        if len(result["moments"]) <= number:
+            seen = {"bytes": state["bytes"], "bits_per_byte": state["bits_per_byte"], "estimators": {}}
+            result["moments"].append(seen)
+        moment = result["moments"][number]
+        with scene.frozen():
+            missing = [s for s in options.specifications if s.label not in moment["estimators"]]
+            reference = (
+                _reference(options, scene, folder / f"reference-{number}.safetensors", progress) if missing else {}
+            )
+            for specification in tqdm(missing, desc="estimators", leave=False, disable=not progress):
+                moment["estimators"][specification.label] = _score(options, scene, specification, reference, progress)
+                _write(store, result)
+            if "credit" not in moment and options.credit_draws:
+                generator = torch.Generator(scene.symbol_BN.device).manual_seed(options.noise_seed + 1)
+                moment["credit"] = asdict(credit_by_distance(scene, options.credit_draws, generator))
+                _write(store, result)
+    untimed = [s for s in options.specifications if s.label not in result["costs"] and _valid(result, s.label)]
+    if untimed:
+        # Ratios are only of one run: if anything is missing, all are timed again.
+        built = {s.label: _build(options, parts, s) for s in options.specifications if _valid(result, s.label)}
+        costs = measure_costs(
+            parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
+        )
+        result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
+        _write(store, result)
+    return result
+
+
+def _write(path: Path, result: Result) -> None:
+    """All or nothing: an interruption must not cost what was there."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(result, indent=1))
+    os.replace(scratch, path)
+
+
+def _valid(result: Result, label: str) -> bool:
+    return "refused" not in result["moments"][-1]["estimators"][label]
+
+
+def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[Path]:
+    """Checkpoints of the moments, earliest first."""
+    if options.run:
+        found = checkpoints.complete(Path(options.run) / "checkpoints")
+        if not found:
+            raise FileNotFoundError(f"run = {options.run!r} has no checkpoint")
+        wanted = {round((i + 1) * len(found) / options.moments) - 1 for i in range(options.moments)}
+        return [found[i] for i in sorted(wanted) if i >= 0]
+    every = -(-options.config.train.bytes // options.moments)
+    config = replace(
+        options.config,
+        checkpoint=replace(options.config.checkpoint, every_bytes=every, keep=options.moments + 1),
+        validation=replace(options.config.validation, every_bytes=every),
+    )
+    saved = checkpoints.complete(folder / "checkpoints")
+    if not saved or checkpoints.load(saved[-1]).state["bytes"] < config.train.bytes:
+        resume = checkpoints.load(saved[-1]) if saved else None
+        train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
+    return checkpoints.complete(folder / "checkpoints")[-options.moments :]
+
+
+def _silent(name: str, value: float, step: int) -> None:
+    """The trajectory's own metrics are in its checkpoints."""
+
+
+def _load(config: Config, path: Path) -> tuple[Parts, dict[str, Any]]:
+    tensors, state = checkpoints.load_model(path)
+    stored = make(Config, state["config"])
+    parts = build_parts(replace(stored, hardware=config.hardware))
+    parts.load_state_dict(tensors)
+    parts.train()  # the policy as it is trained: with its softcap
+    return parts, state
+
+
+def _text(options: VarianceOptions) -> Tensor:
+    """Sequences of the training text that the trajectory has not seen in this order."""
+    stream = load_corpus(options.config.data).train(seed=options.config.seed + 1_000_003 + options.noise_seed)
+    return stream.next(options.batch_size).symbol_BN[:, : options.length]
+
+
+def _build(options: VarianceOptions, parts: Parts, specification: Specification) -> Any:
+    config = options.config
+    context = {
+        "width": config.model.width,
+        "rate": config.rate,
+        "seq_len": options.length,
+        "gamma": options.gamma,
+    }
+    torch.manual_seed(options.noise_seed)
+    with parts.lm.head.weight.device:
+        return registry.build("estimator", specification.options, registry.ESTIMATORS, **context)
+
+
+def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: bool) -> dict[str, Tensor]:
+    """The true gradient [1, d], or unbiased draws of it [m, d], of every component."""
+    if path.is_file():
+        return load_file(path)
+    if options.length <= ENUMERABLE:
+        reference = {name: value.unsqueeze(0) for name, value in true_gradient(scene).items()}
+    else:
+        specification = parse(options.reference, options.gamma)
+        estimator = _build(options, scene.parts, specification)
+        if not estimator.unbiased:
+            raise ValueError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+        reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
+    save_file({name: value.cpu().contiguous() for name, value in reference.items()}, path)
+    return reference
+
+
+def _draw(scene: Scene, estimator: Any, draws: int, seed: int, progress: bool) -> dict[str, Tensor]:
+    generator = torch.Generator(scene.symbol_BN.device).manual_seed(seed)
+    rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
+    for _ in tqdm(range(draws), desc="draws", leave=False, disable=not progress):
+        for name, value in draw_gradient(scene, estimator, generator).items():
+            rows[name].append(value.cpu())
+    return {name: torch.stack(values) for name, values in rows.items()}
+
+
+def _score(
+    options: VarianceOptions, scene: Scene, specification: Specification, reference: dict[str, Tensor], progress: bool
+) -> Result:
+    """One estimator at one moment."""
+    estimator = _build(options, scene.parts, specification)
+    if estimator.independent and scene.parts.agent.autoregressive:
+        return {"refused": "biased for policies that read earlier boundaries"}
+    _warm_up(options, scene, estimator)
+    draws = _draw(scene, estimator, options.draws, options.noise_seed + 3, progress)
+    components = {
+        name: {key: [m["value"], m["error"]] for key, m in asdict(moments(draws[name], reference[name])).items()}
+        for name in COMPONENTS
+    }
+    return {"unbiased": estimator.unbiased, "components": components}
+
+
+def _warm_up(options: VarianceOptions, scene: Scene, estimator: Any) -> None:
+    """Let an estimator with a state of its own get used to this moment, on other text."""
+    parameters = list(estimator.parameters())
+    if not parameters and not list(estimator.buffers()):
+        return
+    stream = load_corpus(options.config.data).train(seed=options.config.seed + 2_000_003 + options.noise_seed)
+    generator = torch.Generator(scene.symbol_BN.device).manual_seed(options.noise_seed + 4)
+    optimizer = torch.optim.Adam(parameters, lr=1e-2) if parameters else None
+    parts = scene.parts
+    estimator.train()
+    for _ in range(options.warmup):
+        symbol_BN = stream.next(options.batch_size).symbol_BN[:, : options.length].to(scene.symbol_BN.device)
+        td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, **estimator.rollout_options())
+        loss = policy_objective(estimator(td))
+        if optimizer is not None:
+            grads = torch.autograd.grad(loss, parameters)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            optimizer.step()
+    estimator.eval()  # the draws themselves must not teach it
