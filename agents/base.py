@@ -99,12 +99,14 @@ class Agent(TensorDictModuleBase, ABC):
         in_keys: what it reads of an observation.
         window: number w of earlier actions it reads; 0 for a policy that ignores its past.
         learns: whether it has a policy to be trained by an estimator.
+        pooling: the ``model.pooling`` that it is made for; None for any.
     """
 
     in_keys: list[str]
     out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]
     window: int = 0
     learns: bool = False
+    pooling: str | None = None
 
     @abstractmethod
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:

@@ -13,17 +13,16 @@ from tokenv import keys
 class Nawrot(Agent):
     """Independent Bernoulli decisions: ``l_i = Linear(GELU(Linear(X_i)))``, ``a_i = [l_i > logit(u_i)]``.
 
-    With the published relaxed sample ``soft_i = sigmoid((l_i - logit(u_i)) / temperature)`` this is ``[soft_i > 1/2]``,
-    so a straight-through tensor made of the same logits and noise has these actions as its value. (``logit(u)`` and
-    ``-logit(u)`` are equally distributed; the sign is ours, so that P(a = 1 | l) = P(u < sigmoid(l)).)
+    With the published relaxed sample ``soft_i = sigmoid((l_i - logit(u_i)) / tau)`` (estimator ``gumbel``) this is
+    ``[soft_i > 1/2]``, so a straight-through tensor made of the same logits and noise has these actions as its value.
+    (``logit(u)`` and ``-logit(u)`` are equally distributed; the sign is ours, so that P(a = 1 | l) = P(u < sigmoid(l)).)
 
     Args:
         width: model width D; the hidden layer is 4 D wide.
         rate: target boundary rate; probabilities start near it.
-        temperature: of the relaxed sample (published value 0.5); the actions do not depend on it.
 
     Raises:
-        ValueError: ``rate`` outside (0, 1) or ``temperature`` not positive.
+        ValueError: ``rate`` outside (0, 1).
     """
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
@@ -32,13 +31,10 @@ class Nawrot(Agent):
     log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
     learns = True
 
-    def __init__(self, width: int, rate: float = 0.2, temperature: float = 0.5) -> None:
+    def __init__(self, width: int, rate: float = 0.2) -> None:
         super().__init__()
         if not 0 < rate < 1:
             raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
-        if not temperature > 0:
-            raise ValueError(f"agent.temperature = {temperature}: expected a positive number, such as 0.5")
-        self.temperature = temperature
         last = nn.Linear(4 * width, 1)
         # Small, so that probabilities start near the rate; not zero, so that the first layer learns from the start.
         nn.init.normal_(last.weight, std=0.1 / math.sqrt(4 * width))

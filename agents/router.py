@@ -14,8 +14,9 @@ MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
 class HNet(Agent):
     """``p_t = clamp((1 - cos(W_q X_{t-1}, W_k X_t)) / 2, 0, 1)``, ``a_t = [p_t > 1/2]``; p = 1 at the first symbol.
 
-    Deterministic: noise is ignored, ``action_log_prob`` and ``entropy`` are 0. It learns through
-    ``boundary_prob`` and ``boundary_logits``, which carry gradient.
+    Deterministic: noise is ignored, ``action_log_prob`` and ``entropy`` are 0. It learns through ``boundary``, which
+    the smoothing pooling reads (``model.pooling=smooth``), and a rate target: use the estimator ``path`` and the ratio
+    loss.
 
     An observation holds X_t and not X_{t-1}. ``draw`` and ``score`` see whole sequences; acting at one position
     (``forward``) remembers the encodings of the position before, detached. It must then see every row's positions
@@ -26,8 +27,9 @@ class HNet(Agent):
     """
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
-    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
+    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS, keys.BOUNDARY]
     learns = True
+    pooling = "smooth"
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,6 +52,7 @@ class HNet(Agent):
                 keys.ACTION: action,
                 keys.ACTION_LOG_PROB: torch.zeros_like(prob),
                 keys.BOUNDARY_PROB: prob,
+                keys.BOUNDARY: prob,
                 keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit(),
                 keys.ENTROPY: torch.zeros_like(prob),
             },

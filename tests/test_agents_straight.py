@@ -98,7 +98,7 @@ def test_the_predictors_formula_and_its_relaxed_sample():
     logits = (hidden @ last.weight.T + last.bias)[..., 0]
     torch.testing.assert_close(drawn[keys.BOUNDARY_LOGITS], logits)
     decided = observation[keys.DECISION_MASK]
-    soft = torch.sigmoid((logits - torch.logit(noise_BT)) / agent.temperature)
+    soft = torch.sigmoid((logits - torch.logit(noise_BT)) / 0.5)
     assert torch.equal((soft > 0.5)[decided], drawn[keys.ACTION].bool()[decided])
     bernoulli = Bernoulli(logits=logits)
     log_prob = bernoulli.log_prob(drawn[keys.ACTION].double())
@@ -177,7 +177,7 @@ def test_the_router_refuses_to_step_out_of_order():
         agent(observation[:, 3].clone())
 
 
-@pytest.mark.parametrize("options", [{"rate": 0.0}, {"rate": 1.0}, {"temperature": 0.0}])
+@pytest.mark.parametrize("options", [{"rate": 0.0}, {"rate": 1.0}])
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=f"agent.{next(iter(options))} = "):
         Nawrot(WIDTH, **options)

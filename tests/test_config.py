@@ -97,7 +97,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         ({"agent": {"name": "learned", "windw": 1}}, r"agent.windw is no option of agent 'learned'.*'window'"),
         ({"agent": {"name": "learned", "window": -1}}, r"agent.window = -1"),
         ({"agent": {"name": "no.such:Agent"}}, r"agent.name = 'no.such:Agent' cannot be imported"),
-        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2: expected a discount factor"),
+        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2: expected a factor"),
         ({"rate_target": {"name": "pressure"}}, r"rate_target.name = 'pressure' is unknown"),
     ],
 )

@@ -13,7 +13,10 @@ from torchrl.envs.utils import check_env_specs
 
 from agents.base import Agent, forced_action
 from agents.fixed import Random, Uniform
+from agents.gumbel import Nawrot
 from agents.learned import Learned
+from agents.router import HNet
+from agents.strict import Strict
 from tokenv import keys
 from tokenv.data.source import TensorSource
 from tokenv.env import TokenizationEnv
@@ -61,8 +64,9 @@ class Noise(torch.nn.Module):
         return tensordict.set(keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0])
 
 
-def make_lm(window=8):
-    return UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=window)).double()
+def make_lm(window=8, pooling="select"):
+    sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1}
+    return UNet(UNetConfig(**sizes, window=window, pooling=pooling)).double()
 
 
 def make_learned(window=8, spread=3.0):
@@ -106,7 +110,13 @@ def agents(length):
         "uniform": Uniform(0.3, length),
         "random": Random(0.4, length),
         "scripted": Scripted(),
+        "strict, w = 2": Strict(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
+        "nawrot": Nawrot(WIDTH).double(),
+        "hnet": HNet(WIDTH).double(),
     }
+
+
+POOLING = {"nawrot": "mean", "hnet": "smooth"}
 
 
 # --- stepping is rolling out ---
@@ -122,7 +132,8 @@ def test_stepping_equals_one_pass(name, data):
     probability = st.floats(1e-6, 1 - 1e-6)
     row = st.lists(probability, min_size=length - 1, max_size=length - 1)
     noise_BT = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64)
-    env = make_env(random_symbols(batch, length), make_lm(attended), window=window)
+    lm = make_lm(attended, POOLING.get(name, "select"))
+    env = make_env(random_symbols(batch, length), lm, window=window)
     agent = agents(length)[name]
     stepped = step_through(env, agent, noise_BT)
     one_pass = env.rollout(agent, noise=noise_BT)

@@ -107,6 +107,11 @@ def build_parts(config: Config, device: torch.device | None = None) -> Parts:
         agent = registry.build("agent", config.agent, registry.AGENTS, **context)
         estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
         rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    if agent.pooling not in (None, config.model.pooling):
+        raise ValueError(
+            f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
+            f"model.pooling={agent.pooling}, which this agent is made for"
+        )
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):

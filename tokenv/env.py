@@ -137,7 +137,7 @@ class TokenizationEnv(EnvBase):
         decoder, rows = self._decoder, torch.arange(self.batch_size[0], device=self.device)
         action_B = torch.where(decoder.position_B > 0, tensordict[keys.ACTION], 1)
         x_BD = tensordict[keys.ENCODING]
-        parameters = decoder.decode(x_BD, action_B)
+        parameters = decoder.decode(x_BD, action_B, tensordict.get(keys.BOUNDARY, None))
         symbol_B = self._symbol_BN[rows, decoder.position_B]
         late_B = self.lm.codec.log_prob(parameters, symbol_B)
         early_B = self.lm.codec.log_prob(self.lm.early_exit(x_BD), symbol_B)
