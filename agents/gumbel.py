@@ -15,7 +15,7 @@ class Nawrot(Agent):
 
     With the published relaxed sample ``soft_i = sigmoid((l_i - logit(u_i)) / tau)`` (estimator ``gumbel``) this is
     ``[soft_i > 1/2]``, so a straight-through tensor made of the same logits and noise has these actions as its value.
-    (``logit(u)`` and ``-logit(u)`` are equally distributed; the sign is ours, so that P(a = 1 | l) = P(u < sigmoid(l)).)
+    (``logit(u)`` and ``-logit(u)`` are equally distributed; the sign is ours: P(a = 1 | l) = P(u < sigmoid(l)).)
 
     Args:
         width: model width D; the hidden layer is 4 D wide.

@@ -29,7 +29,7 @@ class Strict(Learned):
         window: see ``Learned``; so for ``scale`` and ``softcap``.
     """
 
-    in_keys = [*Learned.in_keys, keys.TOKEN_COUNT]
+    in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK, keys.TOKEN_COUNT]
 
     def __init__(
         self,

@@ -131,9 +131,10 @@ def ppo(gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2) -> Chain:
 
 
 def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100) -> Chain:
-    """Boundaries from a fixed-rate Bernoulli with importance weights, as warm start for ``leave_one_out``.
+    """Boundaries from a fixed-rate Bernoulli with importance weights, as warm start for ``early_exit``.
 
-    Bias: that of the discount and the horizon. Cost: as ``reinforce``.
+    Bias: that of the discount and the horizon. No baseline: the score's mean is not 0 under another policy's actions,
+    so that one would bias it. Cost: as ``reinforce``.
 
     Args:
         rate: of the proposal.
@@ -141,8 +142,7 @@ def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollou
         horizon: decisions before a reward that are weighed; None for all.
         rollouts: length of the warm start; None for the whole run.
     """
-    proposal = FixedRateProposal(rate, horizon, rollouts)
-    return chain(EarlyExit(), proposal, Discount(gamma), LeaveOneOutBatch(), ScoreFunction())
+    return chain(EarlyExit(), FixedRateProposal(rate, horizon, rollouts), Discount(gamma), ScoreFunction())
 
 
 def _coupled(part: Part, gamma: float, num_samples: int) -> Chain:

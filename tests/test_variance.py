@@ -103,7 +103,7 @@ def test_relative_figures_do_not_depend_on_scale(factor, seed):
 
 
 def test_draws_average_to_the_enumerated_gradient(scene, options):
-    true = true_gradient(scene, chunk=7)
+    true = true_gradient(scene, symbols=7 * scene.symbol_BN.numel())
     generator = torch.Generator().manual_seed(0)
     estimator = build("rloo(gamma=1.0, num_samples=64)", scene, options)
     with scene.frozen():

@@ -348,7 +348,12 @@ def _variance(options: VarianceOptions, run: Run) -> dict[str, Any]:
         folder = Path(options.resume) if options.resume else (_folder(run) or Path(scratch)) / "variance"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / OPTIONS_FILE).write_text(json.dumps(asdict(options)))
-        result = compare(options, folder, progress)
+        try:
+            result = compare(options, folder, progress)
+        except KeyboardInterrupt:
+            kept = options.resume or _folder(run) is not None
+            how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
+            raise KeyboardInterrupt(f"stopped; {how}") from None
         write_csv(result, folder / "variance.csv")
         draw_progress(result, folder / "progress.png")
         draw_cost(result, folder / "cost.png")

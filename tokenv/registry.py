@@ -3,50 +3,108 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
-AGENTS: Mapping[str, str] = {
-    "learned": "agents.learned:Learned",
-    "strict": "agents.strict:Strict",
-    "nawrot": "agents.gumbel:Nawrot",
-    "hnet": "agents.router:HNet",
-    "uniform": "agents.fixed:Uniform",
-    "random": "agents.fixed:Random",
-}
-ESTIMATORS: Mapping[str, str] = {
-    name: f"estimators.recipes:{name}"
-    for name in (
-        "naive",
-        "early_exit",
-        "reinforce",
-        "leave_one_out",
-        "moving_average",
-        "lambda_return",
-        "standardised",
-        "rloo",
-        "reinpatch",
-        "ppo",
-        "off_policy",
-        "arm",
-        "disarm",
-        "arms",
-        "bitflip",
-        "branch",
-        "rebar",
-        "relax",
-        "straight",
-        "gumbel",
-        "reinmax",
-        "gumbel_rao",
-        "path",
-    )
-}
-RATE_TARGETS: Mapping[str, str] = {
-    "logit_pressure": "estimators.rate:LogitPressure",
-    "binomial": "estimators.rate:BinomialPrior",
-    "ratio": "estimators.rate:RatioLoss",
-}
+
+class Table(Mapping[str, str]):
+    """Built-in names, and those that installed packages register under an entry-point group.
+
+    As a mapping it holds what is built in: name to ``package.module:Class``.
+
+    Args:
+        group: entry-point group, such as ``tokenv.estimators``.
+        builtin: what comes with tokenv.
+    """
+
+    def __init__(self, group: str, builtin: Mapping[str, str]) -> None:
+        self.group, self._builtin = group, dict(builtin)
+
+    def __getitem__(self, name: str) -> str:
+        return self._builtin[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._builtin)
+
+    def __len__(self) -> int:
+        return len(self._builtin)
+
+    def names(self) -> list[str]:
+        """All names, those of other packages included."""
+        return sorted({*self, *(entry.name for entry in entry_points(group=self.group))})
+
+    def target(self, name: str) -> str | None:
+        """``package.module:Class`` for a name; None if nobody has it.
+
+        Raises:
+            ValueError: two packages claim the name.
+        """
+        others = {
+            (entry.dist.name if entry.dist else "an unknown package", entry.value)
+            for entry in entry_points(group=self.group)
+            if entry.name == name
+        }
+        claims = sorted(others | ({("tokenv", self._builtin[name])} if name in self else set()))
+        if len(claims) > 1:
+            whose = " and ".join(f"{package} ({value})" for package, value in claims)
+            raise ValueError(
+                f"{name!r} in {self.group} is claimed by {whose}: uninstall one of them, or name the class itself as "
+                "package.module:Class"
+            )
+        return claims[0][1] if claims else None
+
+
+AGENTS = Table(
+    "tokenv.agents",
+    {
+        "learned": "agents.learned:Learned",
+        "strict": "agents.strict:Strict",
+        "nawrot": "agents.gumbel:Nawrot",
+        "hnet": "agents.router:HNet",
+        "uniform": "agents.fixed:Uniform",
+        "random": "agents.fixed:Random",
+    },
+)
+ESTIMATORS = Table(
+    "tokenv.estimators",
+    {
+        name: f"estimators.recipes:{name}"
+        for name in (
+            "naive",
+            "early_exit",
+            "reinforce",
+            "leave_one_out",
+            "moving_average",
+            "lambda_return",
+            "standardised",
+            "rloo",
+            "reinpatch",
+            "ppo",
+            "off_policy",
+            "arm",
+            "disarm",
+            "arms",
+            "bitflip",
+            "branch",
+            "rebar",
+            "relax",
+            "straight",
+            "gumbel",
+            "reinmax",
+            "gumbel_rao",
+            "path",
+        )
+    },
+)
+RATE_TARGETS = Table(
+    "tokenv.rate_targets",
+    {
+        "logit_pressure": "estimators.rate:LogitPressure",
+        "binomial": "estimators.rate:BinomialPrior",
+        "ratio": "estimators.rate:RatioLoss",
+    },
+)
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -55,20 +113,20 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
 
 
-def find(kind: str, name: str, table: Mapping[str, str]) -> Callable[..., Any]:
+def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
     """The class or recipe that a name stands for.
 
     Args:
         kind: what is looked for, for messages, such as ``agent``.
         name: a name of ``table``, or ``package.module:Class`` for one of your own.
-        table: name to ``package.module:Class``.
+        table: where names are looked up.
 
     Raises:
         ValueError: the name is unknown, or nothing can be imported under it.
     """
-    target = name if ":" in name else table.get(name)
+    target = name if ":" in name else table.target(name)
     if target is None:
-        hint = nearest(name, list(table))
+        hint = nearest(name, table.names())
         raise ValueError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
     module, _, attribute = target.partition(":")
     check_rooms()
@@ -81,7 +139,7 @@ def find(kind: str, name: str, table: Mapping[str, str]) -> Callable[..., Any]:
     return found
 
 
-def build(kind: str, options: Mapping[str, Any], table: Mapping[str, str], **context: Any) -> Any:
+def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -> Any:
     """Build what a section of the configuration names.
 
     Args:
@@ -94,16 +152,29 @@ def build(kind: str, options: Mapping[str, Any], table: Mapping[str, str], **con
     Raises:
         ValueError: an option is unknown to the constructor, or the constructor refuses a value.
     """
-    found = find(kind, options["name"], table)
+    given = {name: value for name, value in options.items() if name != "name"}
+    return construct(kind, find(kind, options["name"], table), given, **context)
+
+
+def construct(kind: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+    """Call a class or recipe with its options, and with what it asks for of the context.
+
+    Args:
+        kind: for messages, such as ``agent``.
+        found: class or function.
+        options: keyword arguments for it.
+        context: passed where its signature asks for it, and overridden by ``options``.
+
+    Raises:
+        ValueError: an option is unknown to it, or it refuses a value.
+    """
     parameters = inspect.signature(found).parameters
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-    takes_all = len(known) < len(parameters)
-    given = {name: value for name, value in options.items() if name != "name"}
-    for name in given:
-        if name not in known and not takes_all:
+    for name in options:
+        if name not in known and len(known) == len(parameters):
             hint = nearest(name, [*known, "name"])
-            raise ValueError(f"{kind}.{name} is no option of {kind} {options['name']!r}: {hint}")
-    return found(**{name: value for name, value in context.items() if name in known} | given)
+            raise ValueError(f"{kind}.{name} is no option of {kind} {found.__name__!r}: {hint}")
+    return found(**{name: value for name, value in context.items() if name in known} | dict(options))
 
 
 def check_rooms() -> None:

@@ -105,18 +105,18 @@ def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> d
     return scene.split(logits, gradient)
 
 
-def true_gradient(scene: Scene, chunk: int = 512) -> dict[str, Tensor]:
+def true_gradient(scene: Scene, symbols: int = 8192) -> dict[str, Tensor]:
     """The gradient itself, by enumerating all boundaries of sequences of at most 14 symbols.
 
     Args:
         scene: parameters and text.
-        chunk: boundaries of one pass.
+        symbols: at most so many in one pass, which bounds memory.
     """
     batch, length = scene.symbol_BN.shape[:2]
     assert length <= ENUMERABLE
     masks = torch.tensor(list(itertools.product((0, 1), repeat=length - 2)), device=scene.symbol_BN.device)
     totals: dict[str, Tensor] = {}
-    for part in masks.split(chunk):
+    for part in masks.split(max(1, symbols // (batch * length))):
         action_KT = F.pad(part, (1, 0), value=1)
         noise = (1 - action_KT).float().unsqueeze(1).expand(-1, batch, -1)  # 0 forces a boundary, 1 forces none
         td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise)

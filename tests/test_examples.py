@@ -1,0 +1,27 @@
+"""The examples do what they say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# TorchRL warns of its own classes when its collectors are imported.
+@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
+def test_torchrls_losses_train_the_policy(capsys):
+    found = load("torchrl_losses").main(pretraining=100, batches=25)
+    for name in ("A2CLoss", "ClipPPOLoss"):
+        before, after = found[f"{name} before"], found[f"{name} after"]
+        assert after["reward"] > before["reward"]
+        assert after["entropy"] < before["entropy"]
+        assert abs(after["rate"] - before["rate"]) < 0.05
+    assert "ClipPPOLoss after" in capsys.readouterr().out

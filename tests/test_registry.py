@@ -1,0 +1,81 @@
+"""Names stand for classes: ours, those of installed packages, and any that can be imported."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from tokenv import registry
+from tokenv.registry import ESTIMATORS, build, find
+
+
+class Package:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that packages have registered estimators: (package, name, value)."""
+
+    def pretend(*claims):
+        found = []
+        for package, name, value in claims:
+            entry = EntryPoint(name, value, "tokenv.estimators")
+            vars(entry).update(dist=Package(package))
+            found.append(entry)
+        monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "tokenv.estimators" else [])
+
+    return pretend
+
+
+def test_an_installed_packages_name_is_found(installed):
+    installed(("strange", "odd", "estimators.recipes:rloo"))
+    assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).num_samples == 3
+
+
+def test_nothing_is_imported_before_it_is_named(installed):
+    installed(("strange", "odd", "antigravity_of_ours:fly"), ("other", "even", "estimators.recipes:rloo"))
+    find("estimator", "even", ESTIMATORS)
+    assert "antigravity_of_ours" not in sys.modules
+    with pytest.raises(ValueError, match="'odd' cannot be imported"):
+        find("estimator", "odd", ESTIMATORS)
+
+
+@pytest.mark.parametrize("second", ["tokenv", "other"])
+def test_two_packages_with_one_name_are_an_error(installed, second):
+    name = "rloo" if second == "tokenv" else "odd"
+    claims = [("strange", name, "a:b")] + ([] if second == "tokenv" else [("other", name, "c:d")])
+    installed(*claims)
+    with pytest.raises(ValueError, match="is claimed by") as raised:
+        find("estimator", name, ESTIMATORS)
+    assert second in str(raised.value)
+    assert "strange (a:b)" in str(raised.value)
+    find("estimator", "reinforce", ESTIMATORS)  # others are not touched
+
+
+def test_one_package_seen_twice_is_one_package(installed):
+    installed(("strange", "odd", "estimators.recipes:rloo"), ("strange", "odd", "estimators.recipes:rloo"))
+    assert find("estimator", "odd", ESTIMATORS)
+
+
+def test_misspelt_names_get_the_nearest_of_all(installed):
+    installed(("strange", "median_baseline", "a:b"))
+    with pytest.raises(ValueError, match="did you mean 'median_baseline'"):
+        find("estimator", "median_basline", ESTIMATORS)
+    with pytest.raises(ValueError, match="did you mean 'reinforce'"):
+        find("estimator", "reinforc", ESTIMATORS)
+
+
+def test_agents_and_rate_targets_have_groups_of_their_own():
+    assert {table.group for table in (registry.AGENTS, registry.ESTIMATORS, registry.RATE_TARGETS)} == {
+        "tokenv.agents",
+        "tokenv.estimators",
+        "tokenv.rate_targets",
+    }
+
+
+@pytest.mark.parametrize("table", [registry.AGENTS, registry.ESTIMATORS, registry.RATE_TARGETS])
+def test_every_built_in_name_can_be_imported(table):
+    for name in table:
+        assert callable(find("thing", name, table))
