@@ -60,7 +60,8 @@ class FixedRateProposal(Part):
         if self._on_policy():
             return tensordict
         mask = tensordict[keys.DECISION_MASK]
-        chance = torch.where(tensordict[keys.ACTION].bool(), math.log(self.rate), math.log(1 - self.rate))
+        action = tensordict[keys.ACTION].to(tensordict[keys.ACTION_LOG_PROB].dtype)
+        chance = action * math.log(self.rate) + (1 - action) * math.log(1 - self.rate)
         log_ratio = (tensordict[keys.ACTION_LOG_PROB].detach() - chance).where(mask, 0.0)
         log_weight = log_ratio.cumsum(-1)
         if self.horizon is not None and self.horizon + 1 < log_weight.shape[-1]:

@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 import torch
+from enumeration import EXACT, Enumeration, flat_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch import nn
 from torchrl.objectives.value.functional import reward2go
 
-from agents.learned import Learned
 from estimators.base import ROLLOUT_KEYS, Part, chain
 from estimators.baselines import BatchCentre
 from estimators.credit import Discount, discounted_sum
@@ -20,56 +19,7 @@ from estimators.rewards import EarlyExit
 from estimators.statistics import masked_mean, mean_over_batch
 from estimators.surrogates import ScoreFunction
 from tokenv import keys
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
 from tokenv.rollout import rollout
-
-EXACT = {"rtol": 1e-10, "atol": 1e-13}
-
-
-class Enumeration:
-    """All boundaries of B sequences of N symbols, as the samples K of one rollout, and their probabilities."""
-
-    def __init__(self, window, batch=2, length=5):
-        torch.manual_seed(window + batch + length)
-        config = UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
-        self.lm = UNet(config).double()
-        self.agent = Learned(8, rate=0.4, window=window, scale=1.0).double()
-        with torch.no_grad():
-            self.agent.projection.weight.normal_(std=0.5)
-            self.lm.early_head.weight.normal_()
-        self.symbol_BN = torch.randint(256, (batch, length))
-        free = batch * (length - 2)  # the first symbol's boundary is forced, the last one's predicts nothing
-        bits = torch.tensor(list(itertools.product((0, 1), repeat=free))).view(-1, batch, length - 2)
-        self.mask_KBT = nn.functional.pad(bits, (1, 0), value=1)
-        # Such noise decides against any logit that could come up.
-        self.noise_KBT = torch.where(self.mask_KBT.bool(), 1e-15, 1 - 1e-15).double()
-        self.encoder = [*self.lm.codec.parameters(), *self.lm.down.parameters()]
-        self.policy = list(self.agent.parameters())
-
-    def rollout(self):
-        td = rollout(self.lm, self.agent, self.symbol_BN, noise=self.noise_KBT)
-        assert torch.equal(td[keys.ACTION], self.mask_KBT)
-        prob_K = td[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
-        torch.testing.assert_close(prob_K.sum().item(), 1.0, rtol=0, atol=1e-12)
-        return td, prob_K
-
-    def likelihood(self):
-        """Log-likelihood of both sequences under each of the boundaries, straight from the model: [K]."""
-        samples = len(self.mask_KBT)
-        given = self.symbol_BN[:, :-1].repeat(samples, 1)
-        log_prob = self.lm.codec.logits(self.lm(given, self.mask_KBT.flatten(0, 1))).log_softmax(-1)
-        return log_prob.gather(-1, self.symbol_BN[:, 1:].repeat(samples, 1)[..., None]).view(samples, -1).sum(1)
-
-    def expected(self, estimator, inputs=None):
-        """E[gradient of the summed policy loss] over all boundaries."""
-        td, prob_K = self.rollout()
-        loss_K = estimator(td)[keys.LOSS_POLICY].sum((1, 2))
-        return flat_gradient((prob_K.detach() * loss_K).sum(), inputs or [*self.policy, *self.encoder])
-
-
-def flat_gradient(loss, inputs):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True)])
 
 
 class Likelihood(Part):

@@ -8,7 +8,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -25,6 +25,7 @@ from tokenv.evaluate import Evaluation, evaluate
 from tokenv.hardware import prepare
 from tokenv.lm.generate import generate
 from tokenv.looking import Trained, load_run, probability_scale, segment
+from tokenv.options import EvaluateOptions, GenerateOptions, SegmentOptions, TrainOptions
 from tokenv.registry import nearest
 from tokenv.report.characters import characters
 from tokenv.report.curves import draw_curves
@@ -51,96 +52,6 @@ SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
 OPTIONS_FILE = "options.json"
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of every command that looks at a run.
-
-    Args:
-        run: run folder, such as ``runs/7``.
-        checkpoint: ``best`` by validation bits per byte, or ``latest``.
-        seed: of drawn boundaries and symbols.
-    """
-
-    run: str = ""
-    checkpoint: str = "best"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.run:
-            raise ValueError("run is missing: expected a run folder, such as run=runs/1")
-        if self.checkpoint not in ("best", "latest"):
-            raise ValueError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
-
-
-@dataclass(frozen=True)
-class TextOptions(RunOptions):
-    """Options of commands that read a text.
-
-    Args:
-        text: the text itself,
-        file: or the file that holds it (UTF-8 or any bytes).
-    """
-
-    text: str | None = None
-    file: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.text is None) == (self.file is None):
-            raise ValueError('expected one of text="..." and file=PATH')
-        if self.file is not None and not Path(self.file).is_file():
-            raise FileNotFoundError(f"file = {self.file!r}: there is no such file")
-
-    def read(self) -> bytes:
-        """The text's bytes."""
-        return Path(self.file).read_bytes() if self.file is not None else (self.text or "").encode()
-
-
-@dataclass(frozen=True)
-class SegmentOptions(TextOptions):
-    """Options of ``tokenv segment``.
-
-    Args:
-        out: HTML page to write; nothing is written where null.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-    """
-
-    out: str | None = "segments.html"
-    threshold: bool = False
-
-
-@dataclass(frozen=True)
-class GenerateOptions(TextOptions):
-    """Options of ``tokenv generate``.
-
-    Args:
-        max_new: bytes to write.
-        temperature: 0 takes the most probable byte.
-        top_p: nucleus that bytes are drawn from.
-        stop: text after which to stop.
-    """
-
-    max_new: int = 200
-    temperature: float = 0.8
-    top_p: float = 0.95
-    stop: str | None = None
-
-
-@dataclass(frozen=True)
-class EvaluateOptions(RunOptions):
-    """Options of ``tokenv evaluate``.
-
-    Args:
-        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
-        sequences: at most so many.
-        batch_size: sequences of one pass.
-    """
-
-    data: dict[str, Any] = field(default_factory=dict)
-    sequences: int = 2048
-    batch_size: int = 64
 
 
 @dataclass(frozen=True)
@@ -191,23 +102,6 @@ def run_command(name: str, arguments: list[str]) -> Any:
     if command.stored and not any(options.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
     return experiment.run(options.get("COMMAND"), options=options).result
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """A training run and where it goes on from.
-
-    Args:
-        config: the run.
-        resume: run folder or checkpoint to go on from; None for a fresh start.
-    """
-
-    config: Config
-    resume: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores."""
-        return self.config.as_dict() | {"resume": self.resume}
 
 
 MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")

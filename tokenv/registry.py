@@ -153,14 +153,14 @@ def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -
         ValueError: an option is unknown to the constructor, or the constructor refuses a value.
     """
     given = {name: value for name, value in options.items() if name != "name"}
-    return construct(kind, find(kind, options["name"], table), given, **context)
+    return construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
 
 
-def construct(kind: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
     """Call a class or recipe with its options, and with what it asks for of the context.
 
     Args:
-        kind: for messages, such as ``agent``.
+        whose: for messages: section and name, such as ``agent 'learned'``.
         found: class or function.
         options: keyword arguments for it.
         context: passed where its signature asks for it, and overridden by ``options``.
@@ -173,7 +173,7 @@ def construct(kind: str, found: Callable[..., Any], options: Mapping[str, Any], 
     for name in options:
         if name not in known and len(known) == len(parameters):
             hint = nearest(name, [*known, "name"])
-            raise ValueError(f"{kind}.{name} is no option of {kind} {found.__name__!r}: {hint}")
+            raise ValueError(f"{whose.partition(' ')[0]}.{name} is no option of {whose}: {hint}")
     return found(**{name: value for name, value in context.items() if name in known} | dict(options))
 
 

@@ -97,7 +97,7 @@ def check_estimator(estimator: str | Callable[..., Any], *, windows: tuple[int, 
             if isinstance(estimator, str):
                 made = registry.build("estimator", {"name": estimator} | options, registry.ESTIMATORS, **context)
             else:
-                made = registry.construct("estimator", estimator, options, **context)
+                made = registry.construct(f"estimator {name!r}", estimator, options, **context)
         return made.double()
 
     for window in windows:
@@ -187,7 +187,7 @@ def _check_padding(name: str, build: Callable[[], Any], world: _World) -> None:
     losses = [td[keys.LOSS_POLICY] for td in found]
     outside = ~found[0][keys.DECISION_MASK]
     _need(
-        torch.allclose(*(loss[~outside] for loss in losses), rtol=1e-9, atol=1e-12),
+        torch.allclose(losses[0][~outside], losses[1][~outside], rtol=1e-9, atol=1e-12),
         name,
         "symbols in the padding move the loss: weigh sums and means by decision_mask",
     )
@@ -252,11 +252,11 @@ def _enumerate(
     weight = log_prob_C.detach()[combinations].sum(-1).exp()
     estimator = build()
     td = enumerated[combinations] if estimator.num_samples is not None else enumerated[combinations[:, 0]]
-    # What it remembers must come from a rollout of its own, not from all at once.
-    stateful = bool(list(estimator.buffers()))
-    td = torch.stack([build()(rollout) for rollout in td.unbind(0)]) if stateful else estimator(td)
-    loss = (weight * td[keys.LOSS_POLICY].flatten(1).sum(1)).sum() / samples
-    return world.gradient(loss)
+    if list(estimator.buffers()):  # what it remembers must come from a rollout of its own, not from all at once
+        losses = torch.stack([build()(one)[keys.LOSS_POLICY] for one in td.unbind(0)])
+    else:
+        losses = estimator(td)[keys.LOSS_POLICY]
+    return world.gradient((weight * losses.flatten(1).sum(1)).sum() / samples)
 
 
 def _mean_draw(estimator: Any, world: _World, seed: int) -> Tensor:

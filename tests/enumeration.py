@@ -1,0 +1,142 @@
+"""Expectations without sampling: over all boundaries of a tiny model, or over all cells of the noise, in float64."""
+
+import itertools
+from unittest import mock
+
+import torch
+from torch import nn
+
+from agents.learned import Learned
+from tokenv import keys
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
+from tokenv.rollout import rollout
+
+EXACT = {"rtol": 1e-10, "atol": 1e-13}
+
+
+def flat_gradient(loss, inputs):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True)])
+
+
+def relative_bias(found, true):
+    return ((found - true).norm() / true.norm()).item()
+
+
+def decisive(mask):
+    """Noise that decides against any logit that could come up."""
+    return torch.where(mask.bool(), 1e-15, 1 - 1e-15).double()
+
+
+def cells(breaks):
+    """The noise, cut at ``breaks`` ([n, B] for every position): midpoints [C, B, T] and sizes [C, B] of all cells."""
+    middle_T, size_T = [], []
+    for at in breaks:
+        edge = nn.functional.pad(nn.functional.pad(at.sort(0).values, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0)
+        middle_T.append((edge[1:] + edge[:-1]) / 2)
+        size_T.append(edge.diff(dim=0))
+    index = torch.tensor(list(itertools.product(*(range(len(middle)) for middle in middle_T))))
+    noise = torch.stack([middle[i] for middle, i in zip(middle_T, index.unbind(1), strict=True)], -1)
+    size = torch.stack([size[i] for size, i in zip(size_T, index.unbind(1), strict=True)], -1).prod(-1)
+    some = (size > 0).any(1)
+    return noise[some], size[some]
+
+
+def rand_gives(values):
+    """Within it, ``torch.rand`` returns ``values``."""
+    return mock.patch.object(torch, "rand", return_value=values)
+
+
+class Enumeration:
+    """All boundaries of B sequences of N symbols, as the samples K of one rollout, and their probabilities.
+
+    Where sequences do not see each other, it is enough to give both the same boundaries, and to weigh each by its own
+    probabilities [C, B]: ``masks_CT`` are all boundaries of one sequence.
+    """
+
+    def __init__(self, window, batch=2, length=5):
+        torch.manual_seed(window + batch + length)
+        config = UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
+        self.lm = UNet(config).double()
+        self.agent = Learned(8, rate=0.4, window=window, scale=1.0).double()
+        with torch.no_grad():
+            self.agent.projection.weight.normal_(std=0.5)
+            self.lm.early_head.weight.normal_()
+        self.symbol_BN = torch.randint(256, (batch, length))
+        free = length - 2  # the first symbol's boundary is forced, the last one's predicts nothing
+        bits = torch.tensor(list(itertools.product((0, 1), repeat=batch * free))).view(-1, batch, free)
+        self.mask_KBT = nn.functional.pad(bits, (1, 0), value=1)
+        self.masks_CT = self.mask_KBT[: 2**free, -1]
+        self.encoder = [*self.lm.codec.parameters(), *self.lm.down.parameters()]
+        self.policy = list(self.agent.parameters())
+        self.inputs = [*self.policy, *self.encoder]
+
+    def rollout(self, **options):
+        td = rollout(self.lm, self.agent, self.symbol_BN, noise=decisive(self.mask_KBT), **options)
+        assert torch.equal(td[keys.ACTION], self.mask_KBT)
+        prob_K = td[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
+        torch.testing.assert_close(prob_K.sum().item(), 1.0, rtol=0, atol=1e-12)
+        return td, prob_K
+
+    def likelihood(self):
+        """Log-likelihood of both sequences under each of the boundaries, straight from the model: [K]."""
+        samples = len(self.mask_KBT)
+        given = self.symbol_BN[:, :-1].repeat(samples, 1)
+        log_prob = self.lm.codec.logits(self.lm(given, self.mask_KBT.flatten(0, 1))).log_softmax(-1)
+        return log_prob.gather(-1, self.symbol_BN[:, 1:].repeat(samples, 1)[..., None]).view(samples, -1).sum(1)
+
+    def true(self, inputs=None):
+        """The gradient of -E_a[sum log p] by the boundaries' probabilities."""
+        _, prob_K = self.rollout()
+        return flat_gradient(-(prob_K * self.likelihood().detach()).sum(), inputs or self.inputs)
+
+    def expected(self, estimator, inputs=None):
+        """E[gradient of the summed policy loss] over all boundaries."""
+        td, prob_K = self.rollout()
+        loss_K = estimator(td)[keys.LOSS_POLICY].sum((1, 2))
+        return flat_gradient((prob_K.detach() * loss_K).sum(), inputs or self.inputs)
+
+    def samples(self, noise_CKBT, **options):
+        """C independent rollouts of K samples: [C, K, B, T]."""
+        shape = noise_CKBT.shape
+        batch = self.symbol_BN.shape[0]
+        noise = noise_CKBT.expand(*shape[:2], batch, shape[-1]).flatten(0, 1)
+        return rollout(self.lm, self.agent, self.symbol_BN, noise=noise, **options).unflatten(0, shape[:2])
+
+    def tuples(self, samples):
+        """All K-tuples of one sequence's boundaries: [C, K, 1, T]."""
+        number = len(self.masks_CT)
+        return self.masks_CT[torch.tensor(list(itertools.product(range(number), repeat=samples)))].unsqueeze(2)
+
+    def gradient(self, estimator, td_CKBT, weight_CB, inputs=None):
+        """Weighted gradient of the policy loss: its mean over samples, its sum over the sequence."""
+        loss_CB = estimator(td_CKBT)[keys.LOSS_POLICY].mean(1).sum(-1)
+        return flat_gradient((weight_CB * loss_CB).sum(), inputs or self.inputs)
+
+    def breaks(self):
+        """All values that p_i can take: [n, B] for every position."""
+        prob_CBT = self.samples(decisive(self.masks_CT[:, None, None])).detach()[keys.BOUNDARY_PROB].squeeze(1)
+        nothing = prob_CBT[:0, :, 0]
+        later = [prob_CBT[(self.masks_CT[:, t:] == 0).all(1), :, t] for t in range(1, prob_CBT.shape[-1])]
+        return [nothing, *later]
+
+    def coupled(self, estimator, noise_CBT, samples, offset_CP=None):
+        """Rollouts of K samples each, coupled by the estimator: [C, K, B, T]."""
+        noise = noise_CBT.unsqueeze(1).expand(-1, samples, -1, -1)
+        mask = torch.ones(noise.shape[-2:], dtype=torch.bool)
+        mask[:, 0] = False
+        with rand_gives(None if offset_CP is None else offset_CP[:, None, None]):
+            coupled = estimator.rollout_options()["couple"](noise, mask, None)
+        return self.samples(coupled)
+
+    def branched(self, estimator, samples, positions=1):
+        """All choices of positions, times all cells of the noise: rollouts [C, K, B, T] and weights [C, B]."""
+        noise, size = cells(self.breaks())
+        decisions = self.symbol_BN.shape[1] - 2
+        # Enough steps that every stretch's length divides their number: each decision gets its exact chance.
+        steps = decisions * (decisions - 1)
+        at = (torch.arange(steps).double() + 0.5) / steps
+        grid = torch.cartesian_prod(*[at] * positions).view(-1, positions)
+        offset_CP = grid.repeat_interleave(len(noise), 0)
+        td = self.coupled(estimator, noise.repeat(len(grid), 1, 1), samples, offset_CP)
+        return td, size.repeat(len(grid), 1) / len(grid)
