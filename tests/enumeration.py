@@ -15,8 +15,8 @@ from tokenv.rollout import rollout
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
 
 
-def flat_gradient(loss, inputs):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True)])
+def flat_gradient(loss, inputs, **options):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True, **options)])
 
 
 def relative_bias(found, true):
