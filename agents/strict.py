@@ -1,7 +1,7 @@
 """A policy that draws an exact number of boundaries in every sequence."""
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from agents.base import BoundaryDistribution, boundary_count, forced_action
@@ -79,6 +79,21 @@ class Strict(Learned):
     def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
         return self._distribution(logits, observation, action.cumsum(-1) - action)
+
+    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
+        """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T].
+
+        Raises:
+            ValueError: this policy would never draw them.
+        """
+        with torch.no_grad():
+            dist = self._given(self._project(observation[keys.ENCODING]), action, observation)
+        if (~dist.decision_mask & (action != dist.forced)).any():
+            raise ValueError(
+                f"the strict agent draws {self.count} boundaries in every sequence, and these are more or fewer: "
+                "choose an estimator that learns from the policy's own draws, or agent.name=learned"
+            )
+        return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
         """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face)."""

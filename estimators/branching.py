@@ -55,9 +55,9 @@ class BitFlip(Part):
     form of local expectation gradients, Titsias & Lazaro-Gredilla 2015, arXiv 1503.01494). Decisions after i are
     drawn anew by the policy with the same random numbers, so that it holds for autoregressive policies too.
 
-    Bias: none, for every policy, with ``positions=1``; with more, decisions forced earlier in the same sequence are in
-    the credit of later ones. Cost: two passes through middle and decoder. The language model's loss weighs the two
-    samples by p_i and 1 - p_i, which is its expectation over a_i.
+    Bias: none, for every policy, with ``positions=1``; with more, the decisions forced in one sequence are in each
+    other's credit, and the gradient may turn far. Cost: two passes through middle and decoder. The language model's
+    loss weighs the two samples by p_i and 1 - p_i, which is its expectation over a_i.
 
     Args:
         positions: forced decisions per sequence, one in each of as many equal stretches.
@@ -110,9 +110,9 @@ class Branch(Part):
     chosen. Since ``E[p_i [a_i = 0]] = p_i (1 - p_i)``, this is ``p_i (1 - p_i) (Q_i(1) - Q_i(0))`` on average, the
     gradient itself (ours; vine rollouts of Schulman et al. 2015, arXiv 1502.05477, with common random numbers).
 
-    Bias: none, for every policy, with ``positions=1``; with more, boundaries forced earlier in the same sequence are in
-    the credit of later ones, which fades as gamma^(distance). Cost: one pass and K - 1 forward passes through middle
-    and decoder; the language model learns from sample 0 alone.
+    Bias: none, for every policy, with ``positions=1``; with more, the boundaries forced in one sequence are in each
+    other's credit, and gamma fades only the later ones' share in the earlier ones'. Cost: one pass and K - 1 forward
+    passes through middle and decoder; the language model learns from sample 0 alone.
 
     Args:
         positions: forced boundaries per sequence and further sample, one in each of as many equal stretches.

@@ -58,7 +58,7 @@ def test_descent_moves_the_rate_to_the_target(target, prob, direction):
 def test_the_ratio_loss_is_the_published_formula(drawn, meant, rate):
     n = 1 / rate
     published = n / (n - 1) * ((1 - drawn) * (1 - meant) + (n - 1) * drawn * meant)
-    got = ratio_loss(torch.tensor(drawn).double(), torch.tensor(meant).double(), rate)
+    got = ratio_loss(torch.tensor(drawn, dtype=torch.float64), torch.tensor(meant, dtype=torch.float64), rate)
     assert got.item() == pytest.approx(published)
-    at_target = ratio_loss(torch.tensor(rate).double(), torch.tensor(rate).double(), rate)
+    at_target = ratio_loss(*2 * [torch.tensor(rate, dtype=torch.float64)], rate)
     assert at_target.item() == pytest.approx(1.0)
