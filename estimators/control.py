@@ -60,9 +60,10 @@ class Rebar(Part):
         logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
         fresh = torch.rand(noise.shape, device=noise.device, dtype=noise.dtype, generator=generator)
         prob = logits.sigmoid()
+        # Noise of exactly 0 or 1 makes z infinite, and with it the gradient of a network that reads z NaN.
         tiny = torch.finfo(noise.dtype).eps
-        given = conditional_noise(prob, action, fresh).clamp(tiny, 1 - tiny)
-        relaxed = torch.stack([logits - torch.logit(noise), logits - torch.logit(given)], -1)
+        both = torch.stack([noise, conditional_noise(prob, action, fresh)], -1).clamp(tiny, 1 - tiny)
+        relaxed = logits.unsqueeze(-1) - torch.logit(both)
         drawn.set(RELAXED_LOGITS, relaxed)
         soft = (relaxed / self.temperature).sigmoid()
         return torch.where(decision_mask.unsqueeze(-1), soft, action.unsqueeze(-1).to(soft.dtype))

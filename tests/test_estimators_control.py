@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from enumeration import flat_gradient, rand_gives, relative_bias
+from enumeration import Enumeration, flat_gradient, rand_gives, relative_bias
 from tensordict import TensorDict
 
 from estimators import control, recipes
@@ -12,6 +12,7 @@ from estimators.credit import Discount
 from estimators.rewards import EarlyExit
 from estimators.statistics import conditional_noise
 from tokenv import keys
+from tokenv.rollout import rollout
 
 WIDTH = 4
 
@@ -119,3 +120,14 @@ def test_rebar_is_biased_for_a_policy_with_a_past():
     """So it is refused there: the first decision moves the second one's logit by 1.5."""
     bandit = Bandit(past=1.5)
     assert relative_bias(bandit.expected(recipes.rebar(temperature=1.0)), bandit.true()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_at_its_ends_gives_finite_gradients(dtype):
+    """``torch.rand`` returns 0 once in 2^24 draws of float32."""
+    world, estimator = Enumeration(0), recipes.relax(width=8).to(dtype)
+    torch.nn.init.normal_(estimator.parts[-1].network[-1].weight)
+    noise = torch.tensor([[0.5, 0.0, 1.0, 0.3], [0.2, 1.0, 0.6, 0.0]], dtype=dtype)
+    td = rollout(world.lm.to(dtype), world.agent.to(dtype), world.symbol_BN, noise=noise, **estimator.rollout_options())
+    loss = estimator(td)[keys.LOSS_POLICY].sum()
+    assert flat_gradient(loss, [*estimator.parameters(), *world.policy]).isfinite().all()
