@@ -88,6 +88,9 @@ class GroupRelative(Part):
 
     Args:
         epsilon: added to the standard deviation, in nats.
+
+    Raises:
+        ValueError: ``epsilon`` is not positive.
     """
 
     in_keys = [keys.ADVANTAGE]

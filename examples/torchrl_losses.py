@@ -9,7 +9,7 @@ that turn rewards into the advantage that TorchRL's losses read, with tokenv's o
 import argparse
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector
 from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
@@ -85,8 +85,7 @@ def train(env: TokenizationEnv, agent: Learned, name: str, batches: int, epochs:
 def measure(env: TokenizationEnv, agent: Learned) -> dict[str, float]:
     """Mean reward (nats a symbol), entropy (nats a decision) and boundary rate over sixteen rollouts."""
     env.set_seed(1)
-    tds = [env.rollout(agent) for _ in range(16)]
-    td = torch.cat(tds)
+    td = TensorDict.cat([env.rollout(agent) for _ in range(16)])
     return {
         "reward": td[keys.REWARD].mean().item(),
         "entropy": td[keys.ENTROPY][td[keys.DECISION_MASK]].mean().item(),
