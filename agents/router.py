@@ -6,6 +6,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from agents.base import Agent, forced_action
+from agents.memory import Memory
 from tokenv import keys
 
 MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
@@ -19,8 +20,7 @@ class HNet(Agent):
     loss.
 
     An observation holds X_t and not X_{t-1}. ``draw`` and ``score`` see whole sequences; acting at one position
-    (``forward``) remembers the encodings of the position before, detached. It must then see every row's positions
-    in order from 0 on (0 at any time starts a row anew), and an agent steps through one batch at a time.
+    (``forward``) remembers the encodings of the position before: see ``agents.memory.Memory``.
 
     Args:
         width: model width D.
@@ -36,7 +36,7 @@ class HNet(Agent):
         self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         for linear in (self.query, self.key):
             nn.init.eye_(linear.weight)
-        self._last: tuple[Tensor, Tensor] | None = None  # encodings and positions of the last step
+        self._memory = Memory()
 
     def _probability(self, observation: TensorDictBase, previous: Tensor) -> Tensor:
         encoding = observation[keys.ENCODING].to(self.key.weight.dtype)
@@ -81,19 +81,5 @@ class HNet(Agent):
             ValueError: a row is at any other position.
         """
         encoding, position = tensordict[keys.ENCODING], tensordict[keys.POSITION]
-        previous = self._previous(encoding, position)
-        self._last = encoding.detach().clone(), position.clone()
-        prob = self._probability(tensordict, previous)
+        prob = self._probability(tensordict, self._memory.swap(encoding, position))
         return tensordict.update(self._answer(prob, (prob > 0.5).long()))
-
-    def _previous(self, encoding: Tensor, position: Tensor) -> Tensor:
-        last = encoding.detach(), position.new_full(position.shape, -1)
-        if self._last is not None and self._last[1].shape == position.shape:
-            last = self._last
-        if bool(((position > 0) & (position != last[1] + 1)).any()):
-            raise ValueError(
-                f"position = {position.tolist()} after {last[1].tolist()}: the router compares each symbol with the "
-                "one before, so it expected the next position or 0 in every row; step through sequences from their "
-                "start, or give whole sequences to draw or score"
-            )
-        return last[0]

@@ -14,6 +14,7 @@ from torchrl.envs.utils import check_env_specs
 from agents.base import Agent, forced_action
 from agents.fixed import Random, Uniform
 from agents.gumbel import Nawrot
+from agents.heuristic import Entropy, Whitespace
 from agents.learned import Learned
 from agents.router import HNet
 from agents.strict import Strict
@@ -77,6 +78,13 @@ def make_learned(window=8, spread=3.0):
     return agent
 
 
+def make_entropy(mode, theta):
+    """A fitted one, which draws some and leaves some."""
+    agent = Entropy(mode=mode).eval()
+    agent.theta.fill_(theta)
+    return agent
+
+
 def make_env(symbol_BN, lm=None, **options):
     return TokenizationEnv(make_lm() if lm is None else lm, TensorSource(symbol_BN), len(symbol_BN), **options)
 
@@ -113,6 +121,9 @@ def agents(length):
         "strict, w = 2": Strict(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
         "nawrot": Nawrot(WIDTH).double(),
         "hnet": HNet(WIDTH).double(),
+        "whitespace": Whitespace(),
+        "entropy, global": make_entropy("global", 5.07),
+        "entropy, monotonic": make_entropy("monotonic", 0.0),
     }
 
 
@@ -133,8 +144,9 @@ def test_stepping_equals_one_pass(name, data):
     row = st.lists(probability, min_size=length - 1, max_size=length - 1)
     noise_BT = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64)
     lm = make_lm(attended, POOLING.get(name, "select"))
-    env = make_env(random_symbols(batch, length), lm, window=window)
     agent = agents(length)[name]
+    reads_entropy = keys.EARLY_ENTROPY in agent.in_keys
+    env = make_env(random_symbols(batch, length), lm, window=window, early_entropy=reads_entropy)
     stepped = step_through(env, agent, noise_BT)
     one_pass = env.rollout(agent, noise=noise_BT)
     assert stepped.batch_size == (batch, length - 1)
@@ -148,6 +160,25 @@ def test_the_observation_holds_w_actions(window):
     stepped = step_through(env, agent, noise_BT)
     assert stepped[keys.LAST_ACTIONS].shape == (2, 9, window)
     assert_same(stepped.detach(), env.rollout(agent, noise=noise_BT).detach())
+
+
+def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
+    lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 10), random_noise(2, 9)
+    env = make_env(symbol_BN, lm, early_entropy=True)
+    check_env_specs(env)
+    env.source.position = 0
+    stepped = step_through(env, Scripted(), noise_BT)
+    env.source.position = 0
+    assert_same(stepped.detach(), env.rollout(Scripted(), noise=noise_BT).detach())
+    prob = lm.codec.logits(lm.early_exit(lm.encode(symbol_BN))).softmax(-1)
+    entropy_BN = -(prob * prob.log()).sum(-1)
+    assert_close(stepped[keys.EARLY_ENTROPY], entropy_BN[:, :-1], **TOLERANCE)
+    assert_close(stepped["next", keys.EARLY_ENTROPY], entropy_BN[:, 1:], **TOLERANCE)
+    monkeypatch.setattr(lm, "early_entropy", lambda x: pytest.fail("nobody asked"))
+    plain = make_env(symbol_BN, lm)
+    assert keys.EARLY_ENTROPY not in step_through(plain, Scripted(), noise_BT)
+    plain.source.position = 0
+    assert keys.EARLY_ENTROPY not in plain.rollout(Scripted(), noise=noise_BT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

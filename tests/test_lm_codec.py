@@ -31,8 +31,15 @@ def test_log_prob_is_that_of_the_capped_logits(codec):
     torch.testing.assert_close(codec.log_prob(parameters, symbol), expected)
 
 
+def test_entropy_is_that_of_the_capped_logits(codec):
+    parameters = 40 * torch.randn(3, 5, 4)
+    expected = torch.distributions.Categorical(logits=30 * torch.tanh(parameters / 30)).entropy()
+    torch.testing.assert_close(codec.entropy(parameters), expected)
+
+
 def test_log_prob_is_computed_in_float32_or_finer(codec):
     symbol = torch.tensor([1])
+    assert codec.entropy(torch.randn(1, 4).bfloat16()).dtype == torch.float32
     assert codec.log_prob(torch.randn(1, 4).bfloat16(), symbol).dtype == torch.float32
     assert codec.log_prob(torch.randn(1, 4).double(), symbol).dtype == torch.float64
 

@@ -1,6 +1,7 @@
 """From a configuration to the things it names."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from tensordict.nn import TensorDictModuleBase
 
 from tokenv import registry
 from tokenv.config import Config
+from tokenv.data.bpe import train_bpe
+from tokenv.data.corpus import load_corpus
 from tokenv.hardware import resolve_device, resolve_precision
 from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
@@ -101,10 +104,14 @@ def build_parts(config: Config, device: torch.device | None = None) -> Parts:
     device = resolve_device(config.hardware.device) if device is None else device
     precision = resolve_precision(config.hardware.precision, device)
     torch.manual_seed(config.seed)
+
+    def train_tokenizer(vocabulary_size: int) -> Path:
+        return train_bpe(load_corpus(config.data), vocabulary_size)
+
     with device:
         lm = UNet(config.model, compute_dtype=precision)
         context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
-        agent = registry.build("agent", config.agent, registry.AGENTS, **context)
+        agent = registry.build("agent", config.agent, registry.AGENTS, **context, train_tokenizer=train_tokenizer)
         estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
         rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if agent.pooling not in (None, config.model.pooling):

@@ -38,6 +38,8 @@ class TokenizationEnv(EnvBase):
         source: where sequences come from.
         batch_size: sequences B stepped together.
         window: earlier actions w in the observation.
+        early_entropy: whether the observation holds it: the entropy of p_early(x_{i+1} | x_<=i) in nats, for agents
+            that read it.
 
     Raises:
         ValueError: ``batch_size`` below 1 or a negative ``window``.
@@ -45,13 +47,15 @@ class TokenizationEnv(EnvBase):
 
     batch_locked = True
 
-    def __init__(self, lm: UNet, source: Source, batch_size: int, *, window: int = 8) -> None:
+    def __init__(
+        self, lm: UNet, source: Source, batch_size: int, *, window: int = 8, early_entropy: bool = False
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}: expected at least one sequence")
         if window < 0:
             raise ValueError(f"window = {window}: expected 0 or more earlier actions")
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
-        self.lm, self.source, self.window = lm, source, window
+        self.lm, self.source, self.window, self.early_entropy = lm, source, window, early_entropy
         self.generator = torch.Generator(self.device)
         self._decoder = Decoder(lm, batch_size, source.seq_len)
         self._symbol_BN = torch.zeros(
@@ -80,6 +84,8 @@ class TokenizationEnv(EnvBase):
             },
             shape=(batch,),
         )
+        if self.early_entropy:
+            self.observation_spec[keys.EARLY_ENTROPY] = number.clone()
         self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=device)
         self.reward_spec = Unbounded((batch, 1), dtype=fine, device=device)
 
@@ -96,6 +102,7 @@ class TokenizationEnv(EnvBase):
         if policy is not None or args:
             raise ValueError("rollout(agent) takes options by keyword only, such as num_samples=4")
         options.setdefault("window", self.window)
+        options.setdefault("early_entropy", self.early_entropy)
         options.setdefault("generator", self.generator)
         return one_pass(self.lm, max_steps, self._take(range(self.batch_size[0])), **options)
 
@@ -107,10 +114,11 @@ class TokenizationEnv(EnvBase):
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, late_B: Tensor, early_B: Tensor) -> TensorDict:
         decoder = self._decoder
-        return TensorDict(
+        x_BD = decoder.encode(symbol_B, rows_B)
+        observation = TensorDict(
             {
                 keys.SYMBOL: symbol_B,
-                keys.ENCODING: decoder.encode(symbol_B, rows_B),
+                keys.ENCODING: x_BD,
                 keys.LAST_ACTIONS: self._last_actions_Bw.clone(),
                 keys.POSITION: decoder.position_B.clone(),
                 keys.TOKEN_COUNT: decoder.count_B.clone(),
@@ -121,6 +129,9 @@ class TokenizationEnv(EnvBase):
             batch_size=self.batch_size,
             device=self.device,
         )
+        if self.early_entropy:
+            observation.set(keys.EARLY_ENTROPY, self.lm.early_entropy(x_BD))
+        return observation
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)

@@ -34,6 +34,8 @@ from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, write_csv
 from tokenv.settings import COMMAND_LINE, named_configs, resolve
+from tokenv.tasks.formats import load_questions
+from tokenv.tasks.score import score
 from tokenv.train import History, train
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions
@@ -296,10 +298,11 @@ def _generate(options: GenerateOptions, run: Run) -> str:
 
 
 def _evaluate(options: EvaluateOptions, run: Run) -> dict[str, Any]:
-    """Bits per byte on held-out text, with sampled and with thresholded boundaries."""
+    """Bits per byte on held-out text and of tasks' answers, with sampled and with thresholded boundaries."""
     trained = load_run(options.run, options.checkpoint)
     prepare(trained.config.hardware)
     data = make(DataConfig, asdict(trained.config.data) | options.data, "data.")
+    tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
     held_out = load_corpus(data, progress=progress).validation(options.sequences)
     results = {}
@@ -316,6 +319,20 @@ def _evaluate(options: EvaluateOptions, run: Run) -> dict[str, Any]:
         rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
         title = f"{name} boundaries, {len(held_out)} sequences of {data.validation_source or data.source}"
         console().print(summary_table(rows, title=title))
+        for task, questions in tasks.items():
+            scored = score(
+                trained.parts,
+                questions,
+                seq_len=trained.config.data.seq_len,
+                batch_size=options.batch_size,
+                seed=options.seed,
+                threshold=threshold,
+                progress=progress,
+            )
+            figures = {key: value for key, value in asdict(scored).items() if value is not None}
+            results[name][task] = figures
+            rows = {key: f"{value:,}" if key == "questions" else f"{value:.4f}" for key, value in figures.items()}
+            console().print(summary_table(rows, title=f"{name} boundaries, right answers of {task}"))
     return results
 
 

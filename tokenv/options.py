@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config import Config
+from tokenv.tasks.formats import check_tasks
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,36 @@ class EvaluateOptions(RunOptions):
         data: overrides of the run's data section, such as ``data.validation_source=PATH``.
         sequences: at most so many.
         batch_size: sequences of one pass.
+        tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
+        task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
+            ``"task_files.piqa=['ROWS', 'LABELS']"``.
+        questions: at most so many of each task; null for all.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
     sequences: int = 2048
     batch_size: int = 64
+    tasks: str = ""
+    task_files: dict[str, Any] = field(default_factory=dict)
+    questions: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tasks([*self.task_names, *self.task_files])
+        if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
+            raise ValueError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        for name, files in self.task_files.items():
+            if not isinstance(files, str | list | tuple) or not files:
+                raise ValueError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
+            if name not in self.task_names:
+                raise ValueError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")
+
+    @property
+    def task_names(self) -> list[str]:
+        """The tasks, one by one."""
+        return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    def files_of(self, task: str) -> list[str]:
+        """A task's local files; none where it comes from the hub."""
+        files = self.task_files.get(task, [])
+        return [files] if isinstance(files, str) else list(files)

@@ -64,6 +64,9 @@ AGENTS = Table(
         "hnet": "agents.router:HNet",
         "uniform": "agents.fixed:Uniform",
         "random": "agents.fixed:Random",
+        "whitespace": "agents.heuristic:Whitespace",
+        "entropy": "agents.heuristic:Entropy",
+        "bpe": "agents.guided:BPE",
     },
 )
 ESTIMATORS = Table(

@@ -19,6 +19,7 @@ from tokenv.lm.unet import UNet
 class DrawsBoundaries(Protocol):
     """What a rollout asks of an agent; see ``agents.base.Agent``."""
 
+    in_keys: list[str]
     window: int
 
     @property
@@ -39,6 +40,7 @@ def _at_all_symbols(
     action: Tensor,
     likelihoods: dict[str, Tensor],
     window: int,
+    entropy_BN: Tensor | None,
 ) -> TensorDict:
     """Observations at all N symbols, given the T = N - 1 actions and likelihoods; batch size [.., N]."""
     position_N = torch.arange(symbol_BN.shape[1], device=symbol_BN.device)
@@ -48,6 +50,8 @@ def _at_all_symbols(
         keys.POSITION: position_N.expand(decision_mask_BN.shape),
         keys.DECISION_MASK: decision_mask_BN,
     }
+    if entropy_BN is not None:
+        tensors[keys.EARLY_ENTROPY] = entropy_BN
     samples = action.shape[:-2]
     observation = {name: x.expand(*samples, *x.shape) for name, x in tensors.items()}
     action = F.pad(action, (0, 1))
@@ -76,6 +80,7 @@ def rollout(
     symbol_BN: Tensor,
     *,
     window: int | None = None,
+    early_entropy: bool = False,
     noise: Tensor | None = None,
     num_samples: int | None = None,
     length_B: Tensor | None = None,
@@ -96,6 +101,7 @@ def rollout(
         agent: draws the boundaries.
         symbol_BN: the sequences, [B, N, *symbol_shape].
         window: how many earlier actions the observations hold; None for as many as the agent reads.
+        early_entropy: whether the observations hold ``early_entropy``; they do in any case if the agent reads it.
         noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given. 0
             forces a boundary, 1 forces none.
         num_samples: K samples of the boundaries of every sequence share one encoder pass and come as a leading
@@ -154,6 +160,10 @@ def rollout(
         },
         batch_size=(batch, length - 1),
     )
+    entropy_BN = None
+    if early_entropy or keys.EARLY_ENTROPY in agent.in_keys:
+        entropy_BN = lm.early_entropy(encoding_BND)
+        decisions.set(keys.EARLY_ENTROPY, entropy_BN[:, :-1])
     proposed = None if propose is None else propose(noise)
     if proposed is None:
         drawn = agent.draw(decisions, noise)
@@ -181,7 +191,7 @@ def rollout(
         relaxed = {keys.LOG_LIKELIHOOD_RELAXED[1]: torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)}
 
     window = agent.window if window is None else window
-    observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window)
+    observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window, entropy_BN)
     done = (position_N[1:] >= length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update(
         {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done} | relaxed
@@ -213,5 +223,8 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
     one_sample = tensordict[(0,) * (tensordict.dim() - 2)]
     encoding_BTD = lm.encode(one_sample[keys.SYMBOL])
     observation = one_sample.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK).set(keys.ENCODING, encoding_BTD)
+    if keys.EARLY_ENTROPY in tensordict:
+        observation.set(keys.EARLY_ENTROPY, lm.early_entropy(encoding_BTD))
+        again.set(keys.EARLY_ENTROPY, observation[keys.EARLY_ENTROPY].expand(tensordict.shape))
     again.update(agent.score(observation, tensordict[keys.ACTION]))
     return again.set(keys.ENCODING, encoding_BTD.detach().expand(*tensordict.shape, -1))

@@ -33,6 +33,17 @@ class Codec(nn.Module, ABC):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Entropy of the next symbol in nats: [.., num_parameters] -> [..]. Only some agents ask for it.
+
+        Raises:
+            ValueError: this codec does not tell.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no entropy: write its method entropy(parameters), or choose an agent that "
+            "does not read early_entropy"
+        )
+
     @abstractmethod
     def sample(
         self,
@@ -79,6 +90,11 @@ class ByteCodec(Codec):
         """[.., V], [..] -> [..] in nats."""
         loss = F.cross_entropy(self.logits(parameters).flatten(0, -2), symbol.flatten(), reduction="none")
         return -loss.view(symbol.shape)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """``-sum_x p(x) log p(x)`` in nats: [.., V] -> [..]."""
+        log_prob = self.logits(parameters).log_softmax(-1)
+        return -(log_prob.exp() * log_prob).sum(-1)
 
     def sample(
         self,

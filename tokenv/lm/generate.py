@@ -15,6 +15,7 @@ from tokenv.lm.unet import UNet
 class ActsAtOnePosition(Protocol):
     """What generating asks of an agent; see ``agents.base.Agent``."""
 
+    in_keys: list[str]
     window: int
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -91,7 +92,10 @@ def generate(
     actions, probs = [], []
     for i in range(longest):
         x_BD = decoder.encode(symbol_BN[:, i])
-        acted = agent(_observe(decoder, symbol_BN[:, i], x_BD, last_actions_Bw, noise_BN[:, i]))
+        observation = _observe(decoder, symbol_BN[:, i], x_BD, last_actions_Bw, noise_BN[:, i])
+        if keys.EARLY_ENTROPY in agent.in_keys:
+            observation.set(keys.EARLY_ENTROPY, lm.early_entropy(x_BD))
+        acted = agent(observation)
         actions.append(acted[keys.ACTION])
         probs.append(acted[keys.BOUNDARY_PROB])
         if ending is not None and i + 1 - given >= len(ending):

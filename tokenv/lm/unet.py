@@ -116,6 +116,11 @@ class UNet(nn.Module):
         """Parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""
         return self.early_head(self.early_norm(x))
 
+    @torch.no_grad()
+    def early_entropy(self, x: Tensor) -> Tensor:
+        """Entropy of p_early(x_{i+1} | x_<=i) in nats, without gradient: [.., D] -> [..]."""
+        return self.codec.entropy(self.early_exit(x))
+
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
         return self.decode(self.encode(symbol_BN), action_BN)

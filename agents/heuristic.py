@@ -1,0 +1,163 @@
+"""Agents that learn nothing and read the text: a boundary where a rule says so."""
+
+import math
+from abc import abstractmethod
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from agents.base import Agent, forced_action
+from agents.memory import Memory
+from tokenv import keys
+
+# Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
+# UTF-8 continuation bytes | the first bytes of UTF-8 characters.
+SPACELIKE_EDGES = (0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B, 0x80, 0xC0)
+MODES = ("global", "monotonic")
+
+
+def certain(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
+    """What a deterministic agent answers.
+
+    Args:
+        observation: ``position`` and ``decision_mask`` of batch size [..].
+        boundary: bool [K, ..] or [..]; overridden where nobody decides.
+        dtype: of the probabilities.
+
+    Returns:
+        ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
+    """
+    action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
+    prob = action.to(dtype)
+    return TensorDict(
+        {
+            keys.ACTION: action,
+            keys.ACTION_LOG_PROB: torch.zeros_like(prob),
+            keys.BOUNDARY_PROB: prob,
+            keys.ENTROPY: torch.zeros_like(prob),
+        },
+        batch_size=action.shape,
+    )
+
+
+class Rule(Agent):
+    """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
+
+    Acting at one position (``forward``) remembers the value of the position before: see ``agents.memory.Memory``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = Memory()
+
+    @abstractmethod
+    def _value(self, observation: TensorDictBase) -> Tensor:
+        """v, [..]."""
+
+    @abstractmethod
+    def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
+        """The rule: v_i and v_{i-1}, [..] each -> bool [..]."""
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries at once; K samples are K times the same."""
+        value = self._value(observation)
+        # The first symbol's neighbour is arbitrary: its boundary is forced.
+        previous = torch.cat([value[..., :1], value[..., :-1]], -1)
+        return certain(observation, self._boundary(value, previous).expand(noise.shape), noise.dtype)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position, the one after the last call's or 0 in every row.
+
+        Raises:
+            ValueError: a row is at any other position.
+        """
+        value, noise = self._value(tensordict), tensordict.get(keys.NOISE)
+        boundary = self._boundary(value, self._memory.swap(value, tensordict[keys.POSITION]))
+        dtype = torch.get_default_dtype() if noise is None else noise.dtype
+        return tensordict.update(certain(tensordict, boundary, dtype))
+
+
+class Whitespace(Rule):
+    """SpaceByte's rule (Slagle 2024, arXiv 2404.14408): a boundary at the first byte after a word.
+
+    ``a_i = [x_i is spacelike and x_{i-1} is not]``, and at the first byte always. Spacelike is what is neither an
+    ASCII letter or digit nor a UTF-8 continuation byte: 0x00-0x2F, 0x3A-0x40, 0x5B-0x60, 0x7B-0x7F, 0xC0-0xFF (and
+    special symbols from 256 on). The rate is the text's own.
+    """
+
+    in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
+
+    def _value(self, observation: TensorDictBase) -> Tensor:
+        symbol = observation[keys.SYMBOL]
+        edges = torch.tensor(SPACELIKE_EDGES, device=symbol.device)
+        return torch.bucketize(symbol.contiguous(), edges, right=True) % 2 == 0
+
+    def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
+        return value & ~previous
+
+
+class Entropy(Rule):
+    """BLT's rule (Pagnoni et al. 2024, arXiv 2412.09871): a boundary where the next byte is hard to guess.
+
+    With H_i the entropy of p(x_{i+1} | x_<=i) in nats, ``a_i = [H_i > theta]`` (global) or
+    ``a_i = [H_i - H_{i-1} > theta]`` (monotonic), and at the first byte always. BLT trains a model of its own for H;
+    here it is the early exit's (``early_entropy``: a rollout brings it, an environment with ``early_entropy=True``).
+
+    theta follows the (1 - rate) quantile of what it is compared with: whenever whole sequences are drawn in training
+    mode, and after they are, ``theta <- momentum theta + (1 - momentum) quantile`` over all that is decided. Before
+    the first time it is infinite, and only the first symbols draw boundaries. The state dict holds it.
+
+    Args:
+        rate: boundaries per decision.
+        mode: ``global`` or ``monotonic``.
+        momentum: of theta, in [0, 1).
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), ``momentum`` outside [0, 1), or another ``mode``.
+    """
+
+    in_keys = [keys.EARLY_ENTROPY, keys.POSITION, keys.DECISION_MASK]
+    theta: Tensor
+
+    def __init__(self, rate: float = 0.2, mode: str = "global", momentum: float = 0.9) -> None:
+        super().__init__()
+        if not 0 < rate < 1:
+            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+        if mode not in MODES:
+            raise ValueError(f"agent.mode = {mode!r}: expected {' or '.join(MODES)}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"agent.momentum = {momentum}: expected a number in [0, 1), such as 0.9")
+        self.rate, self.mode, self.momentum = rate, mode, momentum
+        self.register_buffer("theta", torch.tensor(math.inf))
+
+    def _value(self, observation: TensorDictBase) -> Tensor:
+        value = observation.get(keys.EARLY_ENTROPY, None)
+        if value is None:
+            raise ValueError(
+                "the observation has no early_entropy, which agent.name=entropy reads: make the environment with "
+                "early_entropy=True"
+            )
+        return value
+
+    def _compared(self, value: Tensor, previous: Tensor) -> Tensor:
+        return value if self.mode == "global" else value - previous
+
+    def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
+        return self._compared(value, previous) > self.theta
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries at once, K samples K times the same; in training mode, theta then learns from them."""
+        drawn = super().draw(observation, noise)
+        if self.training:
+            value = self._value(observation)
+            self._follow(self._compared(value, value.roll(1, -1))[observation[keys.DECISION_MASK]])
+        return drawn
+
+    @torch.no_grad()
+    def _follow(self, compared: Tensor) -> None:
+        if not len(compared):
+            return
+        quantile = torch.quantile(compared, 1 - self.rate).to(self.theta)
+        kept = torch.where(self.theta.isinf(), quantile, self.theta)
+        self.theta.copy_(self.momentum * kept + (1 - self.momentum) * quantile)

@@ -1,0 +1,39 @@
+"""What a stepping agent remembers of the symbol before."""
+
+from torch import Tensor
+
+
+class Memory:
+    """The values of the last position, for agents that compare neighbours.
+
+    An observation holds one position only, so an agent that acts at one position at a time must see every row's
+    positions in order from 0 on (0 at any time starts a row anew), and steps through one batch at a time.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor] | None = None  # values and positions
+
+    def swap(self, value: Tensor, position: Tensor) -> Tensor:
+        """Give the values of the positions before, and keep these (detached) for the next call.
+
+        Args:
+            value: what stands at ``position``, [.., *shape].
+            position: [..].
+
+        Returns:
+            What stood one position earlier, [.., *shape]; arbitrary at position 0.
+
+        Raises:
+            ValueError: a row is neither at the position after the last call's nor at 0.
+        """
+        before = value.detach(), position.new_full(position.shape, -1)
+        if self._last is not None and self._last[1].shape == position.shape:
+            before = self._last
+        if bool(((position > 0) & (position != before[1] + 1)).any()):
+            raise ValueError(
+                f"position = {position.tolist()} after {before[1].tolist()}: this agent compares each symbol with the "
+                "one before, so it expected the next position or 0 in every row; step through sequences from their "
+                "start, or give whole sequences to draw"
+            )
+        self._last = value.detach().clone(), position.clone()
+        return before[0]

@@ -1,0 +1,1 @@
+"""Downstream tasks: questions whose answers a model scores."""
