@@ -1,9 +1,11 @@
 """How well a model predicts held-out sequences, and where its boundaries fall."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from tqdm import tqdm
 
@@ -53,6 +55,37 @@ def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
 
 
 @torch.no_grad()
+def held_out_rollouts(
+    parts: Parts,
+    batch: SequenceBatch,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    threshold: bool = False,
+    progress: bool = False,
+) -> Iterator[TensorDictBase]:
+    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate``.
+
+    Yields:
+        Rollouts of batch size [B, T] without gradients, in the sequences' order.
+    """
+    was_training = parts.lm.training
+    parts.train(False)
+    device = parts.lm.head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    starts = range(0, len(batch), batch_size)
+    for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
+        symbol_BN = batch.symbol_BN[start : start + batch_size].to(device)
+        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
+        yield rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
+    parts.train(was_training)
+
+
+def sequence_bits(td: TensorDictBase, key: NestedKey = keys.LOG_LIKELIHOOD) -> Tensor:
+    """Bits per byte of every sequence of a rollout: float64 [B], on the CPU."""
+    return -td[key].double().mean(-1).cpu() / math.log(2)
+
+
 def evaluate(
     parts: Parts,
     batch: SequenceBatch,
@@ -72,21 +105,13 @@ def evaluate(
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         progress: show a bar.
     """
-    was_training = parts.lm.training
-    parts.train(False)
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
     columns: dict[str, list[Tensor]] = {"bits": [], "early": [], "actions": [], "entropy": []}
-    starts = range(0, len(batch), batch_size)
-    for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
-        symbol_BN = batch.symbol_BN[start : start + batch_size].to(device)
-        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
-        td = rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
-        columns["bits"].append(-td[keys.LOG_LIKELIHOOD].double().mean(-1).cpu() / math.log(2))
-        columns["early"].append(-td[keys.LOG_LIKELIHOOD_EARLY].double().mean(-1).cpu() / math.log(2))
+    rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress)
+    for td in rollouts:
+        columns["bits"].append(sequence_bits(td))
+        columns["early"].append(sequence_bits(td, keys.LOG_LIKELIHOOD_EARLY))
         columns["actions"].append(td[keys.ACTION].cpu())
         columns["entropy"].append(td[keys.ENTROPY].double().mean(-1).cpu())
-    parts.train(was_training)
     bits_B, early_B, action_BT, entropy_B = (torch.cat(column) for column in columns.values())
     scores = {}
     if batch.gold_BN is not None:
