@@ -17,6 +17,30 @@ def forced_action(observation: TensorDictBase) -> Tensor:
     return (observation[keys.POSITION] == 0).long()
 
 
+def certain(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
+    """What a deterministic agent answers.
+
+    Args:
+        observation: ``position`` and ``decision_mask`` of batch size [..].
+        boundary: bool [K, ..] or [..]; overridden where nobody decides.
+        dtype: of the probabilities.
+
+    Returns:
+        ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
+    """
+    action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
+    prob = action.to(dtype)
+    return TensorDict(
+        {
+            keys.ACTION: action,
+            keys.ACTION_LOG_PROB: torch.zeros_like(prob),
+            keys.BOUNDARY_PROB: prob,
+            keys.ENTROPY: torch.zeros_like(prob),
+        },
+        batch_size=action.shape,
+    )
+
+
 def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
     """Places for a boundary in a sequence of N symbols, and the exact number floor(N * rate) to be drawn.
 

@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from agents.base import Agent, boundary_count, forced_action
+from agents.base import Agent, boundary_count, certain, forced_action
 from tokenv import keys
 
 
@@ -83,3 +83,21 @@ class Random(_Fixed):
 
     def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
         return (self.count - token_count) / (self.places - position).clamp(min=1)
+
+
+class Never(Agent):
+    """No boundary but the first symbol's: one token, which says next to nothing.
+
+    With attention over the whole sequence (``model.window`` of ``data.seq_len``) the U-Net is then a plain
+    byte-level transformer of down_layers + up_layers layers, an outside yardstick.
+    """
+
+    in_keys = [keys.POSITION, keys.DECISION_MASK]
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw nothing, everywhere at once."""
+        return certain(observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Draw nothing at one position."""
+        return tensordict.update(self.draw(tensordict, torch.zeros_like(tensordict[keys.POSITION], dtype=torch.float)))

@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from agents.base import Agent
-from agents.heuristic import certain
+from agents.base import Agent, certain
 from tokenv import keys
 
 try:

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from agents.base import Agent, forced_action
+from agents.base import Agent, certain
 from agents.memory import Memory
 from tokenv import keys
 
@@ -15,30 +15,6 @@ from tokenv import keys
 # UTF-8 continuation bytes | the first bytes of UTF-8 characters.
 SPACELIKE_EDGES = (0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B, 0x80, 0xC0)
 MODES = ("global", "monotonic")
-
-
-def certain(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
-    """What a deterministic agent answers.
-
-    Args:
-        observation: ``position`` and ``decision_mask`` of batch size [..].
-        boundary: bool [K, ..] or [..]; overridden where nobody decides.
-        dtype: of the probabilities.
-
-    Returns:
-        ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
-    """
-    action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
-    prob = action.to(dtype)
-    return TensorDict(
-        {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: torch.zeros_like(prob),
-            keys.BOUNDARY_PROB: prob,
-            keys.ENTROPY: torch.zeros_like(prob),
-        },
-        batch_size=action.shape,
-    )
 
 
 class Rule(Agent):

@@ -91,7 +91,7 @@ def test_theta_comes_to_the_rate_and_is_used_before_it_is_moved(mode, rate):
     assert late == pytest.approx(rate, abs=0.02)
 
 
-def test_theta_is_a_running_mean_of_quantiles_over_what_is_decided():
+def test_theta_is_arunning_mean_of_quantiles_over_what_is_decided():
     agent = Entropy(0.25, momentum=0.75)
     first, second = torch.tensor([[9.0, 1, 2, 3, 4, 5]]), torch.tensor([[0.0, 6, 7, 8, 9, 10]])
     for entropy_BT in (first, second):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tokenv.report.curves import _running_mean, draw_curves
+from tokenv.report.curves import draw_curves, running_mean
 
 X = list(range(0, 200_000, 1000))
 ALL = {
@@ -78,6 +78,6 @@ def test_failed_write_leaves_nothing_behind(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.png"]
 
 
-def test_running_mean_is_centred_and_skips_gaps():
+def testrunning_mean_is_centred_and_skips_gaps():
     y = np.array([1.0, 2.0, 6.0, np.nan, np.nan, np.nan, 4.0])
-    np.testing.assert_allclose(_running_mean(y, 3), [1.5, 3.0, 4.0, 6.0, np.nan, 4.0, 4.0])
+    np.testing.assert_allclose(running_mean(y, 3), [1.5, 3.0, 4.0, 6.0, np.nan, 4.0, 4.0])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenv.report.characters import characters
 from tokenv.report.html import Passage, segment_page
 
-VOID = {"meta", "br", "link", "img"}
+VOID = {"meta", "br", "link", "img", "source"}
 
 
 class Page(HTMLParser):

@@ -109,7 +109,15 @@ def build_parts(config: Config, device: torch.device | None = None) -> Parts:
         return train_bpe(load_corpus(config.data), vocabulary_size)
 
     with device:
-        lm = UNet(config.model, compute_dtype=precision)
+        codec = registry.build(
+            "codec",
+            config.codec,
+            registry.CODECS,
+            width=config.model.width,
+            softcap=config.model.output_softcap,
+            channels=config.data.series.channels,
+        )
+        lm = UNet(config.model, codec, compute_dtype=precision)
         context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
         agent = registry.build("agent", config.agent, registry.AGENTS, **context, train_tokenizer=train_tokenizer)
         estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)

@@ -35,8 +35,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 
     Args:
         folder: of all checkpoints of the run.
-        checkpoint: with ``step`` (and ``bits_per_byte``, None before the first validation) in its state.
-        keep: newest ones to keep; the best one by ``bits_per_byte`` stays besides.
+        checkpoint: with ``step``, ``unit`` (``bits_per_byte`` where there is none) and, under the unit's name, the
+            validation loss (None where there was no validation) in its state.
+        keep: newest ones to keep; the best one by validation loss stays besides.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{_PREFIX}{checkpoint.state['step']:08d}"
@@ -67,7 +68,7 @@ def find(run: str | Path, which: str = "latest") -> Path:
 
     Args:
         run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
-        which: ``latest`` or ``best`` (lowest validation bits per byte).
+        which: ``latest`` or ``best`` (lowest validation loss).
 
     Raises:
         FileNotFoundError: there is no complete checkpoint.
@@ -123,7 +124,8 @@ def load_optimizer(
 
 
 def _best(found: list[Path]) -> Path | None:
-    scores = {path: json.loads((path / "state.json").read_text()).get("bits_per_byte") for path in found}
+    states = {path: json.loads((path / "state.json").read_text()) for path in found}
+    scores = {path: state.get(state.get("unit", "bits_per_byte")) for path, state in states.items()}
     scored = {path: score for path, score in scores.items() if score is not None}
     return min(scored, key=lambda path: scored[path]) if scored else None
 

@@ -8,8 +8,10 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv train    with quick seed=3          train; a configuration by name or path, then key=value overrides
   tokenv train    with resume=runs/7         go on where run 7 stopped
   tokenv segment  with run=runs/7 text="…"   draw token boundaries in a text (or file=…), in colour
-  tokenv evaluate with run=runs/7            bits per byte on held-out text (data.source=… for another corpus)
+  tokenv evaluate with run=runs/7            bits per byte on held-out text (tasks=piqa,lambada: of answers, too)
   tokenv generate with run=runs/7 text="…"   continue a text
+  tokenv forecast with run=runs/8 csv=my.csv continue a series, with intervals; without csv score test windows
+  tokenv compare  with compare-quick jobs=2  methods × seeds at one budget, and one report of all
   tokenv variance with quick                 bias, variance and cost of gradient estimators along one run
   tokenv bench    with bench-d256             speed, memory and the cost of learning boundaries
   tokenv configs                             the configurations that come with tokenv

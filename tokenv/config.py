@@ -159,6 +159,7 @@ class Config:
         rate: target boundaries per symbol, in (0, 1).
         data: corpus and cutting.
         model: size of the U-Net.
+        codec: ``name`` of what the U-Net reads and predicts, and its options: ``bytes`` or ``series``.
         agent: ``name`` of an agent and its options.
         estimator: ``name`` of an estimator and its options.
         rate_target: ``name`` of a rate target and its options.
@@ -173,6 +174,7 @@ class Config:
     rate: float = 0.2
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
+    codec: dict[str, Any] = field(default_factory=lambda: {"name": "bytes"})
     agent: dict[str, Any] = field(default_factory=lambda: {"name": "learned"})
     estimator: dict[str, Any] = field(default_factory=lambda: {"name": "reinforce"})
     rate_target: dict[str, Any] = field(default_factory=lambda: {"name": "logit_pressure"})
@@ -185,13 +187,15 @@ class Config:
     def __post_init__(self) -> None:
         _require(self.seed >= 0, "seed", self.seed, "a whole number of 0 or more")
         _require(0 < self.rate < 1, "rate", self.rate, "boundaries per symbol in (0, 1), such as 0.2")
+        wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])
+        _require(self.data.kind != wrong, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as in a YAML file."""
         return dataclasses.asdict(self)
 
 
-NAMED = ("agent", "estimator", "rate_target")  # sections that name a class and pass it options
+NAMED = ("codec", "agent", "estimator", "rate_target")  # sections that name a class and pass it options
 
 
 def check_keys(values: dict[str, Any], where: str, kind: type = Config, prefix: str = "") -> None:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -20,9 +21,10 @@ class Evaluation:
     """Held-out figures.
 
     Attributes:
-        bits_per_byte: mean over all predicted symbols.
+        unit: what the losses are measured in: the codec's, such as ``bits_per_byte``.
+        loss: mean over all predicted symbols, or values.
         standard_error: of that mean, documents being the independent units.
-        bits_per_byte_early: the same from the early exit.
+        loss_early: the same from the early exit.
         boundary_rate: boundaries per symbol, as drawn.
         entropy: of the policy, in nats per decision.
         boundary_f1: F1 of the drawn boundaries against the true ones, where the corpus knows them.
@@ -30,14 +32,33 @@ class Evaluation:
         boundary_recall: share of true boundaries that are drawn.
     """
 
-    bits_per_byte: float
+    unit: str
+    loss: float
     standard_error: float
-    bits_per_byte_early: float
+    loss_early: float
     boundary_rate: float
     entropy: float
     boundary_f1: float | None = None
     boundary_precision: float | None = None
     boundary_recall: float | None = None
+
+    @property
+    def unit_in_words(self) -> str:
+        """Such as ``bits per byte``."""
+        return self.unit.replace("_", " ")
+
+    def metrics(self) -> dict[str, Any]:
+        """All figures by the names they are logged under: the losses by their unit's."""
+        values = asdict(self)
+        unit = values.pop("unit")
+        names = {"loss": unit, "loss_early": f"{unit}_early"}
+        return {names.get(name, name): value for name, value in values.items()}
+
+    @classmethod
+    def from_metrics(cls, values: dict[str, Any], unit: str) -> "Evaluation":
+        """What ``metrics`` was called on."""
+        names = {unit: "loss", f"{unit}_early": "loss_early"}
+        return cls(unit, **{names.get(name, name): value for name, value in values.items()})
 
 
 def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
@@ -83,7 +104,17 @@ def held_out_rollouts(
 
 def sequence_bits(td: TensorDictBase, key: NestedKey = keys.LOG_LIKELIHOOD) -> Tensor:
     """Bits per byte of every sequence of a rollout: float64 [B], on the CPU."""
-    return -td[key].double().mean(-1).cpu() / math.log(2)
+    return _per_symbol(-td[key]) / math.log(2)
+
+
+def _per_symbol(x_BT: Tensor) -> Tensor:
+    return x_BT.double().mean(-1).cpu()
+
+
+def _shares(total_B: Tensor, counted_B: Tensor) -> Tensor:
+    """Values whose mean is the ratio of the means, and whose standard error is the ratio's (linearised): [B]."""
+    ratio = total_B.mean() / counted_B.mean()
+    return ratio + (total_B - ratio * counted_B) / counted_B.mean()
 
 
 def evaluate(
@@ -93,6 +124,7 @@ def evaluate(
     batch_size: int,
     seed: int = 0,
     threshold: bool = False,
+    tolerance: int = 0,
     progress: bool = False,
 ) -> Evaluation:
     """Score held-out sequences.
@@ -103,32 +135,64 @@ def evaluate(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
     """
-    columns: dict[str, list[Tensor]] = {"bits": [], "early": [], "actions": [], "entropy": []}
+    codec = parts.lm.codec
+    columns: dict[str, list[Tensor]] = {"late": [], "early": [], "counted": [], "actions": [], "entropy": []}
     rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress)
     for td in rollouts:
-        columns["bits"].append(sequence_bits(td))
-        columns["early"].append(sequence_bits(td, keys.LOG_LIKELIHOOD_EARLY))
+        columns["late"].append(_per_symbol(-td[keys.LOG_LIKELIHOOD]) / codec.nats_per_unit)
+        columns["early"].append(_per_symbol(-td[keys.LOG_LIKELIHOOD_EARLY]) / codec.nats_per_unit)
+        counted_BT = codec.counted(td["next", keys.SYMBOL])
+        if counted_BT is not None:
+            columns["counted"].append(_per_symbol(counted_BT))
         columns["actions"].append(td[keys.ACTION].cpu())
         columns["entropy"].append(td[keys.ENTROPY].double().mean(-1).cpu())
-    bits_B, early_B, action_BT, entropy_B = (torch.cat(column) for column in columns.values())
+    whole = {name: torch.cat(column) for name, column in columns.items() if column}
+    late_B, early_B, action_BT = whole["late"], whole["early"], whole["actions"]
+    if "counted" in whole:
+        late_B, early_B = (_shares(total_B, whole["counted"]) for total_B in (late_B, early_B))
     scores = {}
     if batch.gold_BN is not None:
-        scores = boundary_scores(action_BT[:, 1:].bool(), batch.gold_BN[:, 1:-1])
+        scores = boundary_scores(action_BT[:, 1:].bool(), batch.gold_BN[:, 1:-1], tolerance)
     return Evaluation(
-        bits_per_byte=bits_B.mean().item(),
-        standard_error=clustered_standard_error(bits_B, batch.document_B),
-        bits_per_byte_early=early_B.mean().item(),
+        unit=codec.unit,
+        loss=late_B.mean().item(),
+        standard_error=clustered_standard_error(late_B, batch.document_B),
+        loss_early=early_B.mean().item(),
         boundary_rate=action_BT.double().mean().item(),
-        entropy=entropy_B.mean().item(),
+        entropy=whole["entropy"].mean().item(),
         **scores,
     )
 
 
-def boundary_scores(drawn: Tensor, gold: Tensor) -> dict[str, float]:
-    """Precision, recall and F1 of drawn against true boundaries, bool tensors of one shape."""
-    hits = (drawn & gold).sum().item()
+def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str, float]:
+    """Precision, recall and F1 of drawn against true boundaries.
+
+    Args:
+        drawn: bool [.., T].
+        gold: bool, of the same shape.
+        tolerance: positions that a boundary may be off the true one it is matched with. Matching is one to one, and
+            finds as many pairs as there can be.
+    """
+    hits = (drawn & gold).sum().item() if not tolerance else _matches(drawn, gold, tolerance)
     precision, recall = hits / max(drawn.sum().item(), 1), hits / max(gold.sum().item(), 1)
     f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
     return {"boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1}
+
+
+def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:
+    """Most pairs at most ``tolerance`` apart: on a line, the two earliest unmatched that fit can always be one."""
+    hits = 0
+    for drawn_T, gold_T in zip(drawn.flatten(0, -2), gold.flatten(0, -2), strict=True):
+        left, right = (where_T.nonzero().flatten().tolist() for where_T in (drawn_T, gold_T))
+        i = j = 0
+        while i < len(left) and j < len(right):
+            if abs(left[i] - right[j]) <= tolerance:
+                hits, i, j = hits + 1, i + 1, j + 1
+            elif left[i] < right[j]:
+                i += 1
+            else:
+                j += 1
+    return hits

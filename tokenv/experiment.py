@@ -16,26 +16,33 @@ import torch
 from docopt import docopt
 
 from tokenv import checkpoint as checkpoints
-from tokenv.bench import BenchOptions, bench, peak_resident_memory
+from tokenv.bench import BenchOptions, peak_resident_memory
 from tokenv.build import build_parts
+from tokenv.commands import (
+    continue_text,
+    evaluate_run,
+    forecast_series,
+    show_bench,
+    show_segments,
+    write_page,
+)
+from tokenv.compare.command import check_methods, compare_methods
+from tokenv.compare.options import CompareOptions, resolve_comparison
 from tokenv.config import Config, check_keys, make
-from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.evaluate import Evaluation, evaluate
-from tokenv.hardware import prepare
-from tokenv.lm.generate import generate
-from tokenv.looking import Trained, load_run, probability_scale, segment
-from tokenv.options import EvaluateOptions, GenerateOptions, SegmentOptions, TrainOptions
+from tokenv.evaluate import Evaluation
+from tokenv.looking import Trained, check_text, held_out_patches, load_run, probability_scale, segment
+from tokenv.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, TrainOptions
 from tokenv.registry import nearest
-from tokenv.report.characters import characters
+from tokenv.report.comparison import write_report
+from tokenv.report.comparison_tables import print_comparison
 from tokenv.report.curves import draw_curves
-from tokenv.report.html import Passage, segment_page
+from tokenv.report.html import Passage
+from tokenv.report.series import draw_patches
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, write_csv
 from tokenv.settings import COMMAND_LINE, named_configs, resolve
-from tokenv.tasks.formats import load_questions
-from tokenv.tasks.score import score
 from tokenv.train import History, train
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions
@@ -131,7 +138,9 @@ def _resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions
 
 def _resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     own = {key: updates.pop(key) for key in ("repeats", "stepping") if key in updates}
-    return BenchOptions(resolve(names, updates), **own)
+    config = resolve(names, updates)
+    check_text(config)
+    return BenchOptions(config, **own)
 
 
 def _resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
@@ -149,6 +158,7 @@ def _resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOpti
         _, state = checkpoints.load_model(checkpoints.find(str(own["run"])))
         base = state["config"]
     config = resolve(names, updates, base=base)
+    check_text(config)
     options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
     if not build_parts(config, torch.device("meta")).agent.learns:
         raise ValueError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
@@ -176,6 +186,12 @@ def _folder(run: Run) -> Path | None:
     return Path(RUNS) / str(run._id) if run.observers else None
 
 
+def _resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
+    options = resolve_comparison(names, updates)
+    check_methods(options)
+    return options
+
+
 def _train(options: TrainOptions, run: Run) -> dict[str, Any]:
     """Train, then store and show what came out."""
     config, folder = options.config, _folder(run)
@@ -192,14 +208,22 @@ def _train(options: TrainOptions, run: Run) -> dict[str, Any]:
             raise KeyboardInterrupt(f"stopped; {where}" + (f"resume={folder}" if folder and saved else "")) from None
         seconds = time.perf_counter() - started
         trained = load_run(str(keep), "latest")
-        passage = _held_out_passage(trained)
         pages = Path(scratch)
-        _write_page(pages / "segments.html", [Passage("held-out text", passage)], trained, {})
-        draw_curves(history, pages / "curves.png", title=f"tokenv run {run._id}", target_rate=config.rate)
-        for name in ("segments.html", "curves.png"):
+        if config.data.kind == "series":
+            passage, picture = [], "patches.png"
+            draw_patches(held_out_patches(trained), pages / picture, title=f"tokenv run {run._id}")
+        else:
+            passage, picture = _held_out_passage(trained), "segments.html"
+            write_page(pages / picture, [Passage("held-out text", passage)], trained, {})
+        draw_curves(
+            history, pages / "curves.png", title=f"tokenv run {run._id}", target_rate=config.rate, unit=last.unit
+        )
+        for name in (picture, "curves.png"):
             run.add_artifact(pages / name, name)
-    _print_summary(config, last, history, seconds, folder, passage)
-    return asdict(last)
+    if passage:
+        console().print(coloured_text(passage[:700], scale=probability_scale(passage)))
+    _print_summary(config, last, history, seconds, folder, picture)
+    return last.metrics()
 
 
 def _held_out_passage(trained: Trained, length: int = 2048) -> list[Any]:
@@ -207,34 +231,27 @@ def _held_out_passage(trained: Trained, length: int = 2048) -> list[Any]:
     return segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist()))
 
 
-def _write_page(path: Path, passages: list[Passage], trained: Trained, facts: dict[str, str]) -> None:
-    passage = passages[0].characters
-    drawn = sum(character.boundary for character in passage)
-    facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
-    page = segment_page(passages, title="Token boundaries", facts=facts, scale=probability_scale(passage))
-    path.write_text(page, encoding="utf-8")
-
-
 def _print_summary(
-    config: Config, last: Evaluation, history: History, seconds: float, folder: Path | None, passage: list[Any]
+    config: Config, last: Evaluation, history: History, seconds: float, folder: Path | None, picture: str
 ) -> None:
+    symbols = "steps" if config.data.kind == "series" else "bytes"
     rows = {
-        "validation": f"{last.bits_per_byte:.4f} ± {last.standard_error:.4f} bits per byte",
-        "early exit": f"{last.bits_per_byte_early:.4f} bits per byte",
+        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {last.unit_in_words}",
+        "early exit": f"{last.loss_early:.4f} {last.unit_in_words}",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
-        "training": f"{history['train/bits_per_byte'][0][-1]:,} bytes, {history['train/flops'][1][-1]:.3g} FLOPs",
+        "training": f"{history['train/flops'][0][-1]:,} {symbols}, {history['train/flops'][1][-1]:.3g} FLOPs",
         "time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB",
     }
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
         )
+        if config.data.tolerance:
+            rows["true boundaries"] += f" within {config.data.tolerance} steps"
     if folder is not None:
-        rows["stored in"] = f"{folder} (curves.png, segments.html, metrics.json, checkpoints)"
-    shown = console()
-    shown.print(coloured_text(passage[:700], scale=probability_scale(passage)))
-    shown.print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
+        rows["stored in"] = f"{folder} (curves.png, {picture}, metrics.json, checkpoints)"
+    console().print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
 
 
 def _variance(options: VarianceOptions, run: Run) -> dict[str, Any]:
@@ -263,92 +280,28 @@ def _variance(options: VarianceOptions, run: Run) -> dict[str, Any]:
     return {label: cost["flops"] for label, cost in result["costs"].items()}
 
 
-def _segment(options: SegmentOptions, run: Run) -> dict[str, Any]:
-    """Colour a text by boundary probability."""
-    trained = load_run(options.run, options.checkpoint)
-    prepare(trained.config.hardware)
-    passage = segment(trained, options.read(), seed=options.seed, threshold=options.threshold)
-    console().print(coloured_text(passage, scale=probability_scale(passage)))
-    if options.out is not None:
-        title = options.file or "text"
-        _write_page(Path(options.out), [Passage(title, passage)], trained, {"run": options.run})
-        console().print(f"page: {options.out}")
-    return {"boundaries": sum(c.boundary for c in passage), "characters": len(passage)}
-
-
-def _generate(options: GenerateOptions, run: Run) -> str:
-    """Continue a text, boundaries drawn on the way."""
-    trained = load_run(options.run, options.checkpoint)
-    parts, device = trained.parts, trained.parts.lm.head.weight.device
-    prompt = torch.tensor([list(options.read())], device=device)
-    written = generate(
-        parts.lm,
-        parts.agent,
-        prompt,
-        options.max_new,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        stop=None if options.stop is None else options.stop.encode(),
-        generator=torch.Generator(device).manual_seed(options.seed),
-    )
-    data = bytes(written.symbol_BN[0].tolist())
-    passage = characters(data, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist())
-    console().print(coloured_text(passage, scale=probability_scale(passage)))
-    return data.decode("utf-8", errors="replace")
-
-
-def _evaluate(options: EvaluateOptions, run: Run) -> dict[str, Any]:
-    """Bits per byte on held-out text and of tasks' answers, with sampled and with thresholded boundaries."""
-    trained = load_run(options.run, options.checkpoint)
-    prepare(trained.config.hardware)
-    data = make(DataConfig, asdict(trained.config.data) | options.data, "data.")
-    tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
-    progress = sys.stderr.isatty()
-    held_out = load_corpus(data, progress=progress).validation(options.sequences)
-    results = {}
-    for name, threshold in (("sampled", False), ("thresholded", True)):
-        result = evaluate(
-            trained.parts,
-            held_out,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            threshold=threshold,
-            progress=progress,
-        )
-        results[name] = asdict(result)
-        rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
-        title = f"{name} boundaries, {len(held_out)} sequences of {data.validation_source or data.source}"
-        console().print(summary_table(rows, title=title))
-        for task, questions in tasks.items():
-            scored = score(
-                trained.parts,
-                questions,
-                seq_len=trained.config.data.seq_len,
-                batch_size=options.batch_size,
-                seed=options.seed,
-                threshold=threshold,
-                progress=progress,
-            )
-            figures = {key: value for key, value in asdict(scored).items() if value is not None}
-            results[name][task] = figures
-            rows = {key: f"{value:,}" if key == "questions" else f"{value:.4f}" for key, value in figures.items()}
-            console().print(summary_table(rows, title=f"{name} boundaries, right answers of {task}"))
-    return results
-
-
-def _bench(options: BenchOptions, run: Run) -> dict[str, Any]:
-    """Speed, memory, and what learning the boundaries costs."""
-    results = bench(options, progress=sys.stderr.isatty())
-    for title, rows in results["tables"].items():
-        console().print(summary_table(rows, title=title))
-    return results["figures"]
+def _compare(options: CompareOptions, run: Run) -> dict[str, Any]:
+    """Have all runs of a comparison, then draw its report."""
+    comparison = compare_methods(options, progress=sys.stderr.isatty())
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in write_report(comparison, Path(scratch)):
+            run.add_artifact(path, path.name)
+    print_comparison(comparison)
+    folder = _folder(run)
+    if folder is not None:
+        console().print(f"report: {folder / 'report.html'}")
+    if comparison.failed:
+        raise RuntimeError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
+    return {method.name: method.bits_per_byte for method in comparison.methods}
 
 
 COMMANDS: dict[str, Command] = {
     "train": Command(_train, _resolve_training, stored=True),
-    "segment": Command(_segment, _resolve_options(SegmentOptions)),
-    "generate": Command(_generate, _resolve_options(GenerateOptions)),
+    "segment": Command(show_segments, _resolve_options(SegmentOptions)),
+    "generate": Command(continue_text, _resolve_options(GenerateOptions)),
+    "compare": Command(_compare, _resolve_comparison, stored=True),
     "variance": Command(_variance, _resolve_variance, stored=True),
-    "evaluate": Command(_evaluate, _resolve_options(EvaluateOptions)),
-    "bench": Command(_bench, _resolve_bench),
+    "evaluate": Command(evaluate_run, _resolve_options(EvaluateOptions)),
+    "forecast": Command(forecast_series, _resolve_options(ForecastOptions)),
+    "bench": Command(show_bench, _resolve_bench),
 }

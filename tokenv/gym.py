@@ -8,6 +8,7 @@ Importing this module registers it::
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=16)  # 16 sequences in every pass of one model
 
 ``gymnasium.make("tokenv.gym:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``.
+``tokenv/Series-v0`` is the same with a model and a source of real-valued series as defaults.
 """
 
 import functools
@@ -28,20 +29,32 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.source import Source
 from tokenv.env import TokenizationEnv
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.series import SeriesCodec
 from tokenv.lm.unet import UNet
 
 BYTES_ID = "tokenv/Bytes-v0"
+SERIES_ID = "tokenv/Series-v0"
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[str, Array]
 SourceOrOpener: TypeAlias = Source | Callable[[int], Source]
 
 
+_SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
+
+
 def default_lm() -> UNet:
     """A small untrained model, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return UNet(UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1))
+        return UNet(_SIZE)
+
+
+def default_series_lm() -> UNet:
+    """A small untrained model of univariate series with Student-t densities, always with the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return UNet(_SIZE, SeriesCodec(_SIZE.width))
 
 
 @functools.cache
@@ -54,16 +67,25 @@ def default_source(seed: int) -> Source:
     return _python_corpus().train(seed=seed)
 
 
+@functools.cache
+def _regimes_corpus() -> Corpus:
+    return load_corpus(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
+
+
+def default_series_source(seed: int) -> Source:
+    """Training windows of 128 steps of the synthetic ``regimes`` series, in the order of ``seed``."""
+    return _regimes_corpus().train(seed=seed)
+
+
 class _Sequences:
     """What both faces share: a TokenizationEnv, its seeds, its spaces, and the translation into arrays."""
 
-    def __init__(self, lm: UNet | None, source: SourceOrOpener | None, batch_size: int, window: int) -> None:
-        given: SourceOrOpener = default_source if source is None else source
+    def __init__(self, lm: UNet, given: SourceOrOpener, batch_size: int, window: int) -> None:
         self.open: Callable[[int], Source] | None = None
         if callable(given):
             self.open = given
             given = given(int(np.random.default_rng().integers(2**31)))
-        self.env = TokenizationEnv(default_lm() if lm is None else lm, given, batch_size, window=window)
+        self.env = TokenizationEnv(lm, given, batch_size, window=window)
         observed: dict[str, spaces.Space[Any]] = {
             keys.ENCODING: spaces.Box(-np.inf, np.inf, (self.env.lm.config.width,), np.float32)
         }
@@ -111,9 +133,11 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
+    default_lm = staticmethod(default_lm)
+    default_source = staticmethod(default_source)
 
     def __init__(self, lm: UNet | None = None, source: SourceOrOpener | None = None, window: int = 8) -> None:
-        self._sequences = _Sequences(lm, source, 1, window)
+        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, 1, window)
         self.env = self._sequences.env
         self.observation_space = self._sequences.observation_space
         self.action_space = self._sequences.action_space
@@ -175,6 +199,8 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+    default_lm = staticmethod(default_lm)
+    default_source = staticmethod(default_source)
 
     def __init__(
         self,
@@ -183,7 +209,7 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         source: SourceOrOpener | None = None,
         window: int = 8,
     ) -> None:
-        self._sequences = _Sequences(lm, source, num_envs, window)
+        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, num_envs, window)
         self.env = self._sequences.env
         self.num_envs = num_envs
         self.single_observation_space = self._sequences.observation_space
@@ -243,14 +269,33 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         return [{"position": i, "origin": name} for i, name in zip(positions, origin, strict=True)]
 
 
+class SeriesEnv(BytesEnv):
+    """A series whose patch boundaries are the actions: ``BytesEnv`` with other defaults.
+
+    Rewards are 0 in a sequence's context and where a value is missing. A model needs ``tokenv.lm.series.SeriesCodec``
+    and a source its symbols.
+    """
+
+    default_lm = staticmethod(default_series_lm)
+    default_source = staticmethod(default_series_source)
+
+
+class SeriesVectorEnv(BytesVectorEnv):
+    """B series whose patch boundaries are the actions: ``BytesVectorEnv`` with the defaults of ``SeriesEnv``."""
+
+    default_lm = staticmethod(default_series_lm)
+    default_source = staticmethod(default_series_source)
+
+
 def register() -> None:
-    """Make ``tokenv/Bytes-v0`` known to gymnasium; importing this module does it. A second call does nothing."""
-    if BYTES_ID not in gymnasium.registry:
-        gymnasium.register(
-            id=BYTES_ID,
-            entry_point="tokenv.gym:BytesEnv",
-            vector_entry_point="tokenv.gym:BytesVectorEnv",
-        )
+    """Make the ids known to gymnasium; importing this module does it. A second call does nothing."""
+    for name, kind in ((BYTES_ID, "Bytes"), (SERIES_ID, "Series")):
+        if name not in gymnasium.registry:
+            gymnasium.register(
+                id=name,
+                entry_point=f"tokenv.gym:{kind}Env",
+                vector_entry_point=f"tokenv.gym:{kind}VectorEnv",
+            )
 
 
 register()

@@ -10,7 +10,10 @@ from tokenv import checkpoint as checkpoints
 from tokenv import keys
 from tokenv.build import Parts, build_parts
 from tokenv.config import Config, make
+from tokenv.data.corpus import load_corpus
+from tokenv.evaluate import held_out_rollouts
 from tokenv.report.characters import Character, characters
+from tokenv.report.series import Patched
 from tokenv.rollout import rollout
 
 
@@ -36,7 +39,7 @@ def load_run(run: str, which: str = "best") -> Trained:
 
     Args:
         run: run folder, such as ``runs/7``.
-        which: ``best`` by validation bits per byte, or ``latest``.
+        which: ``best`` by validation loss, or ``latest``.
 
     Raises:
         FileNotFoundError: there is no such run, or it has no checkpoint.
@@ -48,6 +51,34 @@ def load_run(run: str, which: str = "best") -> Trained:
     parts.load_state_dict(tensors)
     parts.train(False)
     return Trained(parts, config, path, state["step"])
+
+
+def check_text(config: Config) -> None:
+    """Refuse what only text can be asked for.
+
+    Raises:
+        ValueError: the run is of series.
+    """
+    if config.data.kind != "text":
+        raise ValueError(f"data.kind = {config.data.kind!r}: expected text, this command knows nothing else")
+
+
+def held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
+    """Draw token boundaries in held-out series, for a picture."""
+    config = trained.config
+    batch = load_corpus(config.data).validation(count)
+    (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
+    return [
+        Patched(
+            name=batch.origin[row],
+            value_NC=batch.symbol_BN[row, :, :, 0].numpy(),
+            boundary_T=td[keys.ACTION][row].bool().cpu().numpy(),
+            probability_T=td[keys.BOUNDARY_PROB][row].float().cpu().numpy(),
+            context=config.data.series.context,
+            gold_N=None if batch.gold_BN is None else batch.gold_BN[row].numpy(),
+        )
+        for row in range(len(batch))
+    ]
 
 
 @torch.no_grad()

@@ -143,3 +143,34 @@ class EvaluateOptions(RunOptions):
         """A task's local files; none where it comes from the hub."""
         files = self.task_files.get(task, [])
         return [files] if isinstance(files, str) else list(files)
+
+
+@dataclass(frozen=True)
+class ForecastOptions(RunOptions):
+    """Options of ``tokenv forecast``.
+
+    Args:
+        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
+            held against what came.
+        horizon: steps to forecast.
+        samples: continuations that a forecast is made of.
+        windows: test windows to forecast, evenly over the test steps.
+        quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
+        out: name of the files to write, without their endings .csv and .png.
+    """
+
+    csv: str | None = None
+    horizon: int = 96
+    samples: int = 100
+    windows: int = 16
+    quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    out: str = "forecast"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("horizon", 1), ("samples", 2), ("windows", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
+        if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
+            raise ValueError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")

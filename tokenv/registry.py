@@ -64,6 +64,7 @@ AGENTS = Table(
         "hnet": "agents.router:HNet",
         "uniform": "agents.fixed:Uniform",
         "random": "agents.fixed:Random",
+        "never": "agents.fixed:Never",
         "whitespace": "agents.heuristic:Whitespace",
         "entropy": "agents.heuristic:Entropy",
         "bpe": "agents.guided:BPE",
@@ -100,6 +101,7 @@ ESTIMATORS = Table(
         )
     },
 )
+CODECS = Table("tokenv.codecs", {"bytes": "tokenv.lm.codec:ByteCodec", "series": "tokenv.lm.series:SeriesCodec"})
 RATE_TARGETS = Table(
     "tokenv.rate_targets",
     {

@@ -43,11 +43,11 @@ def config_path(name: str) -> Path:
     raise ValueError(f"no configuration {name!r}: expected a YAML file or a name: {hint}")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a configuration file and check its keys.
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
 
     Raises:
-        ValueError: it is no YAML mapping, or has an unknown key.
+        ValueError: it does not.
     """
     try:
         values = yaml.safe_load(path.read_text())
@@ -55,6 +55,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping of keys to values")
+    return values
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a configuration file and check its keys.
+
+    Raises:
+        ValueError: it is no YAML mapping, has an unknown key, or is a comparison's.
+    """
+    values = load_yaml(path)
+    if "methods" in values:
+        raise ValueError(f"{path} is a comparison of several runs: expected tokenv compare with {path.stem}")
     check_keys(values, str(path))
     return values
 

@@ -3,12 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,6 +21,7 @@ from tokenv.env import TokenizationEnv
 from tokenv.evaluate import Evaluation, evaluate
 from tokenv.hardware import prepare, resolve_device
 from tokenv.interrupt import Interruptible
+from tokenv.lm.codec import Codec
 from tokenv.lm.flops import update_flops
 from tokenv.rollout import rescore
 
@@ -52,17 +52,26 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
+def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
+    """Mean over all that has a likelihood: symbols, or those values of a series that count; [..] -> []."""
+    log_likelihood, counted = td[key], codec.counted(td["next", keys.SYMBOL])
+    if counted is None:
+        return log_likelihood.mean() if weight is None else masked_mean(log_likelihood, weight)
+    values = counted if weight is None else counted * weight
+    return (log_likelihood if weight is None else log_likelihood * weight).sum() / values.sum().clamp(min=1)
+
+
 def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
-    """The four losses of eq. 27, each a mean over the batch: per symbol (lm, early) or per decision."""
+    """The four losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision."""
     if parts.estimator is not None:
         td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
     if parts.rate_target is not None:
         td = parts.rate_target(td)
     decided = td[keys.DECISION_MASK]
-    late, weight = td[keys.LOG_LIKELIHOOD], td.get(keys.SAMPLE_WEIGHT, None)
+    codec, weight = parts.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
     losses = {
-        "lm": -(late.mean() if weight is None else masked_mean(late, weight)),
-        "early": -td[keys.LOG_LIKELIHOOD_EARLY].mean(),
+        "lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight),
+        "early": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec),
     }
     for name, key in (("policy", keys.LOSS_POLICY), ("rate", keys.LOSS_RATE)):
         losses[name] = masked_mean(td[key], decided) if key in td else losses["lm"].new_zeros(())
@@ -85,12 +94,12 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec) -> dict[str, Tensor]:
     """What a rollout says about the model and the policy."""
     decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
     metrics = {
-        "bits_per_byte": losses["lm"] / math.log(2),
-        "bits_per_byte_early": losses["early"] / math.log(2),
+        codec.unit: losses["lm"] / codec.nats_per_unit,
+        f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
         "boundary_rate": td[keys.ACTION].float().mean(),
         "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
         "entropy": masked_mean(td[keys.ENTROPY], decided),
@@ -126,7 +135,7 @@ def backward(
     for td in rollouts:
         losses = compute_losses(td, parts)
         (total_loss(losses, config.loss) / config.train.accumulate).backward()
-        for name, value in rollout_metrics(td, losses).items():
+        for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
             sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else config.train.accumulate)
         if parts.num_epochs > 1:
             kept.append(td.detach())
@@ -168,6 +177,7 @@ def train(
     prepare(config.hardware)
     device = resolve_device(config.hardware.device)
     parts = build_parts(config, device)
+    unit = parts.lm.codec.unit
     corpus = load_corpus(config.data, progress=progress)
     held_out = corpus.validation(config.validation.sequences)
     stream = corpus.train(seed=config.seed)
@@ -185,7 +195,8 @@ def train(
         stream.load_state_dict(resume.state["data"])
         step, seen, flops = (resume.state[key] for key in ("step", "bytes", "flops"))
         history = {name: (list(x), list(y)) for name, (x, y) in resume.state["history"].items()}
-        last = Evaluation(**resume.state["validation"]) if resume.state["validation"] else None
+        validation = resume.state["validation"]
+        last = Evaluation.from_metrics(validation, unit) if validation else None
         for name, (xs, ys) in history.items():
             for x, y in zip(xs, ys, strict=True):
                 log(name, y, x)
@@ -206,8 +217,9 @@ def train(
             "flops": flops,
             "data": stream.state_dict(),
             "history": history,
-            "validation": None if last is None else asdict(last),
-            "bits_per_byte": last.bits_per_byte if last is not None and validated_at == seen else None,
+            "validation": None if last is None else last.metrics(),
+            "unit": unit,
+            unit: last.loss if last is not None and validated_at == seen else None,
         }
         moments = checkpoints.optimizer_tensors(optimizer, parameters)
         saved = checkpoints.Checkpoint(parts.state_dict(), moments, state)
@@ -230,7 +242,7 @@ def train(
             sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
             sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
             metrics = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True))
-            if not math.isfinite(metrics["bits_per_byte"] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
+            if not math.isfinite(metrics[unit] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
                 raise NotFiniteError(_not_finite(step, metrics, env.origin, folder))
             descend(optimizer, parameters, config.train.clip)
             for _ in range(parts.num_epochs - 1):
@@ -245,14 +257,20 @@ def train(
             record("train", metrics)
             bar.update(per_step)
             bar.set_postfix_str(
-                f"{metrics['bits_per_byte']:.3f} bits/byte, rate {metrics['boundary_rate']:.3f}, "
+                f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
                 f"entropy {metrics['entropy']:.3f}"
             )
 
             finished = seen >= config.train.bytes
             if finished or _passed(config.validation.every_bytes, seen, per_step):
-                last = evaluate(parts, held_out, batch_size=config.validation.batch_size, progress=progress)
-                record("validation", asdict(last))
+                last = evaluate(
+                    parts,
+                    held_out,
+                    batch_size=config.validation.batch_size,
+                    tolerance=config.data.tolerance,
+                    progress=progress,
+                )
+                record("validation", last.metrics())
                 validated_at = seen
             if finished or interrupt.requested or _passed(config.checkpoint.every_bytes, seen, per_step):
                 save()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tokenv.data.series_config import SYNTHETIC_SERIES, SeriesConfig
 
 BUILT_IN = ("python", "prose", "words")
 HUB_PREFIX = "hub:"
 CUTS = ("chunk", "document")
+KINDS = ("text", "series")
+SERIES_SUFFIXES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -16,24 +20,28 @@ class DataConfig:
     Attributes:
         source: `python` (the interpreter's standard library), `prose` (its documentation), `words` (a
             synthetic language with known boundaries), a path to a local file or folder, or
-            `hub:owner/name` for a data set streamed from the Hugging Face hub.
+            `hub:owner/name` for a data set streamed from the Hugging Face hub. Of series: `regimes`, `bursts` or
+            `chirps` (synthetic, with known change points), a .csv or .parquet file, or `hub:owner/name`.
+        kind: `text` or `series`; the codec must be for the same.
         hub_config: The hub data set's configuration, such as `sample-10BT`.
         hub_split: The hub data set's split.
         column: The text column of .jsonl, .json, .parquet and hub data.
         cut: `chunk` joins the documents by newlines and cuts the stream every `seq_len` bytes; `document`
             takes the first `seq_len` bytes of every document that is long enough.
-        seq_len: Bytes in a sequence.
-        validation: Fraction of the documents held out for validation.
+        seq_len: Symbols in a sequence: bytes, or steps of a series.
+        validation: Fraction of the documents, or of a series' steps, held out for validation.
         validation_source: Another local source to validate on, instead of holding documents out.
         seed: Seed of the split, of the document order and of the synthetic language.
         shuffle_buffer: Documents shuffled together at a time when streaming from the hub.
         words_lexicon: Distinct words of the synthetic language.
         words_documents: Documents written in the synthetic language.
+        series: What only series have.
 
     Raises:
         ValueError: If a value is out of range.
     """
 
+    kind: str = "text"
     source: str = "python"
     hub_config: str | None = None
     hub_split: str = "train"
@@ -46,8 +54,16 @@ class DataConfig:
     shuffle_buffer: int = 10_000
     words_lexicon: int = 500
     words_documents: int = 2000
+    series: SeriesConfig = field(default_factory=SeriesConfig)
+
+    @property
+    def tolerance(self) -> int:
+        """How many symbols a boundary may be off a true one and still count."""
+        return self.series.tolerance if self.kind == "series" else 0
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"data.kind is {self.kind!r}; expected {' or '.join(KINDS)}: choose one")
         for name in ("source", "hub_split", "column"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value or value == HUB_PREFIX:
@@ -66,11 +82,38 @@ class DataConfig:
                 f"data.validation is {self.validation}; expected a fraction strictly between 0 and 1: "
                 "try 0.02, or set data.validation_source to validate on other data"
             )
+        self._check_kind()
         if self.validation_source is not None and self.validation_source.startswith(HUB_PREFIX):
             raise ValueError(
                 f"data.validation_source is {self.validation_source!r}; expected a local path or one of "
                 f"{', '.join(BUILT_IN)}: drop it to hold out documents of the hub data set itself"
             )
+
+    def _check_kind(self) -> None:
+        of_series = self.source in SYNTHETIC_SERIES or self.source.endswith(".csv")
+        if self.kind == "text" and of_series:
+            raise ValueError(
+                f"data.source is {self.source!r}, a series, and data.kind is 'text'; expected documents: set "
+                "data.kind=series and codec.name=series"
+            )
+        if self.kind != "series":
+            return
+        if not of_series and not self.source.endswith(SERIES_SUFFIXES) and not self.source.startswith(HUB_PREFIX):
+            raise ValueError(
+                f"data.source is {self.source!r}; expected of a series one of {', '.join(SYNTHETIC_SERIES)}, a "
+                f"{' or '.join(SERIES_SUFFIXES)} file or {HUB_PREFIX}owner/name: choose one, or set data.kind=text"
+            )
+        if self.validation_source is not None:
+            raise ValueError(
+                f"data.validation_source is {self.validation_source!r}; a series is held out by time: leave it out"
+            )
+        if self.series.context >= self.seq_len:
+            raise ValueError(
+                f"data.series.context is {self.series.context}; expected less than data.seq_len = {self.seq_len}, or "
+                "no step is left to predict: lower it"
+            )
+        if self.series.joint and self.source in SYNTHETIC_SERIES:
+            raise ValueError(f"data.series.joint is true; {self.source!r} has a single channel: leave it out")
 
     def _require_integer(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""Corpora: load one, then take training and validation sequences from it."""
+"""Corpora of text or series: load one, then take training and validation sequences from it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenv.data.documents import read_documents
 from tokenv.data.hub import HubData
 from tokenv.data.memory import MemoryData
 from tokenv.data.pieces import Document, SequenceBatch
+from tokenv.data.series import load_series
 from tokenv.data.split import split_documents, split_from
 from tokenv.data.stream import Blocks, TrainStream
 
@@ -31,10 +32,10 @@ class Data(Protocol):
 
 
 class Corpus:
-    """A text corpus split by document into training and validation sequences.
+    """A text corpus split by document, or series split by time, into training and validation sequences.
 
     Attributes:
-        seq_len: Bytes in a sequence.
+        seq_len: Symbols in a sequence.
         name: The source, for people.
         fingerprint: Hex digest of the data and of how it is split and cut; two loads of the same data with
             the same settings have the same.
@@ -85,7 +86,7 @@ class Corpus:
 
 
 def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
-    """Read a corpus, split it by document and cut it into sequences.
+    """Read a corpus, split it by document (series by time) and cut it into sequences.
 
     Args:
         config: What to read and how to cut it.
@@ -93,9 +94,11 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
 
     Raises:
         FileNotFoundError: If a source does not exist.
-        ValueError: If the data cannot be read as text, or is too little for one training and one
+        ValueError: If the data cannot be read as text or series, or is too little for one training and one
             validation sequence.
     """
+    if config.kind == "series":
+        return Corpus(load_series(config), config)
     held = None if config.validation_source is None else _read(config.validation_source, config, progress)
     if config.source.startswith(HUB_PREFIX):
         return Corpus(HubData(config, None if held is None else list(held), progress=progress), config)

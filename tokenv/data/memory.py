@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenv.data.config import DataConfig
-from tokenv.data.pieces import Document, Pieces, SequenceBatch, cut_documents
+from tokenv.data.pieces import Cut, Document, Pieces, SequenceBatch, cut_documents
 from tokenv.data.split import Split
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -45,13 +45,13 @@ class MemoryData:
 class MemoryBlocks:
     """The same pieces over and over: one block an epoch, each in a new order."""
 
-    def __init__(self, pieces: Pieces, data_seed: int, seed: int) -> None:
+    def __init__(self, pieces: Cut, data_seed: int, seed: int) -> None:
         self._pieces = pieces
         self._data_seed = data_seed
         self._seed = seed
         self._go_to(0)
 
-    def current(self) -> tuple[Pieces, np.ndarray[Any, Any]]:
+    def current(self) -> tuple[Cut, np.ndarray[Any, Any]]:
         """Return all the pieces and this epoch's order [P]."""
         return self._pieces, self._order_P
 

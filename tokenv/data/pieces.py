@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class SequenceBatch:
     """Sequences to read, on the CPU.
 
     Attributes:
-        symbol_BN: int64 [B, N], the bytes, 0 to 255.
+        symbol_BN: int64 [B, N], the bytes, 0 to 255; of series float64 [B, N, C, 4], see `tokenv.data.series`.
         origin: One "document name @ byte offset" a sequence, of its first byte.
         gold_BN: bool [B, N], True at the last byte of every true token; None if the truth is unknown.
         document_B: int64 [B], the index of the document that a sequence starts in. It tells the documents
@@ -59,6 +59,15 @@ class SequenceBatch:
             gold_BN=torch.cat(golds) if golds else None,
             document_B=torch.cat([batch.document_B for batch in batches]),
         )
+
+
+class Cut(Protocol):
+    """Sequences of one length, cut from some data."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, index_B: np.ndarray[Any, Any]) -> SequenceBatch:
+        """Return the sequences at `index_B` (integers [B]), in that order."""
 
 
 @dataclass(frozen=True)

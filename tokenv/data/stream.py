@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenv.data.pieces import Pieces, SequenceBatch
+from tokenv.data.pieces import Cut, SequenceBatch
 
 
 class Blocks(Protocol):
     """An endless series of blocks of pieces, each in an order of its own."""
 
-    def current(self) -> tuple[Pieces, np.ndarray[Any, Any]]:
+    def current(self) -> tuple[Cut, np.ndarray[Any, Any]]:
         """Return the current block, never empty, and the order [P] in which to take its pieces."""
 
     def advance(self) -> None:
@@ -33,7 +33,7 @@ class TrainStream:
     new order.
 
     Attributes:
-        seq_len: Bytes in a sequence.
+        seq_len: Symbols in a sequence.
     """
 
     def __init__(self, blocks: Blocks, *, seq_len: int, fingerprint: str, rank: int, world: int) -> None:

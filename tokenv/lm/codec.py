@@ -3,6 +3,7 @@
 The U-Net itself knows nothing of bytes. Another kind of sequence is another codec with the same five members.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -19,11 +20,15 @@ class Codec(nn.Module, ABC):
         symbol_shape: shape of one symbol; () for bytes.
         symbol_dtype: its dtype.
         num_parameters: numbers that describe one distribution; the size of a head's output.
+        unit: what losses are reported in, as metrics are named.
+        nats_per_unit: how many nats that is.
     """
 
     symbol_shape: tuple[int, ...]
     symbol_dtype: torch.dtype
     num_parameters: int
+    unit: str = "nats_per_symbol"
+    nats_per_unit: float = 1.0
 
     @abstractmethod
     def embed(self, symbol: Tensor) -> Tensor:
@@ -32,6 +37,10 @@ class Codec(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
+
+    def counted(self, symbol: Tensor) -> Tensor | None:
+        """How many likelihoods a symbol's is the sum of: [.., *symbol_shape] -> int64 [..]; None where always one."""
+        return None
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Entropy of the next symbol in nats: [.., num_parameters] -> [..]. Only some agents ask for it.
@@ -69,6 +78,8 @@ class ByteCodec(Codec):
 
     symbol_shape = ()
     symbol_dtype = torch.int64
+    unit = "bits_per_byte"
+    nats_per_unit = math.log(2)
 
     def __init__(self, width: int, vocabulary: int = 256, softcap: float = 30.0) -> None:
         super().__init__()

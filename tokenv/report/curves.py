@@ -1,6 +1,5 @@
 """Training curves as one picture."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+
+from tokenv.report.saving import save_png
 
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # of Okabe and Ito's colour-blind-safe set
 _SMOOTHING = 50  # a running mean spans one part in so many of its curve
@@ -28,17 +29,18 @@ class _Panel(NamedTuple):
     has_target: bool = False
 
 
+def _loss_panel(unit: str) -> _Panel:
+    curves = (
+        _Curve(f"train/{unit}", "training", _BLUE),
+        _Curve(f"train/{unit}_early", "early exit", _GREEN),
+        _Curve(f"validation/{unit}", "validation", _ORANGE),
+    )
+    return _Panel(unit.replace("_", " "), curves)
+
+
 _PANELS = (
     _Panel(
-        "bits per byte",
-        (
-            _Curve("train/bits_per_byte", "training", _BLUE),
-            _Curve("train/bits_per_byte_early", "early exit", _GREEN),
-            _Curve("validation/bits_per_byte", "validation", _ORANGE),
-        ),
-    ),
-    _Panel(
-        "boundaries per byte",
+        "boundaries per symbol",
         (
             _Curve("train/boundary_rate", "training", _BLUE),
             _Curve("validation/boundary_rate", "validation", _ORANGE),
@@ -69,19 +71,21 @@ def draw_curves(
     *,
     title: str,
     target_rate: float | None = None,
+    unit: str = "bits_per_byte",
 ) -> Path:
-    """Draw bits per byte, boundary rate, decision entropy and gradient norms against training bytes.
+    """Draw loss, boundary rate, decision entropy and gradient norms against training symbols.
 
     Curves under ``train/`` are drawn faintly with their running mean on top; those under ``validation/`` as
     points joined by lines. A panel without any of its metrics says so; values that are not finite (or
     1e100 and more) are left out, as are those no logarithmic axis can show.
 
     Args:
-        metrics: Name → (training bytes seen, values), two sequences of one length. Names not drawn here are
+        metrics: Name → (training symbols seen, values), two sequences of one length. Names not drawn here are
             ignored.
         path: The PNG to write, in an existing folder; it is replaced in one step.
         title: Written above the panels, literally.
-        target_rate: Boundaries per byte aimed at, drawn dashed.
+        target_rate: Boundaries per symbol aimed at, drawn dashed.
+        unit: Of the losses, as in their metrics' names.
 
     Returns:
         ``path``.
@@ -98,17 +102,10 @@ def draw_curves(
 
     figure = Figure(figsize=(12, 8), dpi=120, layout="constrained")
     figure.suptitle(title, parse_math=False)
-    for axes, panel in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
+    for axes, panel in zip(figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True):
         _draw_panel(axes, panel, metrics, target_rate)
 
-    # pid: two processes that draw the same picture must not share the unfinished file.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(unfinished, format="png")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return save_png(figure, path)
 
 
 def _draw_panel(
@@ -121,7 +118,7 @@ def _draw_panel(
         _draw_curve(axes, curve, *metrics[curve.key], log=panel.log) for curve in panel.curves if curve.key in metrics
     ]
     axes.set_ylabel(panel.ylabel)
-    axes.set_xlabel("training bytes")
+    axes.set_xlabel("training symbols")
     axes.spines[["top", "right"]].set_visible(False)
     if not any(drawn):
         message = "nothing finite to draw" if drawn else "not recorded"
@@ -153,12 +150,12 @@ def _draw_curve(axes: Axes, curve: _Curve, xs: Sequence[float], ys: Sequence[flo
     else:
         axes.plot(x, y, color=curve.colour, alpha=0.25, linewidth=0.8)
         label = f"{curve.label}, {'geometric mean' if log else 'mean'} of {span} (faint: raw)"
-        mean = np.exp(_running_mean(np.log(y), span)) if log else _running_mean(y, span)
+        mean = np.exp(running_mean(np.log(y), span)) if log else running_mean(y, span)
         axes.plot(x, mean, color=curve.colour, linewidth=1.8, label=label)
     return True
 
 
-def _running_mean(y: np.ndarray, span: int) -> np.ndarray:
+def running_mean(y: np.ndarray, span: int) -> np.ndarray:
     """Mean of the ``span`` values around each; NaN values and those beyond the ends count for nothing."""
     known = np.isfinite(y)
     window = np.ones(span)

@@ -1,11 +1,12 @@
 """Boundary probabilities as a web page that needs nothing but itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from tokenv.report.characters import Character, visible
 from tokenv.report.colours import PALETTE, ink, level
@@ -46,19 +47,52 @@ def segment_page(
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
-    low, high = scale
-    level(low, scale)  # refuses a bad scale even where there is no text to colour
-    ticks = [low + (high - low) * i / 4 for i in range(5)]
-    labels = [f"{tick:.3g}" for tick in ticks]
-    return _template().render(
+    return render(
+        "segment.html.jinja",
         title=visible(title),
         facts=[(visible(name), visible(value)) for name, value in facts.items()],
-        palette=[(colour, ink(colour)) for colour in PALETTE],
-        labels=[("≤ " if low > 0 else "") + labels[0], *labels[1:4], ("≥ " if high < 1 else "") + labels[4]],
-        passages=[
-            (visible(p.title), [(_classes(c, scale), _tip(c), visible(c.text)) for c in p.characters]) for p in passages
-        ],
+        passages=[(visible(p.title), coloured(p.characters, scale)) for p in passages],
+        **legend(scale),
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill one of this package's templates; whatever text comes in is escaped.
+
+    Args:
+        template: Its file's name.
+        values: What its variables stand for.
+
+    Returns:
+        The document.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
+    """What ``passage.jinja`` draws the colours and their legend from.
+
+    Args:
+        scale: The probabilities that get the first and the last colour.
+
+    Returns:
+        ``palette``, pairs of background and text colour, and ``labels``, five from left to right.
+
+    Raises:
+        ValueError: If ``scale`` is not an increasing pair within [0, 1].
+    """
+    low, high = scale
+    level(low, scale)  # refuses a bad scale even where there is no text to colour
+    ticks = [f"{low + (high - low) * i / 4:.3g}" for i in range(5)]
+    return {
+        "palette": [(colour, ink(colour)) for colour in PALETTE],
+        "labels": [("≤ " if low > 0 else "") + ticks[0], *ticks[1:4], ("≥ " if high < 1 else "") + ticks[4]],
+    }
+
+
+def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
+    """Style classes, tooltip and text of each character, for ``passage.jinja`` to draw."""
+    return [(_classes(c, scale), _tip(c), visible(c.text)) for c in characters]
 
 
 def _classes(char: Character, scale: tuple[float, float]) -> str:
@@ -78,7 +112,7 @@ def _digits(probability: float) -> str:
 
 
 @cache
-def _template() -> Template:
-    source = files("tokenv.report").joinpath("segment.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source)
+def _environment() -> Environment:
+    folder = files("tokenv.report")
+    loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from tokenv.report.saving import save_png
 from tokenv.report.table import console
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
@@ -120,16 +120,9 @@ def write_csv(result: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def _save(figure: Figure, path: Path) -> Path:
-    scratch = path.with_suffix(".tmp")
-    figure.savefig(scratch, format="png", dpi=140)
-    os.replace(scratch, path)
-    return path
-
-
 def draw_progress(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
     """Noise (1 / SNR^2) against training progress, a line for each estimator, direct labels at the right."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(9, 6), dpi=140, layout="constrained")
     axes = figure.subplots()
     ends: list[tuple[float, float, str, str]] = []
     for number, label in enumerate(result["costs"]):
@@ -148,7 +141,7 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
     axes.set(yscale="log", xlabel="training megabytes", ylabel="noise of one draw, tr Cov / |E g|²")
     axes.set_title(f"Variance of the {component} gradient along one training run", loc="left")
     _label_at_right(axes, ends)
-    return _save(figure, path)
+    return save_png(figure, path)
 
 
 def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
@@ -186,7 +179,7 @@ def _turn(moment: Mapping[str, Any], label: str, component: str) -> float:
 def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
     """Noise against FLOPs of an update, bias of direction as colour, one panel for each moment."""
     moments = result["moments"]
-    figure = Figure(figsize=(6.5 * len(moments), 6), layout="constrained")
+    figure = Figure(figsize=(6.5 * len(moments), 6), dpi=140, layout="constrained")
     panels = figure.subplots(1, len(moments), squeeze=False)[0]
     colours = mpl.colormaps["viridis"]
     basis = result["costs"][basis_of(result)]["flops"]
@@ -214,7 +207,7 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
     figure.suptitle(
         f"Variance against cost ({component}); dashed: equal product with {basis_of(result)}, dotted: half of it", x=0.3
     )
-    return _save(figure, path)
+    return save_png(figure, path)
 
 
 def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
@@ -222,7 +215,7 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
     moments = [moment for moment in result["moments"] if "credit" in moment]
     if not moments:
         return None
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), dpi=140, layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, moment in enumerate(moments):
         credit, colour = moment["credit"], _SHADES[number]
@@ -242,4 +235,4 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
     right.set(xscale="log", xlabel="symbols ahead", ylabel="nats, summed up to there")
     right.set_title("What a random further boundary earns (± 2 s.e.)", loc="left")
     right.legend(fontsize=7, frameon=False)
-    return _save(figure, path)
+    return save_png(figure, path)

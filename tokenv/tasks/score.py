@@ -35,6 +35,12 @@ class TaskScore:
     accuracy: float | None = None
     accuracy_standard_error: float | None = None
 
+    def __str__(self) -> str:
+        bits = f"{self.bits_per_byte:.4f} ± {self.standard_error:.4f} bits per byte"
+        if self.accuracy is None:
+            return bits
+        return f"{bits}, accuracy {self.accuracy:.3f} ± {self.accuracy_standard_error:.3f}"
+
 
 def score(
     parts: Parts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tokenv import registry
 from tokenv.build import Parts, build_parts
 from tokenv.config import Config, make
 from tokenv.data.corpus import load_corpus
+from tokenv.files import write_atomically
 from tokenv.hardware import prepare
 from tokenv.rollout import rollout
 from tokenv.train import train
@@ -68,11 +68,11 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
             )
             for specification in tqdm(missing, desc="estimators", leave=False, disable=not progress):
                 moment["estimators"][specification.label] = _score(options, scene, specification, reference, progress)
-                _write(store, result)
+                write_atomically(store, json.dumps(result, indent=1))
             if "credit" not in moment and options.credit_draws:
                 generator = torch.Generator(scene.symbol_BN.device).manual_seed(options.noise_seed + 1)
                 moment["credit"] = asdict(credit_by_distance(scene, options.credit_draws, generator))
-                _write(store, result)
+                write_atomically(store, json.dumps(result, indent=1))
     untimed = [s for s in options.specifications if s.label not in result["costs"] and _valid(result, s.label)]
     if untimed:
         # Ratios are only of one run: if anything is missing, all are timed again.
@@ -81,15 +81,8 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
             parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
         )
         result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
-        _write(store, result)
+        write_atomically(store, json.dumps(result, indent=1))
     return result
-
-
-def _write(path: Path, result: Result) -> None:
-    """All or nothing: an interruption must not cost what was there."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(result, indent=1))
-    os.replace(scratch, path)
 
 
 def _valid(result: Result, label: str) -> bool:

@@ -1,0 +1,218 @@
+"""Comparisons: what is run, what is found again, what is measured, and what goes wrong."""
+
+import csv
+import dataclasses
+import json
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenv.compare.assess import LONGEST, assess, assessed, token_lengths
+from tokenv.compare.options import resolve_comparison
+from tokenv.compare.result import by_settings, flat, measured
+from tokenv.compare.runner import run_all
+from tokenv.compare.store import find_run, identity, read_run
+from tokenv.experiment import run_command
+from tokenv.settings import load_yaml, merge, named_configs, resolve
+
+
+@pytest.fixture
+def comparison(tiny_settings, tmp_path, monkeypatch):
+    """A comparison file, in a folder of its own that is also the store's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
+    values = {
+        "base": "tiny.yaml",
+        "seeds": [0],
+        "methods": {"uniform": {"agent": {"name": "uniform"}}, "learned": {}},
+        "bpe_vocabulary": 260,
+        "passages": 2,
+    }
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path
+
+
+def train(**changes):
+    words = [f"{key}={value}" for key, value in flat(changes).items()]
+    run_command("train", ["with", "tiny.yaml", *words])
+
+
+def test_from_nothing_to_the_report_and_again(comparison, capsys):
+    """One run is there already, one is trained; a second comparison trains nothing and says the same."""
+    train(agent={"name": "uniform"})
+    first = run_command("compare", ["with", "both.yaml"])
+    assert set(first) == {"uniform", "learned"}
+    assert "uniform" in capsys.readouterr().out
+    statuses = {path.parent.name: json.loads(path.read_text())["experiment"]["name"] for path in runs(comparison)}
+    assert sorted(statuses.values()) == ["tokenv-compare", "tokenv-train", "tokenv-train"]
+    (report,) = comparison.glob("runs/*/report.html")
+    assert "learned" in report.read_text()
+    with (report.parent / "methods.csv").open() as rows:
+        told = {row["method"]: float(row["bits_per_byte"]) for row in csv.DictReader(rows)}
+    assert told == pytest.approx(first)
+
+    assert run_command("compare", ["with", "both.yaml", "-F", "elsewhere"]) == first
+    assert len(runs(comparison)) == 3
+    trained = [str(path.parent) for path in runs(comparison) if statuses[path.parent.name] == "tokenv-train"]
+    again = run_command("compare", ["with", f"runs={trained}", "passages=2", "bpe_vocabulary=260", "-u"])
+    assert again == first
+
+
+def runs(folder):
+    return sorted(folder.glob("runs/*/run.json"))
+
+
+def test_a_failed_run_does_not_stop_the_others(comparison):
+    (comparison / "broken.py").write_text(
+        "from agents.fixed import Uniform\n\n\nclass Broken(Uniform):\n"
+        "    def draw(self, observation, noise):\n        raise OSError('the disk is full')\n"
+    )
+    changes = {"methods": {"broken": {"agent": {"name": "broken:Broken"}}}, "jobs": 2}
+    options = resolve_comparison(["both.yaml"], changes)
+    tasks = [task for task in options.tasks() if task.method in ("broken", "uniform")]
+    folders, failed = run_all(tasks, options, progress=False)
+    assert [folder is not None for folder in folders] == [True, False]
+    assert failed == {"broken, seed 0": "OSError: the disk is full"}
+
+
+@pytest.mark.slow
+def test_a_comparison_goes_on_where_it_was_stopped(comparison):
+    """Ctrl-C at a checkpoint: the run saves and stops, and the same command resumes it instead of starting anew."""
+    options = resolve_comparison(["both.yaml"], {"common": {"train": {"bytes": 60_000}}, "only": ["learned"]})
+    tasks, store = list(options.tasks()), comparison / "runs"
+
+    def stop_at_a_checkpoint():
+        while not list(store.glob("*/checkpoints/step-*")):
+            time.sleep(0.2)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=stop_at_a_checkpoint).start()
+    with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        run_all(tasks, options, progress=False)
+    assert find_run(tasks[0].config, store).can_go_on
+    folders, failed = run_all(tasks, options, progress=False)
+    assert not failed
+    assert json.loads((folders[0] / "config.json").read_text())["resume"] == str(store / "1")
+    straight = comparison / "straight"
+    assert run_all(tasks, dataclasses.replace(options, store=str(straight)), progress=False)[1] == {}
+    both = [assess(folder, passages=2, bpe_vocabulary=260) for folder in (folders[0], straight / "1")]
+    assert both[0] == both[1]
+
+
+def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
+    config = resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}}))
+    store = comparison / "runs"
+    assert find_run(config, store) is None
+    train(agent={"name": "uniform"}, checkpoint={"keep": 1})
+    found = find_run(config, store)
+    assert found.finished
+    assert found.folder == store / "1"
+    assert identity(found.config) == identity(config)
+    assert find_run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "seed": 1})), store) is None
+
+    def set_status(status, **more):
+        told = json.loads((store / "1" / "run.json").read_text())
+        (store / "1" / "run.json").write_text(json.dumps(told | {"status": status} | more))
+
+    set_status("FAILED")
+    assert find_run(config, store) is None
+    set_status("INTERRUPTED")
+    assert find_run(config, store).can_go_on
+    set_status("RUNNING")
+    assert find_run(config, store) is None  # somebody is at it
+    set_status("RUNNING", heartbeat="2020-01-01T00:00:00.000000")
+    assert find_run(config, store).can_go_on
+    (store / "1" / "run.json").write_text("{")
+    assert find_run(config, store) is None
+
+
+def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
+    train(agent={"name": "whitespace"})
+    folder = comparison / "runs" / "1"
+    assert assessed(folder, 1, 300) is None
+    found = assess(folder, passages=1, bpe_vocabulary=300)
+    validation = json.loads((folder / "run.json").read_text())["result"]
+    assert sum(found.bits) / len(found.bits) == pytest.approx(validation["bits_per_byte"])
+    assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
+    assert found.agreement["whitespace"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0} or found.boundary_rate < 0.04
+    assert 0 <= found.agreement["bpe"]["f1"] <= 1
+    assert len(found.passages) == 1
+    assert assessed(folder, 1, 300) == found
+    assert assessed(folder, 2, 300) is None
+    (folder / "assessment.json").write_text('{"version": 0}')
+    assert assessed(folder, 1, 300) is None
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_token_lengths(rows):
+    action_BT = torch.tensor([[True, *row] for row in rows]).long()
+    counts = [0] * 4
+    for row in action_BT.tolist():
+        since = 0
+        for action in row[1:]:
+            since += 1
+            if action:
+                counts[min(since, 4) - 1] += 1
+                since = 0
+    assert token_lengths(action_BT, 4) == counts
+    assert sum(token_lengths(action_BT, LONGEST)) == int(action_BT[:, 1:].sum())
+
+
+def test_mistakes_are_told(comparison):
+    train(agent={"name": "uniform"})
+    train(agent={"name": "uniform"})
+    train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
+    wishes = {"passages": 0, "bpe_vocabulary": 260}
+    some = [measured(comparison / "runs" / name, **wishes) for name in ("1", "2")]
+    with pytest.raises(ValueError, match="are the same run, seed included"):
+        by_settings(some)
+    with pytest.raises(ValueError, match="measured on different held-out text"):
+        run_command("compare", ["with", "runs=['runs/1', 'runs/3']", "passages=0", "bpe_vocabulary=260", "-u"])
+    with pytest.raises(ValueError, match="there is no training run; expected the folder of a finished one"):
+        run_command("compare", ["with", "runs=['runs/9']", "-u"])
+    assert read_run(comparison / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to compare"),
+        (["both.yaml", "jobs=0"], "jobs = 0: expected at least 1"),
+        (["both.yaml", "seeds=[]"], "seeds is empty"),
+        (["both.yaml", "seeds=['a']"], "expected whole numbers"),
+        (["both.yaml", "only=other"], "only names 'other'"),
+        (["both.yaml", "metods.a.rate=0.1"], "unknown key metods: did you mean 'methods'"),
+        (["both.yaml", "methods.learned.agent.windw=3"], "methods.learned: agent.windw is no option"),
+        (["both.yaml", "methods.learned.rat=3"], "methods.learned: unknown key rat: did you mean 'rate'"),
+        (["both.yaml", "common.rat=3"], "common: unknown key rat"),
+        (["tiny.yaml"], "unknown key"),
+    ],
+)
+def test_bad_options_are_told_before_work_starts(comparison, words, message):
+    with pytest.raises(ValueError, match=message):
+        run_command("compare", ["with", *words, "-u"])
+    assert not (comparison / "runs").exists()
+
+
+def test_a_comparison_is_no_training_run(comparison):
+    with pytest.raises(ValueError, match="is a comparison of several runs: expected tokenv compare with both"):
+        run_command("train", ["with", "both.yaml"])
+
+
+@pytest.mark.parametrize("name", [name for name, path in named_configs().items() if "methods" in load_yaml(path)])
+def test_comparisons_that_come_with_tokenv_can_be_built(name):
+    from tokenv.compare.command import check_methods
+
+    check_methods(resolve_comparison([name], {}))
+
+
+def test_the_aspect_study_is_that_of_the_single_configurations():
+    found = {task.method: identity(task.config) for task in resolve_comparison(["aspect"], {}).tasks()}
+    assert found == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}

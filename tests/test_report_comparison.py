@@ -1,0 +1,363 @@
+import csv
+import html
+import io
+import itertools
+import math
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from test_report_html import Page
+
+from tokenv.report.characters import characters
+from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
+from tokenv.report.comparison import write_report
+from tokenv.report.comparison_numbers import (
+    agreement,
+    colour_scale,
+    conclusion,
+    length_shares,
+    loss_metric,
+    method_band,
+    oriented,
+    ranked,
+    seed_band,
+    to_flops,
+)
+from tokenv.report.comparison_page import comparison_page
+from tokenv.report.comparison_pictures import draw_pictures, styles
+from tokenv.report.comparison_tables import print_comparison
+
+TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
+ALL = ["methods", "differences", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
+FINITE = st.floats(-1e6, 1e6)
+CHROMIUM = shutil.which("chromium")
+
+
+def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
+    x = [1000.0 * (i + 1) for i in range(points)]
+    history = {
+        "train/bits_per_byte": (x, [bits + 3 / (i + 1) for i in range(points)]),
+        "train/flops": (x, [50 * at for at in x]),
+        "train/boundary_rate": (x, [0.2 + 0.1 / (i + 1) for i in range(points)]),
+        "train/neg_log_prob": (x, [0.1 + 0.4 / (i + 1) for i in range(points)]),
+        "validation/bits_per_byte": (x[9::10], [bits + 3 / (i + 1) for i in range(9, points, 10)]),
+    }
+    passages = [characters(t, [probability] * len(t), [i % 3 == 0 for i in range(len(t))]) for t in TEXTS]
+    run = ComparedRun(
+        seed=seed,
+        folder=f"runs/{seed}",
+        bits_per_byte=bits,
+        bits_per_byte_early=bits + 0.1,
+        boundary_rate=0.2,
+        flops=3e6 / 7,
+        seconds=12.5,
+        history=history,
+        token_lengths=[1, 2, 4, 1],
+        agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
+        passages=passages,
+    )
+    return replace(run, **changes)
+
+
+def a_method(name, bits=2.0, seeds=2, probability=0.3, **changes):
+    runs = [a_run(seed, bits + 0.01 * seed, probability, **changes) for seed in range(seeds)]
+    values = [run.bits_per_byte for run in runs]
+    error = float(np.std(values, ddof=1) / seeds**0.5) if seeds > 1 else math.nan
+    return ComparedMethod(name, runs, {"agent.name": name}, float(np.mean(values)), error, 0.02)
+
+
+def a_comparison(methods, **changes):
+    pairs = []
+    for one, other in itertools.combinations(methods, 2):
+        gap = one.bits_per_byte - other.bits_per_byte
+        sign = "not separable" if abs(gap) < 0.05 else ("better" if gap < 0 else "worse")
+        pairs.append(Pair(one.name, other.name, gap, (gap - 0.05, gap + 0.05), sign, f"{one.name} is {sign}."))
+    made = Comparison("Title", {"budget": "4 MB"}, methods, pairs, ["first", "second"], 0.2, notes=["A note."])
+    return replace(made, **changes)
+
+
+@pytest.fixture(scope="module")
+def three():
+    methods = [a_method("learned", 2.31, probability=0.4), a_method("uniform", 2.5, probability=0.0)]
+    return a_comparison([*methods, a_method("bpe", 2.3, probability=0.1)])
+
+
+@pytest.fixture(scope="module")
+def written(three, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "new"
+    return folder, write_report(three, folder)
+
+
+def test_the_report_is_written_and_names_its_files(written):
+    folder, paths = written
+    tables = ["methods.csv", "runs.csv", "pairs.csv", "token-lengths.csv"]
+    assert [path.name for path in paths] == ["report.html", *(f"{name}.png" for name in ALL), *tables]
+    assert sorted(paths) == sorted(folder.iterdir())
+
+
+def test_every_method_shows_every_passage_best_method_first(three, written):
+    page = Page((written[0] / "report.html").read_text(encoding="utf-8"))
+    shown = [text.decode() for text in TEXTS for _ in three.methods]
+    assert page.texts == shown
+    places = [page.cells.index(name) for name in ("bpe", "learned", "uniform")]
+    assert places == sorted(places)
+    assert {"2.3050 ± 0.0050", "2.3000 2.3100", "4.29e5", "0.333"} <= set(page.cells)
+
+
+def test_the_page_stands_alone(written):
+    source = (written[0] / "report.html").read_text(encoding="utf-8")
+    assert not any(word in source for word in ("http:", "https:", "url(", "@import", "<script", 'src="/'))
+    assert source.count("data:image/png;base64,") == 2 * len(ALL)
+    assert 'name="viewport"' in source
+
+
+@pytest.mark.parametrize(
+    "evil", ["<script>alert(1)</script>", "\"'><s onclick=x>", "$\\frac{&amp;", "_{{ 7*7 }}</style>"]
+)
+def test_everything_is_escaped(evil):
+    run = a_run(agreement={evil: Agreement(0.5, 0.5, 0.5)}, token_lengths=[], history={})
+    text = evil.encode()
+    run = replace(run, passages=[characters(text, [0.5] * len(text), [False] * len(text))])
+    methods = [
+        ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1) for name, bits in ((evil, 1.0), ("b", 2.0))
+    ]
+    pair = Pair(evil, "b", -1.0, (-2.0, -0.5), "better", evil)
+    comparison = Comparison(evil, {evil: evil}, methods, [pair], [evil], 0.2, {evil: evil}, [evil])
+    page = Page(comparison_page(comparison, draw_pictures(comparison)))
+    assert page.texts == [evil, evil]
+    assert page.headings[:2] == [evil, evil]
+    assert page.cells.count(evil) == 8  # two rows of facts and failures, a row in three tables, a reference
+    assert not page.tags & {"script", "s"}
+
+
+class Matrix(Page):
+    """Collects (class, title) of the cells that say how two methods compare."""
+
+    def handle_starttag(self, tag, attrs):
+        super().handle_starttag(tag, attrs)
+        if tag == "td" and "tip" in dict(attrs).get("class", ""):
+            self.found = [*getattr(self, "found", []), dict(attrs)]
+
+
+def test_the_matrix_agrees_with_the_pairs(three):
+    page = Matrix(comparison_page(three, {}))
+    names = [method.name for method in ranked(three)]
+    ordered = [(row, column) for row in names for column in names if row != column]
+    assert len(page.found) == len(ordered)
+    pairs = oriented(three)
+    for (row, column), cell in zip(ordered, page.found, strict=True):
+        pair = pairs[row, column]
+        assert pair.sentence in cell["title"]
+        assert f"{row} − {column}" in cell["title"]
+        assert cell["class"].split() == ["tip", pair.verdict.replace(" ", "-")]
+        assert f"{pair.difference:+.4f}".replace("-", "−") in page.cells
+
+
+@given(FINITE, st.floats(0, 10), st.sampled_from(["better", "worse", "not separable"]))
+def test_a_pair_seen_from_the_other_side(difference, width, verdict):
+    pair = Pair("a", "b", difference, (difference - width, difference + width), verdict, "words")
+    both = oriented(a_comparison([a_method("a"), a_method("b")], pairs=[pair]))
+    there, back = both["a", "b"], both["b", "a"]
+    assert there == pair
+    assert back.difference == -difference
+    assert back.interval == (-pair.interval[1], -pair.interval[0])
+    assert {there.verdict, back.verdict} in ({"better", "worse"}, {"not separable"})
+
+
+def test_the_conclusion_tells_who_is_best_and_how_sure(three):
+    said = " ".join(conclusion(three))
+    assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in said
+    assert "Not separable from it at 95%: learned (+0.0100)" in said
+    assert "better than uniform (difference: 0.2000)" in said
+    assert "cannot be told" in " ".join(conclusion(replace(three, pairs=[])))
+
+
+def test_failed_runs_are_told(three, capsys):
+    failed = replace(three, failed={"bpe, seed 1": "no memory"})
+    page = Page(comparison_page(failed, {}))
+    assert {"bpe, seed 1", "no memory"} <= set(page.cells)
+    print_comparison(failed)
+    assert "bpe, seed 1: no memory" in capsys.readouterr().out
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_tables_read_back_equal(three, written):
+    folder, _ = written
+    for method, row in zip(ranked(three), rows(folder / "methods.csv"), strict=True):
+        assert row["method"] == method.name
+        assert float(row["bits_per_byte"]) == method.bits_per_byte
+        assert float(row["seed_error"]) == method.seed_error
+        assert float(row["whitespace_f1"]) == agreement(method, "whitespace").f1
+    runs = [(method, run) for method in ranked(three) for run in method.runs]
+    for (method, run), row in zip(runs, rows(folder / "runs.csv"), strict=True):
+        assert (row["method"], int(row["seed"]), row["folder"]) == (method.name, run.seed, run.folder)
+        for name in ("bits_per_byte", "bits_per_byte_early", "boundary_rate", "flops", "seconds"):
+            assert float(row[name]) == getattr(run, name)
+    for pair, row in zip(three.pairs, rows(folder / "pairs.csv"), strict=True):
+        assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (pair.difference, *pair.interval)
+        assert (row["first"], row["second"], row["verdict"]) == (pair.first, pair.second, pair.verdict)
+
+
+def test_flops_between_and_beyond_the_known_points():
+    curve = ([100.0, 200.0], [1000.0, 4000.0])
+    assert to_flops([0, 50, 100, 150, 200, 400], curve).tolist() == [0, 500, 1000, 2500, 4000, 8000]
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=1, max_size=20, unique=True).map(sorted), st.floats(1, 1e6))
+def test_flops_in_proportion_stay_in_proportion(at, each):
+    found = to_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
+    assert found == pytest.approx([each * x / 2 for x in at] + [2 * each * at[-1]])
+
+
+def test_a_band_against_flops_keeps_its_values():
+    method = a_method("m")
+    by_bytes, by_flops = (method_band(method, "validation/bits_per_byte", by_flops=flag) for flag in (False, True))
+    assert by_flops.x == pytest.approx(50 * by_bytes.x)
+    assert by_flops.mean == pytest.approx(by_bytes.mean)
+
+
+@given(st.lists(st.lists(FINITE, min_size=1, max_size=12), min_size=1, max_size=4))
+def test_a_band_holds_its_mean_and_every_seed(values):
+    band = seed_band([(list(range(len(y))), y) for y in values])
+    shared = min(map(len, values))
+    assert band.x.tolist() == list(range(shared))
+    for i in range(shared):
+        here = [y[i] for y in values]
+        assert (band.low[i], band.high[i]) == (min(here), max(here))
+        assert band.mean[i] == pytest.approx(np.mean(here))
+
+
+def test_a_band_leaves_out_what_is_not_finite():
+    assert seed_band([([1, 2, 3], [1.0, math.nan, 3.0])]).mean.tolist() == [1, 3]
+    assert seed_band([([1], [math.inf]), ([], [])]) is None
+    assert seed_band([([1, 2], [1.0, 1.0]), ([3, 4], [1.0, 1.0])]) is None
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=9), min_size=1, max_size=3))
+def test_shares_of_lengths_add_up(counts):
+    method = ComparedMethod("m", [a_run(token_lengths=c, history={}, passages=[]) for c in counts], {}, 1.0, 0.0, 0.0)
+    shares = length_shares(method)
+    assert bool(shares) == any(map(sum, counts))
+    assert sum(shares) == pytest.approx(1.0 if shares else 0.0)
+
+
+def test_the_validation_loss_is_drawn_where_there_are_points():
+    both = a_comparison([a_method("a"), a_method("b")])
+    assert loss_metric(both) == "validation/bits_per_byte"
+    history = {"train/bits_per_byte": ([1, 2], [3.0, 2.0]), "validation/bits_per_byte": ([2], [2.0])}
+    assert loss_metric(a_comparison([a_method("a", history=history), a_method("b")])) == "train/bits_per_byte"
+
+
+def test_the_scale_is_the_range_of_uncertain_probabilities():
+    certain = a_method("uniform", probability=1.0)
+    assert colour_scale(a_comparison([certain])) == (0.0, 1.0)
+    low, high = colour_scale(a_comparison([certain, a_method("a", probability=0.1), a_method("b", probability=0.4)]))
+    assert (low, high) == pytest.approx((0.1, 0.4))
+
+
+def test_a_missing_metric_is_left_out():
+    bare = a_method("bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[])
+    assert list(draw_pictures(a_comparison([bare, a_method("full")]))) == ALL
+    alone = a_comparison([bare, replace(bare, name="other")], passages=[])
+    pictures = draw_pictures(alone)
+    assert list(pictures) == ["methods", "differences"]
+    assert Page(comparison_page(alone, pictures)).headings == [
+        "Title",
+        "Title",
+        "Methods, best first",
+        "Every pair",
+        "Notes",
+    ]
+
+
+def test_one_method_with_one_seed(tmp_path, capsys):
+    alone = a_comparison([a_method("only", seeds=1)], pairs=[])
+    paths = write_report(alone, tmp_path)
+    assert "differences.png" not in {path.name for path in paths}
+    page = Page(paths[0].read_text(encoding="utf-8"))
+    assert "2.0000 ± –" in page.cells
+    assert "Every pair" not in page.headings
+    print_comparison(alone)
+    assert "nothing to compare" in capsys.readouterr().out
+
+
+def test_twelve_methods_look_different_whatever_their_rank():
+    methods = [a_method(f"m{i}", 2 + i / 10, seeds=1, history={}) for i in range(12)]
+    looks = styles(a_comparison(methods, pairs=[]))
+    assert len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
+    swapped = [replace(method, bits_per_byte=-method.bits_per_byte) for method in methods]
+    assert styles(a_comparison(swapped, pairs=[])) == looks
+
+
+def test_nothing_is_cut_at_a_pictures_edge():
+    names = ["a method of a remarkably long name", "_x$^{", "方法", "short", "learned (REINFORCE)", "b", "gumbel"]
+    methods = [a_method(name, 2 + i / 10, points=12) for i, name in enumerate(names)]
+    for picture in draw_pictures(a_comparison(methods)).values():
+        light, dark = (imread(io.BytesIO(png))[..., :3] for png in (picture.light, picture.dark))
+        assert light[0, 0].min() > 0.9
+        assert dark[0, 0].max() < 0.1
+        # No letter reaches the left or the lower edge, where names and legends stand.
+        for edge in (light[:, 0], light[-1], dark[:, 0], dark[-1]):
+            assert np.ptp(edge, axis=0).max() < 0.01
+
+
+def test_the_terminal_shows_names_literally_and_the_pairs_of_the_best(capsys):
+    methods = [a_method("[red]best", 1.0), a_method("b\x1b[31m", 2.0), a_method("c", 3.0)]
+    print_comparison(a_comparison(methods))
+    shown = capsys.readouterr().out
+    assert "[red]best" in shown
+    assert "\x1b" not in shown
+    assert "- [red]best is better." in shown
+    assert "- b" not in shown
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.floats(allow_nan=True))
+def test_any_names_and_values_give_a_page(names, bits):
+    methods = [replace(a_method(name, seeds=1, points=1), bits_per_byte=bits) for name in names]
+    assert len(Page(comparison_page(a_comparison(methods), {})).texts) == len(TEXTS) * len(names)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, written, tmp_path, width):
+    long = [replace(method, name=method.name + " of a remarkably long name" * 3) for method in three.methods]
+    wide = [a_method(f"number {i}", 2 + i / 10, seeds=5) for i in range(9)]
+    many = a_comparison([*long, *wide])
+    source = html.escape(comparison_page(many, draw_pictures(three)))
+    # A frame may be as narrow as a phone, a window may not; the page itself runs no script.
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"""<!DOCTYPE html><meta charset="utf-8"><title></title>
+        <script>function measure(page) {{
+            const root = page.documentElement, shown = [...page.images].filter((image) => image.naturalWidth > 0);
+            document.title = [root.clientWidth, root.scrollWidth, shown.length].join();
+        }}</script>
+        <iframe onload="measure(this.contentDocument)" style="width: {width}px; border: 0" srcdoc="{source}">
+        </iframe>""",
+        encoding="utf-8",
+    )
+    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
+    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=120)
+    title = done.stdout.partition("<title>")[2].partition("</title>")[0]
+    visible_width, whole_width, pictures = map(int, title.split(","))
+    assert whole_width <= visible_width <= width
+    assert pictures == len(ALL)
+
+
+def test_folders_with_odd_names_are_written(tmp_path):
+    odd = a_comparison([a_method("m", seeds=1, history={}, folder="runs/\udce9")], pairs=[])
+    write_report(odd, tmp_path)
+    assert rows(tmp_path / "runs.csv")[0]["folder"] == "runs/\\udce9"

@@ -1,0 +1,348 @@
+"""Series go through environment, training and evaluation as texts do: stepping is one pass, time has a direction."""
+
+import json
+import math
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from tensordict.nn import TensorDictSequential
+from test_env import Noise, Scripted, random_noise
+from torch.testing import assert_close
+from torchrl.envs.utils import check_env_specs
+
+import tokenv.gym
+from agents.heuristic import Entropy
+from agents.learned import Learned
+from tokenv import checkpoint as checkpoints
+from tokenv import keys
+from tokenv.build import build_parts
+from tokenv.config import Config
+from tokenv.data.series import frame
+from tokenv.data.source import TensorSource
+from tokenv.env import TokenizationEnv
+from tokenv.evaluate import Evaluation, boundary_scores, evaluate
+from tokenv.experiment import run_command
+from tokenv.gym import SERIES_ID
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.series import DENSITIES, SeriesCodec
+from tokenv.lm.unet import UNet
+from tokenv.rollout import rollout
+from tokenv.settings import resolve
+from tokenv.train import train
+
+WIDTH, CONTEXT = 16, 3
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
+
+unbounded = pytest.mark.filterwarnings(
+    r"ignore:.*A Box observation space (minimum|maximum) value is -?infinity:UserWarning"
+)
+
+
+def make_lm(channels=1, density="student_t"):
+    sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 4}
+    return UNet(UNetConfig(**sizes), SeriesCodec(WIDTH, channels, density)).double()
+
+
+def framed(value_BNC):
+    batch, _, channels = value_BNC.shape
+    usual = {"mean_BC": np.zeros((batch, channels)), "std_BC": np.ones((batch, channels))}
+    return torch.from_numpy(frame(np.asarray(value_BNC, dtype=np.float64), CONTEXT, **usual, floor=0.1))
+
+
+def random_values(batch, length, channels=1, missing=0.2, seed=0):
+    generator = np.random.default_rng(seed)
+    value_BNC = 50 + 7 * generator.normal(size=(batch, length, channels)).cumsum(1)
+    value_BNC[generator.random(value_BNC.shape) < missing] = np.nan
+    return value_BNC
+
+
+def make_env(symbol_BN, lm, **options):
+    return TokenizationEnv(lm, TensorSource(symbol_BN), len(symbol_BN), **options)
+
+
+def step_through(env, agent, noise_BT):
+    return env.rollout(noise_BT.shape[1], TensorDictSequential(Noise(noise_BT), agent)).detach()
+
+
+def make_learned():
+    agent = Learned(WIDTH, window=2, scale=1.0).double()
+    with torch.no_grad():
+        agent.projection.weight.normal_(std=3 / WIDTH)
+    return agent
+
+
+# --- environment ---
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@settings(deadline=None, max_examples=6)
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(5, 20), st.integers(1, 3), st.sampled_from([0.0, 0.3, 1.0]))
+def test_stepping_equals_one_pass(density, seed, batch, length, channels, missing):
+    torch.manual_seed(seed)
+    lm, agent, noise_BT = make_lm(channels, density), make_learned(), random_noise(batch, length - 1)
+    env = make_env(framed(random_values(batch, length, channels, missing, seed)), lm)
+    stepped = step_through(env, agent, noise_BT)
+    env.source.position = 0
+    one_pass = env.rollout(agent, noise=noise_BT).detach()
+    assert set(stepped.keys(True, True)) == set(one_pass.keys(True, True))
+    for key in stepped.keys(True, True):
+        assert_close(stepped[key], one_pass[key], **TOLERANCE)
+        if key not in (keys.SYMBOL, ("next", keys.SYMBOL)):
+            assert stepped[key].isfinite().all(), key
+    assert not stepped[keys.REWARD][:, : CONTEXT - 1].any()
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_torchrls_specs_hold(missing):
+    env = make_env(framed(random_values(3, 9, 2, missing)), make_lm(2), early_entropy=True)
+    check_env_specs(env)
+    assert env.rollout(Scripted())[keys.REWARD].isfinite().all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.integers(CONTEXT, 15), st.sampled_from(["larger", "missing"]))
+def test_a_value_moves_nothing_before_it(seed, t, change):
+    """Once it is beyond the context: no action and no encoding before t, no likelihood of anything before x_t."""
+    torch.manual_seed(seed)
+    lm, agent, noise_BT = make_lm(), make_learned(), random_noise(1, 15)
+    value_BNC = random_values(1, 16, missing=0.0, seed=seed)
+    changed_BNC = value_BNC.copy()
+    changed_BNC[0, t] = np.nan if change == "missing" else changed_BNC[0, t] + 30
+    before, after = (rollout(lm, agent, framed(v), noise=noise_BT).detach() for v in (value_BNC, changed_BNC))
+    for key in (keys.ACTION, keys.ENCODING, keys.BOUNDARY_PROB):
+        assert torch.equal(before[key][:, :t], after[key][:, :t]), key
+    for key in (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.REWARD):
+        assert torch.equal(before[key][:, : t - 1], after[key][:, : t - 1]), key
+    assert not torch.equal(before[keys.LOG_LIKELIHOOD], after[keys.LOG_LIKELIHOOD])
+
+
+def test_gradients_are_finite_whatever_is_missing():
+    lm, agent = make_lm(2), make_learned()
+    value_BNC = random_values(3, 12, 2, missing=0.4)
+    value_BNC[1] = np.nan
+    td = rollout(lm, agent, framed(value_BNC), generator=torch.Generator().manual_seed(0))
+    (td[keys.LOG_LIKELIHOOD].sum() + td[keys.LOG_LIKELIHOOD_EARLY].sum() + td[keys.ACTION_LOG_PROB].sum()).backward()
+    for module in (lm, agent):
+        assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+    assert not td[keys.LOG_LIKELIHOOD][1].any()
+
+
+def test_agents_that_read_the_early_entropy_work():
+    lm, agent = make_lm(density="logistic_mixture"), Entropy(mode="monotonic").eval()
+    env = make_env(framed(random_values(2, 10)), lm, early_entropy=True)
+    noise_BT = random_noise(2, 9)
+    stepped = step_through(env, agent, noise_BT)
+    env.source.position = 0
+    assert torch.equal(stepped[keys.ACTION], env.rollout(agent, noise=noise_BT)[keys.ACTION])
+
+
+# --- gymnasium ---
+
+
+@unbounded
+def test_gymnasiums_checker_passes():
+    env = gymnasium.make(SERIES_ID)
+    check_env(env.unwrapped)
+    assert env.unwrapped.env.source.seq_len == 128
+    assert isinstance(env.unwrapped.env.lm.codec, SeriesCodec)
+
+
+def test_both_faces_are_the_same_everywhere():
+    envs, again = (gymnasium.make_vec(f"tokenv.gym:{SERIES_ID}", num_envs=2) for _ in range(2))
+    first, second = envs.reset(seed=5), again.reset(seed=5)
+    assert_array_equal(first[0]["encoding"], second[0]["encoding"])
+    single = gymnasium.make(SERIES_ID)
+    observation, info = single.reset(seed=5)
+    assert info["origin"] == first[1]["origin"][0]
+    assert info["origin"].startswith("regimes ")
+    assert_allclose(observation["encoding"], first[0]["encoding"][0], rtol=1e-4, atol=1e-5)
+    rewards = [envs.step(np.array([i % 2, 0]))[1] for i in range(60)]
+    mine = [single.step(i % 2)[1] for i in range(60)]
+    assert_allclose(np.array(rewards)[:, 0], mine, rtol=1e-3, atol=1e-4)
+    assert not np.array(rewards)[:31].any()  # the default context
+    assert np.array(rewards)[31:].all()
+
+
+def test_registering_again_changes_nothing():
+    spec = gymnasium.registry[SERIES_ID]
+    tokenv.gym.register()
+    assert gymnasium.registry[SERIES_ID] is spec
+
+
+# --- boundary scores with a tolerance ---
+
+
+def most_pairs(drawn, gold, tolerance):
+    """By trying everything."""
+    if not drawn or not gold:
+        return 0
+    rest = most_pairs(drawn[1:], gold, tolerance)
+    near = [g for g in gold if abs(g - drawn[0]) <= tolerance]
+    return max([rest, *(1 + most_pairs(drawn[1:], [h for h in gold if h != g], tolerance) for g in near)])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=11), st.integers(0, 3))
+def test_matching_finds_as_many_pairs_as_there_can_be(columns, tolerance):
+    drawn, gold = torch.tensor(columns).T
+    found = boundary_scores(drawn[None], gold[None], tolerance)
+    hits = most_pairs(drawn.nonzero().flatten().tolist(), gold.nonzero().flatten().tolist(), tolerance)
+    assert found["boundary_precision"] == pytest.approx(hits / max(drawn.sum().item(), 1))
+    assert found["boundary_recall"] == pytest.approx(hits / max(gold.sum().item(), 1))
+
+
+def test_rows_are_matched_apart():
+    drawn, gold = torch.eye(2, dtype=torch.bool), torch.eye(2, dtype=torch.bool).flip(0)
+    assert boundary_scores(drawn, gold, 1)["boundary_f1"] == 1
+    drawn, gold = torch.tensor([[True], [False]]), torch.tensor([[False], [True]])
+    assert boundary_scores(drawn, gold, 1)["boundary_f1"] == 0
+
+
+# --- training and evaluation ---
+
+
+@pytest.fixture
+def series_settings(tiny_settings):
+    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    return tiny_settings | {"data": data, "codec": {"name": "series"}}
+
+
+def run(settings, folder, **options):
+    return train(resolve([], settings), folder, lambda *_: None, **options)
+
+
+def test_training_speaks_of_nats_per_value(series_settings, tmp_path):
+    series_settings["train"] |= {"bytes": 10_000, "learning_rate": 1e-2}
+    last, history = run(series_settings, tmp_path)
+    nats = history["train/nats_per_value"][1]
+    assert sum(nats[-5:]) < sum(nats[:5]) - 1
+    assert last.unit == "nats_per_value"
+    assert last.metrics()["nats_per_value"] == history["validation/nats_per_value"][1][-1]
+    assert {"nats_per_value_early", "boundary_f1", "standard_error"} <= set(last.metrics())
+    assert not any("byte" in name for name in history if not name.endswith("_per_second"))
+    assert Evaluation.from_metrics(last.metrics(), "nats_per_value") == last
+    scores = [json.loads((path / "state.json").read_text()) for path in checkpoints.complete(tmp_path)]
+    assert [score["nats_per_value"] for score in scores[-1:]] == [last.loss]
+
+
+def test_resuming_equals_never_having_stopped(series_settings, tmp_path):
+    last, whole = run(series_settings, tmp_path / "whole")
+    found = checkpoints.complete(tmp_path / "whole")
+    assert len(found) >= 2
+    resumed_last, resumed = run(series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0]))
+    assert resumed_last == last
+    for name in whole.keys() - {"train/bytes_per_second"}:
+        assert resumed[name] == whole[name], name
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "reinpatch", "straight"])
+def test_other_estimators_train_on_series(series_settings, tmp_path, estimator):
+    series_settings |= {"estimator": {"name": estimator}}
+    series_settings["train"] |= {"bytes": 1024, "warmup_bytes": 0}
+    last, _ = run(series_settings, tmp_path)
+    assert math.isfinite(last.loss)
+
+
+def test_averages_are_over_values_that_count(series_settings):
+    """Missing values and contexts weigh nothing; the mean of windows is not the mean of values."""
+    config = resolve([], series_settings)
+    parts = build_parts(config)
+    value_BNC = random_values(5, 32, missing=0.0)
+    value_BNC[2:, 10:] = np.nan
+    symbol_BN = framed(value_BNC)
+    batch = TensorSource(symbol_BN).next(5)
+    result = evaluate(parts, batch, batch_size=2)
+    generator, total = torch.Generator().manual_seed(0), 0.0
+    for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
+        with torch.no_grad():
+            td = rollout(parts.lm, parts.agent, symbol_BN[rows], generator=generator)
+        total -= td[keys.LOG_LIKELIHOOD].double().sum().item()
+    counted = 2 * (32 - CONTEXT) + 3 * (10 - CONTEXT)
+    assert result.loss == pytest.approx(total / counted, rel=1e-6)
+    assert result.standard_error > 0
+
+
+def test_files_train_jointly_and_apart(series_settings, tmp_path):
+    value = random_values(1, 300, 2, missing=0.1)[0]
+    lines = [f"{i},{a},{b}" for i, (a, b) in enumerate(value)]
+    (tmp_path / "x.csv").write_text("\n".join(["date,a,b", *lines]))
+    for joint in (True, False):
+        series = {"context": 4, "columns": ["a", "b"], "joint": joint}
+        series_settings["data"] |= {"source": str(tmp_path / "x.csv"), "series": series}
+        last, history = run(series_settings, tmp_path / str(joint))
+        assert math.isfinite(last.loss)
+        assert last.boundary_f1 is None
+        assert "validation/boundary_f1" not in history
+
+
+def words(settings):
+    flat = []
+    for section, values in settings.items():
+        flat += [f"{section}.{key}={json.dumps(value).replace(chr(34), chr(39))}" for key, value in values.items()]
+    return flat
+
+
+@pytest.fixture
+def trained(series_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run_command("train", ["with", *words(series_settings)])
+    assert result["nats_per_value"] > 0
+    return Path("runs/1")
+
+
+def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
+    assert (trained / "patches.png").read_bytes().startswith(b"\x89PNG")
+    assert not (trained / "segments.html").exists()
+    told = (trained / "cout.txt").read_text()
+    assert "nats per value" in told
+    assert "within 2 steps" in told
+    assert "bits" not in told
+    results = run_command("evaluate", ["with", f"run={trained}", "data.series.tolerance=0"])
+    assert results["sampled"]["nats_per_value"] > 0
+    for command, words in {"segment": ["text=ab"], "variance": []}.items():
+        with pytest.raises(ValueError, match=r"data.kind = 'series': expected text"):
+            run_command(command, ["with", f"run={trained}", *words])
+
+
+# --- configuration ---
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ({"codec": {"name": "bytes"}}, r"codec.name = 'bytes': expected a codec for data.kind=series"),
+        ({"codec": {"name": "series", "densty": 1}}, r"codec.densty is no option of codec 'series'.*'density'"),
+        ({"codec": {"name": "sereis"}}, r"codec.name = 'sereis' is unknown: did you mean 'series'"),
+        ({"codec": {"density": "cauchy"}}, r"codec.density = 'cauchy'"),
+        ({"data": {"series": {"contxt": 3}}}, r"unknown key data.series.contxt: did you mean 'context'"),
+        ({"data": {"series": {"context": "long"}}}, r"data.series.context = 'long': expected a whole number"),
+    ],
+)
+def test_bad_configurations_are_named(series_settings, updates, message):
+    base = resolve([], series_settings).as_dict()
+    with pytest.raises(ValueError, match=message):
+        build_parts(resolve([], updates, base), torch.device("meta"))
+
+
+def test_text_with_a_codec_of_series_is_refused():
+    with pytest.raises(ValueError, match=r"codec.name = 'series': expected a codec for data.kind=text"):
+        resolve(["quick"], {"codec": {"name": "series"}})
+
+
+def test_configurations_of_before_are_those_of_bytes():
+    old = Config().as_dict()
+    del old["codec"], old["data"]["kind"], old["data"]["series"]
+    assert resolve([], {}, base=old) == Config()
+
+
+def test_the_named_configuration_trains_on_series():
+    config = resolve(["series-synthetic"], {})
+    assert (config.data.kind, config.codec["name"]) == ("series", "series")

@@ -1,0 +1,1 @@
+"""Several methods, several seeds, one budget: which is better, and how sure is that?"""

@@ -1,0 +1,58 @@
+"""All of ``tokenv compare``: have the runs, read them, compare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from tokenv.build import build_parts
+from tokenv.compare.options import CompareOptions
+from tokenv.compare.result import build, by_settings, measured
+from tokenv.compare.runner import run_all
+from tokenv.looking import check_text
+from tokenv.report.compared import Comparison
+
+
+def check_methods(options: CompareOptions) -> None:
+    """Build every method without memory, so that a mistake shows before hours of work.
+
+    Raises:
+        ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit.
+    """
+    for task in options.tasks():
+        if task.config.seed == options.seeds[0]:
+            try:
+                check_text(task.config)
+                build_parts(task.config, torch.device("meta"))
+            except ValueError as error:
+                raise ValueError(f"methods.{task.method}: {error}") from error
+
+
+def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
+    """Train what is missing, and compare everything.
+
+    Args:
+        options: what to compare.
+        progress: show bars.
+
+    Raises:
+        RuntimeError: every run failed.
+        ValueError: the runs cannot be compared: see ``tokenv.compare.result``.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}
+    if options.runs:
+        shown = tqdm(options.runs, desc="measuring", unit=" runs", disable=not progress)
+        methods = by_settings([measured(Path(folder), **wishes) for folder in shown])
+        return build(methods, f"{len(options.runs)} runs", {})
+    tasks = list(options.tasks())
+    folders, failed = run_all(tasks, options, progress=progress)
+    methods = {}
+    for task, folder in zip(tasks, folders, strict=True):
+        if folder is not None:
+            methods.setdefault(task.method, []).append(measured(folder, **wishes))
+    if not methods:
+        raise RuntimeError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
+    return build(methods, f"{len(methods)} methods", failed)

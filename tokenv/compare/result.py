@@ -1,0 +1,216 @@
+"""From finished, measured runs to everything that a report shows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenv import checkpoint as checkpoints
+from tokenv.build import build_parts
+from tokenv.compare.assess import Assessment, assess
+from tokenv.compare.statistics import Scores, compare, sentence
+from tokenv.compare.store import StoredRun, read_run
+from tokenv.config import Config
+from tokenv.report.characters import characters
+from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
+
+NOTES = (
+    "Bits per byte are of held-out text, boundaries drawn as in training. A standard error over seeds says how much "
+    "another seed may move a figure, one over documents how much other held-out text may.",
+    "A pair's 95% interval holds both errors: the documents' by a paired bootstrap of the difference, the seeds' by "
+    "Welch's t. Pairs are not corrected for their number: of twenty that do not differ, one will seem to.",
+    "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "
+    "boundaries moved right by one.",
+    "FLOPs are the paper's: 6 per matrix parameter for every byte or token.",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A finished run and what was measured of it.
+
+    Attributes:
+        stored: the run.
+        state: of its last checkpoint.
+        assessment: its figures on held-out text.
+    """
+
+    stored: StoredRun
+    state: dict[str, Any]
+    assessment: Assessment
+
+    @property
+    def config(self) -> Config:
+        """Of the run."""
+        return self.stored.config
+
+
+def measured(folder: Path, *, passages: int, bpe_vocabulary: int) -> Measured:
+    """Read a finished run; measure it if that was not done before.
+
+    Raises:
+        ValueError: there is no finished training run in the folder.
+    """
+    stored = read_run(folder)
+    if stored is None or not stored.finished:
+        what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
+        raise ValueError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
+    assessment = assess(folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
+    return Measured(stored, checkpoints.load_model(checkpoints.find(folder))[1], assessment)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return pairs
+
+
+NO_SETTING = ("hardware", "checkpoint", "seed")
+LEARNERS_SETTING = ("estimator", "rate_target")
+
+
+def distinguishing(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
+    """What each of several configurations does differently from some other: key to value, as text."""
+    every = {name: _settings(config) for name, config in configs.items()}
+    known = dict.fromkeys(itertools.chain.from_iterable(every.values()))
+    varying = [key for key in known if len({repr(values.get(key)) for values in every.values()}) > 1]
+    return {name: {key: str(values[key]) for key in varying if key in values} for name, values in every.items()}
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """All that says what a run does, with dotted keys; an agent that does not learn has no estimator."""
+    learns = build_parts(config, torch.device("meta")).agent.learns
+    unread = NO_SETTING if learns else NO_SETTING + LEARNERS_SETTING
+    values = {key: value for key, value in config.as_dict().items() if key not in unread}
+    if not learns:
+        values["loss"] = {"early": config.loss.early}
+    return flat(values)
+
+
+def by_settings(runs: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Runs that differ in nothing but the seed, as methods named by what tells them apart.
+
+    Raises:
+        ValueError: two runs are the same, seed included.
+    """
+    groups: dict[str, list[Measured]] = {}
+    for run in runs:
+        key = repr({k: v for k, v in run.config.as_dict().items() if k not in NO_SETTING})
+        same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
+        if same:
+            raise ValueError(
+                f"runs: {run.stored.folder} and {same[0].stored.folder} are the same run, seed included: drop one"
+            )
+        groups.setdefault(key, []).append(run)
+    settings = distinguishing({key: group[0].config for key, group in groups.items()})
+    agents = [group[0].config.agent["name"] for group in groups.values()]
+    names = {}
+    for key, group in groups.items():
+        name = group[0].config.agent["name"]
+        others = {k: v for k, v in settings[key].items() if k != "agent.name"}
+        names[key] = name if agents.count(name) == 1 else ", ".join([name, *(f"{k}={v}" for k, v in others.items())])
+    return {names[key]: group for key, group in groups.items()}
+
+
+def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping[str, str]) -> Comparison:
+    """Compare methods.
+
+    Args:
+        methods: name to its runs, one a seed and at least one.
+        title: of the report.
+        failed: runs that did not finish, and why.
+
+    Raises:
+        ValueError: runs were measured on different text.
+    """
+    runs = [run for group in methods.values() for run in group]
+    for run in runs[1:]:
+        same_text = (run.assessment.fingerprint, run.assessment.document)
+        if same_text != (runs[0].assessment.fingerprint, runs[0].assessment.document):
+            raise ValueError(
+                f"{run.stored.folder} and {runs[0].stored.folder} were measured on different held-out text: expected "
+                "runs of the same data section and the same validation.sequences"
+            )
+    document_B = np.array(runs[0].assessment.document)
+    scores = {
+        name: Scores(np.array([run.assessment.bits for run in group]), document_B) for name, group in methods.items()
+    }
+    settings = distinguishing({name: group[0].config for name, group in methods.items()})
+    return Comparison(
+        title=title,
+        facts=_facts(methods),
+        methods=[
+            ComparedMethod(
+                name=name,
+                runs=[_run(run) for run in group],
+                settings=settings[name],
+                bits_per_byte=scores[name].mean,
+                seed_error=scores[name].seed_error,
+                document_error=scores[name].document_error,
+            )
+            for name, group in methods.items()
+        ],
+        pairs=[_pair(first, second, scores) for first, second in itertools.combinations(methods, 2)],
+        passages=[f"held-out passage {number + 1}" for number in range(len(runs[0].assessment.passages))],
+        target_rate=runs[0].config.rate,
+        failed=failed,
+        notes=NOTES,
+    )
+
+
+def _run(run: Measured) -> ComparedRun:
+    history, told = run.state["history"], run.assessment
+    return ComparedRun(
+        seed=run.config.seed,
+        folder=str(run.stored.folder),
+        bits_per_byte=float(np.mean(told.bits)),
+        bits_per_byte_early=told.bits_early,
+        boundary_rate=told.boundary_rate,
+        flops=run.state["flops"],
+        seconds=_seconds(*history["train/bytes_per_second"]),
+        history=history,
+        token_lengths=told.token_lengths,
+        agreement={name: Agreement(**values) for name, values in told.agreement.items()},
+        passages=[
+            characters(passage.text.encode("latin-1"), passage.boundary_prob, [bool(a) for a in passage.action])
+            for passage in told.passages
+        ],
+    )
+
+
+def _seconds(seen: Sequence[int], bytes_per_second: Sequence[float]) -> float:
+    """Seconds of all updates."""
+    steps = zip(seen, [0, *seen[:-1]], bytes_per_second, strict=True)
+    return sum((now - before) / speed for now, before, speed in steps)
+
+
+def _pair(first: str, second: str, scores: Mapping[str, Scores]) -> Pair:
+    difference = compare(scores[first], scores[second])
+    interval = (difference.low, difference.high)
+    return Pair(first, second, difference.mean, interval, difference.verdict, sentence(first, second, difference))
+
+
+def _facts(methods: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
+    runs = [run for group in methods.values() for run in group]
+    first = runs[0].config
+    told = runs[0].assessment
+    budgets = sorted({f"{run.config.train.bytes:,}" for run in runs})
+    seeds = sorted({run.config.seed for run in runs})
+    source = first.data.source if "/" not in first.data.source else Path(first.data.source).name
+    return {
+        "data": f"{source}, sequences of {first.data.seq_len} bytes",
+        "training bytes": " or ".join(budgets),
+        "held out": f"{len(told.bits):,} sequences of {len(set(told.document)):,} documents",
+        "seeds": ", ".join(map(str, seeds)),
+        "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+    }

@@ -1,0 +1,171 @@
+"""Having all runs of a comparison: those that are missing are trained, some at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import yaml
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tokenv.compare.assess import assessed
+from tokenv.compare.options import CompareOptions, Task
+from tokenv.compare.store import find_run
+from tokenv.report.table import console
+
+STARTED = re.compile(r'Started run with ID "(.+?)"')
+
+
+class StoppedError(Exception):
+    """The comparison was interrupted, and so was this run."""
+
+
+def run_all(
+    tasks: Sequence[Task], options: CompareOptions, *, progress: bool
+) -> tuple[list[Path | None], dict[str, str]]:
+    """Train what is missing and measure what is not yet measured.
+
+    Args:
+        tasks: all runs.
+        options: of the comparison.
+        progress: show bars; else one line a run.
+
+    Returns:
+        Each task's folder, None if it failed; and the failed ones' labels with what went wrong.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the runs that were going on have saved.
+    """
+    folders: list[Path | None] = [None] * len(tasks)
+    failed: dict[str, str] = {}
+    shown = _Progress(len(tasks), progress)
+    stop = threading.Event()
+    with shown.bars, tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        work = {
+            pool.submit(_have, task, options, Path(scratch) / str(number), shown, stop): number
+            for number, task in enumerate(tasks)
+        }
+        try:
+            for future in as_completed(work):
+                number = work[future]
+                try:
+                    folders[number] = future.result()
+                except RuntimeError as error:
+                    failed[tasks[number].label] = str(error)
+                    shown.say(f"{tasks[number].label} failed: {error}")
+                shown.advance()
+        except KeyboardInterrupt:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise KeyboardInterrupt(
+                f"stopped; the same command goes on: finished and saved runs are found in {options.store}"
+            ) from None
+    return folders, failed
+
+
+def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event) -> Path:
+    """One task's folder, trained and assessed.
+
+    Raises:
+        RuntimeError: it failed; the message is its last line.
+        StoppedError: ``stop`` was set.
+    """
+    store, wishes = Path(options.store), (options.passages, options.bpe_vocabulary)
+    found = find_run(task.config, store)
+    if found is not None and found.finished and assessed(found.folder, *wishes):
+        return found.folder
+    scratch.mkdir()
+    config_file, log = scratch / "run.yaml", scratch / "log"
+    config_file.write_text(yaml.safe_dump(task.config.as_dict()))
+    command = [sys.executable, "-m", "tokenv.compare.job", str(config_file), options.store, *map(str, wishes)]
+    with log.open("w") as writing, shown.bar(task) as bar:
+        process = subprocess.Popen(
+            command, stdout=writing, stderr=subprocess.STDOUT, env=_environment(options.jobs), start_new_session=True
+        )
+        while True:
+            try:
+                code = process.wait(timeout=1)
+                break
+            except subprocess.TimeoutExpired:
+                if stop.is_set():
+                    process.send_signal(signal.SIGINT)
+                    process.wait()
+                bar.update(_bytes_seen(log, store))
+    if stop.is_set():
+        raise StoppedError
+    found = find_run(task.config, store)
+    if code or found is None:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        raise RuntimeError(lines[-1].strip() if lines else f"exit status {code}")
+    shown.say(f"{task.label}: {found.folder}")
+    return found.folder
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """A process finds the same modules as this one, and shares the cores instead of using all."""
+    paths = [str(Path(path).absolute()) for path in sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    return {"OMP_NUM_THREADS": threads} | environment if jobs > 1 else environment
+
+
+def _bytes_seen(log: Path, store: Path) -> int:
+    """How far a run is, from what Sacred has written last."""
+    started = STARTED.search(log.read_text(errors="replace"))
+    if started is None:
+        return 0
+    try:
+        metrics = json.loads((store / started[1] / "metrics.json").read_text())
+        return int(metrics["train/flops"]["steps"][-1])
+    except (OSError, ValueError, KeyError):  # not written yet, or just being written
+        return 0
+
+
+class _Bar:
+    """A run's bar, which goes when the run does."""
+
+    def __init__(self, bars: Progress, task: Task) -> None:
+        self._bars = bars
+        self._id = bars.add_task(task.label, total=task.config.train.bytes, unit="bytes")
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.remove_task(self._id)
+
+    def update(self, seen: int) -> None:
+        self._bars.update(self._id, completed=seen)
+
+
+class _Progress:
+    """Bars for the whole and for every run that is going on; where nobody looks, one line a run."""
+
+    def __init__(self, runs: int, visible: bool) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} {task.fields[unit]}"),
+            TimeRemainingColumn(),
+            console=console(),
+            disable=not visible,
+        )
+        self._all = self.bars.add_task("comparison", total=runs, unit="runs")
+
+    def bar(self, task: Task) -> _Bar:
+        return _Bar(self.bars, task)
+
+    def advance(self) -> None:
+        self.bars.advance(self._all)
+
+    def say(self, line: str) -> None:
+        self.bars.console.print(line, soft_wrap=True)

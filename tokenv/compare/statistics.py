@@ -1,0 +1,130 @@
+"""How sure a difference is: over held-out documents by a paired bootstrap, over seeds by Student's t."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from scipy import stats
+
+Array: TypeAlias = np.ndarray[Any, Any]
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Held-out bits per byte of all runs of a method.
+
+    Attributes:
+        bits_SB: of every seed and sequence, [S, B]; all methods have the same sequences in the same order.
+        document_B: index of the document that each sequence comes from, [B].
+    """
+
+    bits_SB: Array
+    document_B: Array
+
+    @property
+    def mean(self) -> float:
+        """Over sequences and seeds."""
+        return float(self.bits_SB.mean())
+
+    @property
+    def seed_error(self) -> float:
+        """Standard error of the mean over seeds; NaN for one."""
+        seeds = len(self.bits_SB)
+        return float(self.bits_SB.mean(1).std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else math.nan
+
+    @property
+    def document_error(self) -> float:
+        """Standard error of the mean over documents."""
+        return document_error(self.bits_SB.mean(0), self.document_B)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method's bits per byte minus another's.
+
+    Attributes:
+        mean: the difference.
+        document_error: its standard error over documents, by paired bootstrap.
+        seed_error: its standard error over seeds; NaN where a method has one seed.
+        low: lower end of the 95% interval, in which both errors are.
+        high: its upper end.
+    """
+
+    mean: float
+    document_error: float
+    seed_error: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """``better`` (fewer bits), ``worse`` or ``not separable``: the first method, seen from the second."""
+        return "better" if self.high < 0 else "worse" if self.low > 0 else "not separable"
+
+
+def document_error(value_B: Array, document_B: Array) -> float:
+    """Standard error of a mean over sequences, documents being the independent units; NaN for one document.
+
+    By bootstrap (Efron 1979): whole documents are drawn anew, with replacement.
+    """
+    _, index_B = np.unique(document_B, return_inverse=True)
+    count_C = np.bincount(index_B)
+    if len(count_C) < 2:
+        return math.nan
+
+    def ratio(total: Array, count: Array, axis: int) -> Array:
+        return np.asarray(total.sum(axis) / count.sum(axis))
+
+    drawn = stats.bootstrap(
+        (np.bincount(index_B, value_B), count_C),
+        ratio,
+        paired=True,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(drawn.standard_error)
+
+
+def compare(first: Scores, second: Scores) -> Difference:
+    """The difference of two methods, with everything that blurs it.
+
+    The seeds' error is Welch's (1947), ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his degrees of freedom; the
+    documents' is that of the methods' difference, sequence by sequence, of means over seeds. The interval is
+    ``mean +- t sqrt(seed_error^2 + document_error^2)``, t of Student's distribution with those degrees of freedom.
+    Where a method has one seed, or all sequences are of one document, the interval lacks that error.
+
+    Args:
+        first: of S_1 seeds.
+        second: of S_2 seeds, on the same sequences.
+    """
+    assert np.array_equal(first.document_B, second.document_B)
+    difference_B = first.bits_SB.mean(0) - second.bits_SB.mean(0)
+    documents = document_error(difference_B, first.document_B)
+    seeds = math.hypot(first.seed_error, second.seed_error)
+    half = _quantile(first, second) * math.hypot(*(error for error in (documents, seeds) if not math.isnan(error)))
+    mean = float(difference_B.mean())
+    return Difference(mean, documents, seeds, mean - half, mean + half)
+
+
+def _quantile(*scores: Scores) -> float:
+    """Half of the interval, in standard errors."""
+    share = [score.seed_error**2 for score in scores]
+    if not sum(share) > 0:  # one seed, or seeds without spread
+        return float(stats.norm.ppf((1 + LEVEL) / 2))
+    spread = sum(s**2 / (len(score.bits_SB) - 1) for s, score in zip(share, scores, strict=True))
+    return float(stats.t.ppf((1 + LEVEL) / 2, sum(share) ** 2 / spread))
+
+
+def sentence(first: str, second: str, difference: Difference) -> str:
+    """A difference in plain words."""
+    size, half = abs(difference.mean), (difference.high - difference.low) / 2
+    amount = f"{size:.4f} ± {half:.4f} bits per byte"
+    if difference.verdict == "not separable":
+        return f"{first} and {second} are not separable: {difference.mean:+.4f} ± {half:.4f} bits per byte."
+    return f"{first} is {difference.verdict} than {second} by {amount}."

@@ -1,0 +1,255 @@
+"""Densities of one real number, made of a head's raw output: what the series codec predicts with.
+
+All are in the units that the codec normalises to. The scales have a floor, ``MIN_SCALE``: where a series stands still
+the likelihood would otherwise grow without bound.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from scipy import special
+from torch import Tensor
+
+MIN_SCALE = 1e-3
+_UNIT = math.log(math.e - 1)  # softplus of it is 1: heads start at a scale of about one
+
+
+def _scale(raw: Tensor) -> Tensor:
+    return MIN_SCALE + F.softplus(raw + _UNIT)
+
+
+class Density(ABC):
+    """A family of densities on the real line.
+
+    Every method reads the head's raw output, [.., P], in the precision it comes in; values and results are [..].
+
+    Attributes:
+        num_parameters: P.
+    """
+
+    num_parameters: int
+
+    @abstractmethod
+    def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+
+    @abstractmethod
+    def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
+        """P(x <= value); without gradient where the family's special functions have none."""
+
+    @abstractmethod
+    def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
+        """The inverse of ``cdf`` for q in (0, 1)."""
+
+    @abstractmethod
+    def mean(self, raw: Tensor) -> Tensor:
+        """The expected value."""
+
+    @abstractmethod
+    def entropy(self, raw: Tensor) -> Tensor:
+        """Differential entropy in nats."""
+
+
+class Gaussian(Density):
+    """A normal density: mean, scale."""
+
+    num_parameters = 2
+
+    def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        scale = _scale(raw[..., 1])
+        return -0.5 * ((value - raw[..., 0]) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
+
+    def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
+        """P(x <= value)."""
+        return torch.special.ndtr((value - raw[..., 0]) / _scale(raw[..., 1]))
+
+    def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
+        """The inverse of ``cdf``."""
+        return raw[..., 0] + _scale(raw[..., 1]) * torch.special.ndtri(q)
+
+    def mean(self, raw: Tensor) -> Tensor:
+        """The expected value."""
+        return raw[..., 0]
+
+    def entropy(self, raw: Tensor) -> Tensor:
+        """In closed form."""
+        return _scale(raw[..., 1]).log() + 0.5 * math.log(2 * math.pi * math.e)
+
+
+class StudentT(Density):
+    """Student's t: location, scale and more than two degrees of freedom, so that mean and variance exist."""
+
+    num_parameters = 3
+
+    def _parts(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        location, scale, freedom = raw.unbind(-1)
+        return location, _scale(scale), 2 + F.softplus(freedom + 2)
+
+    def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        location, scale, freedom = self._parts(raw)
+        square = ((value - location) / scale).square()
+        normaliser = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * (math.pi * freedom).log()
+        return normaliser - scale.log() - (freedom + 1) / 2 * torch.log1p(square / freedom)
+
+    def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
+        """P(x <= value), without gradient: torch has no incomplete beta function."""
+        location, scale, freedom = self._parts(raw.detach())
+        z = (value.detach() - location) / scale
+        found = special.stdtr(freedom.expand(z.shape).double().cpu().numpy(), z.double().cpu().numpy())
+        return torch.as_tensor(found).to(z)
+
+    def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
+        """The inverse of ``cdf``, without gradient."""
+        location, scale, freedom = (
+            x.expand(torch.broadcast_shapes(x.shape, q.shape)) for x in self._parts(raw.detach())
+        )
+        found = special.stdtrit(freedom.double().cpu().numpy(), q.expand(freedom.shape).double().cpu().numpy())
+        return location + scale * torch.as_tensor(found).to(scale)
+
+    def mean(self, raw: Tensor) -> Tensor:
+        """The expected value."""
+        return raw[..., 0]
+
+    def entropy(self, raw: Tensor) -> Tensor:
+        """In closed form."""
+        _, scale, freedom = self._parts(raw)
+        half, more = freedom / 2, (freedom + 1) / 2
+        log_beta = torch.lgamma(half) + math.lgamma(0.5) - torch.lgamma(more)
+        return more * (torch.digamma(more) - torch.digamma(half)) + 0.5 * freedom.log() + log_beta + scale.log()
+
+
+class LogisticMixture(Density):
+    """K logistic densities: weights, locations, scales.
+
+    Args:
+        components: K.
+
+    Raises:
+        ValueError: ``components`` below 1.
+    """
+
+    def __init__(self, components: int = 4) -> None:
+        if components < 1:
+            raise ValueError(f"codec.components = {components}: expected at least 1")
+        self.num_parameters = 3 * components
+
+    def _parts(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weights, locations and scales, each [.., K]."""
+        weight, location, scale = raw.unflatten(-1, (3, -1)).unbind(-2)
+        return weight.log_softmax(-1), location, _scale(scale)
+
+    def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        log_weight, location, scale = self._parts(raw)
+        z = (value.unsqueeze(-1) - location) / scale
+        return torch.logsumexp(log_weight + F.logsigmoid(z) + F.logsigmoid(-z) - scale.log(), -1)
+
+    def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
+        """P(x <= value)."""
+        log_weight, location, scale = self._parts(raw)
+        return (log_weight.exp() * torch.sigmoid((value.unsqueeze(-1) - location) / scale)).sum(-1)
+
+    @torch.no_grad()
+    def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
+        """The inverse of ``cdf`` by bisection, in float64 and without gradient.
+
+        It lies between the components' own quantiles.
+        """
+        fine = raw.double()
+        _, location, scale = self._parts(fine)
+        each = location + scale * torch.logit(q.double()).unsqueeze(-1)
+        low, high = each.amin(-1), each.amax(-1)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = self.cdf(fine, middle) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return ((low + high) / 2).to(raw.dtype)
+
+    def mean(self, raw: Tensor) -> Tensor:
+        """The expected value."""
+        log_weight, location, _ = self._parts(raw)
+        return (log_weight.exp() * location).sum(-1)
+
+    def entropy(self, raw: Tensor, points: int = 32) -> Tensor:
+        """Approximate: every component's mean of -log p by the midpoint rule over ``points`` of its quantiles."""
+        log_weight, location, scale = self._parts(raw)
+        q = (torch.arange(points, device=raw.device, dtype=raw.dtype) + 0.5) / points
+        at = location.unsqueeze(-1) + scale.unsqueeze(-1) * torch.logit(q)
+        surprise = -self.log_prob(raw[..., None, None, :], at).mean(-1)
+        return (log_weight.exp() * surprise).sum(-1)
+
+
+class Bins(Density):
+    """Quantised: a probability for each of B equal bins on [-R, R], constant density within, exponential tails.
+
+    The tails decay at one unit of the normalised scale.
+
+    Args:
+        bins: B.
+        reach: R.
+
+    Raises:
+        ValueError: ``bins`` below 1 or ``reach`` not positive.
+    """
+
+    def __init__(self, bins: int = 64, reach: float = 5.0) -> None:
+        if bins < 1:
+            raise ValueError(f"codec.bins = {bins}: expected at least 1")
+        if not 0 < reach < math.inf:
+            raise ValueError(f"codec.reach = {reach}: expected a positive number, such as 5 standard deviations")
+        self.bins, self.reach, self.width = bins, float(reach), 2 * float(reach) / bins
+        self.num_parameters = bins + 2
+
+    def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Log-density in nats."""
+        index = ((value + self.reach) / self.width).floor().clamp(-1, self.bins).long() + 1
+        chosen = raw.log_softmax(-1)
+        shape = torch.broadcast_shapes(chosen.shape[:-1], index.shape)
+        chosen = chosen.expand(*shape, -1).gather(-1, index.expand(shape).unsqueeze(-1)).squeeze(-1)
+        outside = (value.abs() - self.reach).clamp(min=0)
+        inside = (index > 0) & (index <= self.bins)
+        return chosen - torch.where(inside, math.log(self.width), outside)
+
+    def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
+        """P(x <= value)."""
+        prob = raw.softmax(-1)
+        at = (value + self.reach) / self.width
+        full = (at.unsqueeze(-1) - torch.arange(self.bins, device=raw.device, dtype=raw.dtype)).clamp(0, 1)
+        low = prob[..., 0] * torch.exp((value + self.reach).clamp(max=0))
+        high = -prob[..., -1] * torch.expm1(-(value - self.reach).clamp(min=0))
+        return low + (prob[..., 1:-1] * full).sum(-1) + high
+
+    def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
+        """The inverse of ``cdf``."""
+        shape = torch.broadcast_shapes(raw.shape[:-1], q.shape)
+        prob, q = raw.softmax(-1).expand(*shape, -1), q.expand(shape)
+        reached = prob.cumsum(-1)
+        index = torch.searchsorted(reached[..., :-1].contiguous(), q.unsqueeze(-1).contiguous())
+        own = prob.gather(-1, index).squeeze(-1).clamp(min=torch.finfo(raw.dtype).tiny)
+        before = (reached.gather(-1, index) - prob.gather(-1, index)).squeeze(-1)
+        index = index.squeeze(-1)
+        share = ((q - before) / own).clamp(torch.finfo(raw.dtype).tiny, 1 - torch.finfo(raw.dtype).eps / 2)
+        inside = -self.reach + self.width * (index - 1 + share)
+        found = torch.where(index == 0, -self.reach + share.log(), inside)
+        return torch.where(index > self.bins, self.reach - torch.log1p(-share), found)
+
+    def mean(self, raw: Tensor) -> Tensor:
+        """The expected value."""
+        return (raw.softmax(-1) * self._centres(raw)).sum(-1)
+
+    def entropy(self, raw: Tensor) -> Tensor:
+        """In closed form; an exponential tail has an entropy of 1 nat."""
+        log_prob = raw.log_softmax(-1)
+        own = torch.full_like(log_prob, math.log(self.width))
+        own[..., 0] = own[..., -1] = 1.0
+        return (log_prob.exp() * (own - log_prob)).sum(-1)
+
+    def _centres(self, raw: Tensor) -> Tensor:
+        index = torch.arange(-1, self.bins + 1, device=raw.device, dtype=raw.dtype)
+        centre = -self.reach + self.width * (index + 0.5)
+        centre[0], centre[-1] = -self.reach - 1, self.reach + 1
+        return centre
