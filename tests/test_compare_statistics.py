@@ -27,7 +27,9 @@ def test_the_bootstrap_agrees_with_the_clustered_formula():
 def test_pairing_takes_out_what_all_methods_find_hard():
     document_B = np.arange(200)
     hard_B = GENERATOR.normal(2.0, 0.5, 200)
-    first, second = (Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B) for shift in (0, 0.1))
+    first, second = (
+        Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B, (0, 1, 2)) for shift in (0, 0.1)
+    )
     difference = compare(first, second)
     assert difference.mean == pytest.approx(-0.1, abs=0.01)
     assert difference.document_error < 0.01 < first.document_error
@@ -38,21 +40,40 @@ def test_pairing_takes_out_what_all_methods_find_hard():
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(2, 5), st.integers(2, 5), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_seeds_are_compared_as_welch_does(first_seeds, second_seeds, first_spread, second_spread):
+def test_other_seeds_are_compared_as_welch_does(first_seeds, second_seeds, first_spread, second_spread):
     generator = np.random.default_rng(first_seeds * 7 + second_seeds)
     document_B = np.arange(4)
     # No sequence differs from another: all that is uncertain is the seed.
     first_S = generator.normal(0, first_spread, (first_seeds, 1))
     second_S = generator.normal(0.3, second_spread, (second_seeds, 1))
-    found = compare(Scores(first_S.repeat(4, 1), document_B), Scores(second_S.repeat(4, 1), document_B))
+    found = compare(
+        Scores(first_S.repeat(4, 1), document_B, tuple(range(first_seeds))),
+        Scores(second_S.repeat(4, 1), document_B, tuple(range(10, 10 + second_seeds))),
+    )
     interval = stats.ttest_ind(first_S[:, 0], second_S[:, 0], equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-6)
     assert found.document_error == pytest.approx(0, abs=1e-12)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 5), st.floats(0.01, 1))
+def test_the_same_seeds_are_paired(common, spread):
+    generator = np.random.default_rng(common)
+    hard_S = generator.normal(0, 5, (common, 1))
+    first_S, second_S = hard_S + generator.normal(0, spread, (2, common, 1))
+    document_B, seeds = np.arange(4), tuple(range(common))
+    # The second method has one more seed, which nothing is compared with, and its runs in another order.
+    more_S = np.concatenate([second_S[::-1], [[100.0]]])
+    found = compare(
+        Scores(first_S.repeat(4, 1), document_B, seeds), Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99))
+    )
+    interval = stats.ttest_rel(first_S[:, 0], second_S[:, 0]).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-6)
+
+
 def test_one_seed_leaves_the_documents():
     document_B = np.arange(100)
-    first, second = (Scores(GENERATOR.normal(size=(seeds, 100)), document_B) for seeds in (1, 3))
+    first, second = (Scores(GENERATOR.normal(size=(n, 100)), document_B, tuple(range(n))) for n in (1, 3))
     assert math.isnan(first.seed_error)
     difference = compare(first, second)
     assert math.isnan(difference.seed_error)

@@ -25,3 +25,16 @@ def test_torchrls_losses_train_the_policy(capsys):
         assert after["entropy"] < before["entropy"]
         assert abs(after["rate"] - before["rate"]) < 0.05
     assert "ClipPPOLoss after" in capsys.readouterr().out
+
+
+def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in range(10):
+        (texts / f"{name}.txt").write_text(f"the other {name:03} hats and the thermometers thereof\n" * 30)
+    lookahead = load("bpe_lookahead").lookahead
+    assert lookahead(str(texts), 1, 256) == (0.0, 1.0)
+    differ, rate = lookahead(str(texts), 1, 320)
+    assert 0 < differ < 0.5
+    assert rate < 0.6

@@ -26,7 +26,9 @@ NOTES = (
     "Bits per byte are of held-out text, boundaries drawn as in training. A standard error over seeds says how much "
     "another seed may move a figure, one over documents how much other held-out text may.",
     "A pair's 95% interval holds both errors: the documents' by a paired bootstrap of the difference, the seeds' by "
-    "Welch's t. Pairs are not corrected for their number: of twenty that do not differ, one will seem to.",
+    "Student's t of the differences seed by seed (by Welch's t where methods share no two seeds), for runs of one seed "
+    "share first parameters and the order of the text. Pairs are not corrected for their number: of twenty that do not "
+    "differ, one will seem to.",
     "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "
     "boundaries moved right by one.",
     "FLOPs are the paper's: 6 per matrix parameter for every byte or token.",
@@ -143,7 +145,10 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
             )
     document_B = np.array(runs[0].assessment.document)
     scores = {
-        name: Scores(np.array([run.assessment.bits for run in group]), document_B) for name, group in methods.items()
+        name: Scores(
+            np.array([run.assessment.bits for run in group]), document_B, tuple(run.config.seed for run in group)
+        )
+        for name, group in methods.items()
     }
     settings = distinguishing({name: group[0].config for name, group in methods.items()})
     return Comparison(

@@ -1,4 +1,8 @@
-"""How sure a difference is: over held-out documents by a paired bootstrap, over seeds by Student's t."""
+"""How sure a difference is: over held-out documents by a paired bootstrap, over seeds by Student's t.
+
+Runs of one seed begin with the same parameters and read the same text in the same order, so a hard seed is hard for all
+methods: where methods have seeds in common, their differences seed by seed are what is uncertain.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,12 @@ class Scores:
     Attributes:
         bits_SB: of every seed and sequence, [S, B]; all methods have the same sequences in the same order.
         document_B: index of the document that each sequence comes from, [B].
+        seeds: of the runs, S different ones.
     """
 
     bits_SB: Array
     document_B: Array
+    seeds: tuple[int, ...]
 
     @property
     def mean(self) -> float:
@@ -94,8 +100,10 @@ def document_error(value_B: Array, document_B: Array) -> float:
 def compare(first: Scores, second: Scores) -> Difference:
     """The difference of two methods, with everything that blurs it.
 
-    The seeds' error is Welch's (1947), ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his degrees of freedom; the
-    documents' is that of the methods' difference, sequence by sequence, of means over seeds. The interval is
+    Methods with two or more seeds in common are compared on these alone, paired: the seeds' error is
+    ``s / sqrt(S)``, s the standard deviation of the S differences, with S - 1 degrees of freedom. Else it is Welch's
+    (1947), ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his degrees of freedom. The documents' error is that of the
+    difference, sequence by sequence, of the means over seeds. The interval is
     ``mean +- t sqrt(seed_error^2 + document_error^2)``, t of Student's distribution with those degrees of freedom.
     Where a method has one seed, or all sequences are of one document, the interval lacks that error.
 
@@ -104,21 +112,34 @@ def compare(first: Scores, second: Scores) -> Difference:
         second: of S_2 seeds, on the same sequences.
     """
     assert np.array_equal(first.document_B, second.document_B)
+    common = [seed for seed in first.seeds if seed in second.seeds]
+    if len(common) > 1:
+        first, second = _only(first, common), _only(second, common)
+        paired = Scores(first.bits_SB - second.bits_SB, first.document_B, first.seeds)
+        seeds, degrees = paired.seed_error, len(common) - 1.0
+    else:
+        seeds, degrees = _welch(first, second)
     difference_B = first.bits_SB.mean(0) - second.bits_SB.mean(0)
     documents = document_error(difference_B, first.document_B)
-    seeds = math.hypot(first.seed_error, second.seed_error)
-    half = _quantile(first, second) * math.hypot(*(error for error in (documents, seeds) if not math.isnan(error)))
+    # Without a spread over seeds there are no degrees of freedom to speak of.
+    t = stats.t.ppf((1 + LEVEL) / 2, degrees) if seeds > 0 else stats.norm.ppf((1 + LEVEL) / 2)
+    half = float(t) * math.hypot(*(error for error in (documents, seeds) if not math.isnan(error)))
     mean = float(difference_B.mean())
     return Difference(mean, documents, seeds, mean - half, mean + half)
 
 
-def _quantile(*scores: Scores) -> float:
-    """Half of the interval, in standard errors."""
-    share = [score.seed_error**2 for score in scores]
-    if not sum(share) > 0:  # one seed, or seeds without spread
-        return float(stats.norm.ppf((1 + LEVEL) / 2))
-    spread = sum(s**2 / (len(score.bits_SB) - 1) for s, score in zip(share, scores, strict=True))
-    return float(stats.t.ppf((1 + LEVEL) / 2, sum(share) ** 2 / spread))
+def _only(scores: Scores, seeds: list[int]) -> Scores:
+    rows = [scores.seeds.index(seed) for seed in seeds]
+    return Scores(scores.bits_SB[rows], scores.document_B, tuple(seeds))
+
+
+def _welch(first: Scores, second: Scores) -> tuple[float, float]:
+    """Standard error and degrees of freedom of a difference of means; NaN where a method has one seed."""
+    shares = [(scores.seed_error**2, len(scores.seeds) - 1) for scores in (first, second)]
+    total = sum(share for share, _ in shares)
+    if not total > 0:
+        return math.sqrt(total), math.nan
+    return math.sqrt(total), total**2 / sum(share**2 / degrees for share, degrees in shares)
 
 
 def sentence(first: str, second: str, difference: Difference) -> str:

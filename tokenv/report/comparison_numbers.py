@@ -153,20 +153,17 @@ def method_band(method: ComparedMethod, metric: str, by_flops: bool = False) -> 
     Args:
         method: whose runs are read; those without the metric count for nothing.
         metric: key of the runs' histories.
-        by_flops: positions are FLOPs instead of training bytes.
+        by_flops: positions are FLOPs, their mean over the seeds, instead of training bytes.
     """
-    curves = []
-    for run in method.runs:
-        curve = run.history.get(metric, ((), ()))
-        if metric.startswith("train/"):
-            curve = smoothed(curve)
-        if by_flops:
-            flops = run.history.get("train/flops", ((), ()))
-            if not len(_clean(flops)[0]):
-                continue
-            curve = (to_flops(curve[0], flops).tolist(), curve[1])
-        curves.append(curve)
-    return seed_band(curves)
+    curves = [run.history.get(metric, ((), ())) for run in method.runs]
+    if metric.startswith("train/"):
+        curves = [smoothed(curve) for curve in curves]
+    band = seed_band(curves)
+    if band is None or not by_flops:
+        return band
+    spent = [run.history.get("train/flops", ((), ())) for run in method.runs]
+    flops = [to_flops(band.x, curve) for curve in spent if len(_clean(curve)[0])]
+    return band._replace(x=np.mean(flops, axis=0)) if flops else None
 
 
 def loss_metric(comparison: Comparison) -> str:
