@@ -79,4 +79,7 @@ def test_one_seed_leaves_the_documents():
     assert math.isnan(difference.seed_error)
     assert difference.high - difference.low == pytest.approx(2 * 1.96 * difference.document_error, rel=1e-3)
     assert difference.low < difference.mean < difference.high
+    # A seed that is easy for all must not make the method that has no other look better.
+    assert difference.mean == pytest.approx((first.bits_SB[0] - second.bits_SB[0]).mean())
+    assert "one seed" in sentence("a", "b", difference)
     assert "not separable" in sentence("a", "b", difference)

@@ -26,7 +26,7 @@ NOTES = (
     "Bits per byte are of held-out text, boundaries drawn as in training. A standard error over seeds says how much "
     "another seed may move a figure, one over documents how much other held-out text may.",
     "A pair's 95% interval holds both errors: the documents' by a paired bootstrap of the difference, the seeds' by "
-    "Student's t of the differences seed by seed (by Welch's t where methods share no two seeds), for runs of one seed "
+    "Student's t of the differences seed by seed (by Welch's t where methods share no seed), for runs of one seed "
     "share first parameters and the order of the text. Pairs are not corrected for their number: of twenty that do not "
     "differ, one will seem to.",
     "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "

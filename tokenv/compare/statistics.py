@@ -100,12 +100,12 @@ def document_error(value_B: Array, document_B: Array) -> float:
 def compare(first: Scores, second: Scores) -> Difference:
     """The difference of two methods, with everything that blurs it.
 
-    Methods with two or more seeds in common are compared on these alone, paired: the seeds' error is
-    ``s / sqrt(S)``, s the standard deviation of the S differences, with S - 1 degrees of freedom. Else it is Welch's
-    (1947), ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his degrees of freedom. The documents' error is that of the
-    difference, sequence by sequence, of the means over seeds. The interval is
-    ``mean +- t sqrt(seed_error^2 + document_error^2)``, t of Student's distribution with those degrees of freedom.
-    Where a method has one seed, or all sequences are of one document, the interval lacks that error.
+    Methods with seeds in common are compared on these alone, paired: the seeds' error is ``s / sqrt(S)``, s the
+    standard deviation of the S differences, with S - 1 degrees of freedom. Else it is Welch's (1947),
+    ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his degrees of freedom. The documents' error is that of the difference,
+    sequence by sequence, of the means over seeds. The interval is ``mean +- t sqrt(seed_error^2 + document_error^2)``,
+    t of Student's distribution with those degrees of freedom. Where there is one seed to go by, or all sequences are of
+    one document, the interval lacks that error.
 
     Args:
         first: of S_1 seeds.
@@ -113,7 +113,7 @@ def compare(first: Scores, second: Scores) -> Difference:
     """
     assert np.array_equal(first.document_B, second.document_B)
     common = [seed for seed in first.seeds if seed in second.seeds]
-    if len(common) > 1:
+    if common:
         first, second = _only(first, common), _only(second, common)
         paired = Scores(first.bits_SB - second.bits_SB, first.document_B, first.seeds)
         seeds, degrees = paired.seed_error, len(common) - 1.0
@@ -145,7 +145,7 @@ def _welch(first: Scores, second: Scores) -> tuple[float, float]:
 def sentence(first: str, second: str, difference: Difference) -> str:
     """A difference in plain words."""
     size, half = abs(difference.mean), (difference.high - difference.low) / 2
-    amount = f"{size:.4f} ± {half:.4f} bits per byte"
+    known = " (one seed: another may say otherwise)" if math.isnan(difference.seed_error) else ""
     if difference.verdict == "not separable":
-        return f"{first} and {second} are not separable: {difference.mean:+.4f} ± {half:.4f} bits per byte."
-    return f"{first} is {difference.verdict} than {second} by {amount}."
+        return f"{first} and {second} are not separable: {difference.mean:+.4f} ± {half:.4f} bits per byte{known}."
+    return f"{first} is {difference.verdict} than {second} by {size:.4f} ± {half:.4f} bits per byte{known}."
