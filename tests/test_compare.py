@@ -1,11 +1,7 @@
 """Comparisons: what is run, what is found again, what is measured, and what goes wrong."""
 
 import csv
-import dataclasses
 import json
-import signal
-import threading
-import time
 
 import pytest
 import torch
@@ -80,30 +76,6 @@ def test_a_failed_run_does_not_stop_the_others(comparison):
     folders, failed = run_all(tasks, options, progress=False)
     assert [folder is not None for folder in folders] == [True, False]
     assert failed == {"broken, seed 0": "OSError: the disk is full"}
-
-
-@pytest.mark.slow
-def test_a_comparison_goes_on_where_it_was_stopped(comparison):
-    """Ctrl-C at a checkpoint: the run saves and stops, and the same command resumes it instead of starting anew."""
-    options = resolve_comparison(["both.yaml"], {"common": {"train": {"bytes": 60_000}}, "only": ["learned"]})
-    tasks, store = list(options.tasks()), comparison / "runs"
-
-    def stop_at_a_checkpoint():
-        while not list(store.glob("*/checkpoints/step-*")):
-            time.sleep(0.2)
-        signal.raise_signal(signal.SIGINT)
-
-    threading.Thread(target=stop_at_a_checkpoint).start()
-    with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
-        run_all(tasks, options, progress=False)
-    assert find_run(tasks[0].config, store).can_go_on
-    folders, failed = run_all(tasks, options, progress=False)
-    assert not failed
-    assert json.loads((folders[0] / "config.json").read_text())["resume"] == str(store / "1")
-    straight = comparison / "straight"
-    assert run_all(tasks, dataclasses.replace(options, store=str(straight)), progress=False)[1] == {}
-    both = [assess(folder, passages=2, bpe_vocabulary=260) for folder in (folders[0], straight / "1")]
-    assert both[0] == both[1]
 
 
 def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
