@@ -2,6 +2,9 @@
 
 import csv
 import json
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -76,6 +79,35 @@ def test_a_failed_run_does_not_stop_the_others(comparison):
     folders, failed = run_all(tasks, options, progress=False)
     assert [folder is not None for folder in folders] == [True, False]
     assert failed == {"broken, seed 0": "OSError: the disk is full"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
+    """Both runs end as interrupted, with a checkpoint to go on from, though each would take an hour."""
+    endless = {"jobs": 2, "common": {"train": {"bytes": 10**9}, "checkpoint": {"every_bytes": 10**9}}}
+    options = resolve_comparison(["both.yaml"], endless)
+
+    def under_way():
+        metrics = [path.read_text() for path in comparison.glob("runs/*/metrics.json")]
+        return sum("train/flops" in text for text in metrics) == 2
+
+    def press():
+        until = time.monotonic() + 240
+        while time.monotonic() < until and not under_way():
+            time.sleep(1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=press, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+            run_all(list(options.tasks()), options, progress=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for task in options.tasks():
+        found = find_run(task.config, comparison / "runs")
+        assert found.status == "INTERRUPTED"
+        assert found.can_go_on
 
 
 def test_runs_are_found_by_what_they_are(comparison, tiny_settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -32,4 +33,6 @@ def work(config_file: str, store: str, passages: str, bpe_vocabulary: str) -> No
 
 
 if __name__ == "__main__":
+    # A shell's background job ignores Ctrl-C, and so do its children; the comparison stops us by that very signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     work(*sys.argv[1:])
