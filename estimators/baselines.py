@@ -88,6 +88,7 @@ class GroupRelative(Part):
 
     Args:
         epsilon: added to the standard deviation, in nats.
+        reward_only: whether only the first sample trains the language model; see ``LeaveOneOut``.
 
     Raises:
         ValueError: ``epsilon`` is not positive.
@@ -98,8 +99,9 @@ class GroupRelative(Part):
     samples = 2
     unbiased = False
 
-    def __init__(self, epsilon: float = 1e-2) -> None:
+    def __init__(self, epsilon: float = 1e-2, reward_only: bool = False) -> None:
         super().__init__()
+        self.reward_only = reward_only
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01")
         self.epsilon = epsilon

@@ -104,7 +104,7 @@ def rloo(gamma: float = 0.99, num_samples: int = 2, reward_only: bool = False) -
     return chain(EarlyExit(), Discount(gamma), LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
 
 
-def reinpatch(gamma: float = 1.0, num_samples: int = 4) -> Chain:
+def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
     Bias: see ``GroupRelative``. Cost: as ``rloo``.
@@ -112,8 +112,10 @@ def reinpatch(gamma: float = 1.0, num_samples: int = 4) -> Chain:
     Args:
         gamma: discount factor.
         num_samples: K.
+        reward_only: whether the language model learns from the first sample alone.
     """
-    return chain(EarlyExit(), Discount(gamma), GroupRelative(), ScoreFunction(), num_samples=num_samples)
+    group = GroupRelative(reward_only=reward_only)
+    return chain(EarlyExit(), Discount(gamma), group, ScoreFunction(), num_samples=num_samples)
 
 
 def ppo(gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2) -> Chain:

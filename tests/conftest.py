@@ -39,3 +39,11 @@ def tiny_settings() -> dict[str, object]:
         "checkpoint": {"every_bytes": 1024, "keep": 10},
         "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
     }
+
+
+@pytest.fixture
+def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
+    """The same on synthetic series."""
+    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    return tiny_settings | {"data": data, "codec": {"name": "series"}}

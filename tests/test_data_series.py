@@ -51,6 +51,16 @@ def first_rows(batch, channel=0):
     return batch.symbol_BN[:, :, channel, 0].numpy()
 
 
+# --- frames ---
+
+
+def test_symbols_hold_the_last_value_that_is_not_missing():
+    value = np.array([np.nan, 2.0, np.nan, np.nan, 5.0, 6.0])[None, :, None]
+    symbol = frame(value, 2, mean_BC=np.array([[9.0]]), std_BC=np.ones((1, 1)), floor=0.1)
+    assert symbol[0, :, 0, 4].tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 5.0]  # the location, 2, where there is none before
+    assert symbol[0, :, 0, 1].tolist() == [2.0] * 6
+
+
 # --- reading ---
 
 
@@ -59,7 +69,7 @@ def test_every_column_is_a_series_of_its_own(csv_file):
     assert [series.name for series in data.series] == ["mine.csv a", "mine.csv b"]
     assert_array_equal(data.series[1].value_LC[:, 0], table()["b"])
     batch = load_corpus(make_config(csv_file)).train().next(3)
-    assert batch.symbol_BN.shape == (3, 16, 1, 4)
+    assert batch.symbol_BN.shape == (3, 16, 1, 5)
     assert batch.gold_BN is None
 
 
@@ -71,7 +81,7 @@ def test_columns_can_be_chosen_and_joined(csv_file):
         3,
         16,
         2,
-        4,
+        5,
     )
 
 

@@ -65,6 +65,12 @@ def test_group_relative_scales_and_turns(world, samples):
     assert 1e-3 < turn(standardised, true) < 0.5
 
 
+def test_reinpatch_can_leave_further_samples_to_the_policy_alone():
+    options = [f(num_samples=3, reward_only=True).rollout_options() for f in (recipes.reinpatch, recipes.rloo)]
+    assert options[0] == options[1]
+    assert options[0]["reward_only"]
+
+
 def test_standardising_a_small_batch_shrinks_and_turns(world):
     """Its mean is over all decisions it gets, so each of the rollouts goes alone."""
     td, prob_K = world.rollout()

@@ -1,12 +1,14 @@
 """Forecasts: exact scores, frames that scale with the data, and what goes wrong."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from agents.learned import Learned
 from tokenv.build import Parts
@@ -59,6 +61,8 @@ def test_crps_of_a_normal_forecast():
     sample_S = np.random.default_rng(0).normal(size=(400, 200))
     expected = 2 / np.sqrt(2 * np.pi) - 1 / np.sqrt(np.pi)
     assert crps(sample_S, np.zeros(200)).mean() == pytest.approx(expected, abs=0.003)
+    quantile_S = norm.ppf((np.arange(400) + 0.5) / 400)
+    assert crps(quantile_S, np.array(0.0), drawn=False) == pytest.approx(expected, abs=0.0005)
 
 
 @settings(deadline=None, max_examples=5)
@@ -90,18 +94,63 @@ def test_a_batch_of_histories_is_each_alone(parts):
 
 
 def test_scores_are_standardised_and_leave_out_what_is_missing(parts):
-    data = load_series(config().data)
-    names, series, window_BN = held_out_windows(data, 3)
-    made = forecast(parts, names, window_BN[:, :16], 8, samples=5)
-    truth_BHC = window_BN[:, 16:, :, 0].numpy().copy()
-    truth_BHC[0, 3:] = np.nan
-    truth_BHC[2] = np.nan
-    found = score(made, series, truth_BHC)
-    of = [(made[0], series[0], truth_BHC[0, :3]), (made[1], series[1], truth_BHC[1])]
-    squares = [np.square((m.sample_SHC.mean(0)[: len(t)] - t) / s.std_C).mean() for m, s, t in of]
+    held_out = held_out_windows(load_series(config().data), 8, 3)
+    symbol_BN = held_out.symbol_BN.clone()
+    symbol_BN[0, 19:, :, 0] = np.nan
+    symbol_BN[2, 16:, :, 0] = np.nan
+    made = forecast(parts, held_out.names, symbol_BN[:, :16], 8, samples=5)
+    found = score(made, replace(held_out, symbol_BN=symbol_BN))
+    truth = [symbol_BN[0, 16:19, :, 0].numpy(), symbol_BN[1, 16:, :, 0].numpy()]
+    squares = [
+        np.square((m.sample_SHC.mean(0)[: len(t)] - t) / s.std_C).mean()
+        for m, s, t in zip(made, held_out.series, truth, strict=False)
+    ]
     assert found.windows == 2
     assert found.mse == pytest.approx(np.mean(squares))
     assert found.mse_error == pytest.approx(np.std(squares, ddof=1) / np.sqrt(2))
+
+
+def test_held_out_windows_are_one_a_step_and_end_in_the_test_range():
+    data = load_series(config().data)
+    found = held_out_windows(data, 8)
+    border = data.series[0].borders
+    assert len(found.names) == 3 * (border.test - border.validation - 8 + 1)
+    assert [int(name.rpartition(" ")[2]) for name in found.names[:2]] == [
+        border.validation - 16,
+        border.validation - 15,
+    ]
+    truth_NC = data.series[0].value_LC[border.validation - 16 : border.validation + 8]
+    np.testing.assert_allclose(found.symbol_BN[0, :, :, 0].numpy(), truth_NC)
+    some = held_out_windows(data, 8, 6)
+    assert len({s.name for s in some.series}) == 3
+    assert len(some.cluster_B.unique()) == 6 or len(some.cluster_B.unique()) == 3
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_direct_forecasts_are_the_direct_heads_quantiles(residual):
+    """In units of the frame: location (or the last value) plus scale times the density's own quantile."""
+    torch.manual_seed(0)
+    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8, horizon=6)
+    codec = SeriesCodec(16, residual=residual)
+    parts = Parts(UNet(size, codec).double(), Learned(16, window=1).double(), None, None)
+    parts.train(False)
+    value_BLC = 100 + np.random.default_rng(0).normal(size=(3, 14, 1)).cumsum(1)
+    history_BL = torch.from_numpy(frame(value_BLC, 8, mean_BC=np.zeros((3, 1)), std_BC=np.ones((3, 1)), floor=0.1))
+    made = forecast(parts, ["a", "b", "c"], history_BL, 5, samples=3, direct=True, batch_size=2)
+    again = forecast(parts, ["a", "b", "c"], history_BL, 6, samples=3, direct=True, batch_size=2)
+    for row, (one, other) in enumerate(zip(made, again, strict=True)):
+        assert one.sample_SHC.shape == (3, 5, 1)
+        assert not one.drawn
+        np.testing.assert_allclose(one.sample_SHC, other.sample_SHC[:, :5])
+        action_BL = torch.from_numpy(one.boundary_L).long()[None]
+        with torch.no_grad():
+            y_BLD = parts.lm.read_out(parts.lm.encode(history_BL[row : row + 1]), action_BL)
+            median_H = codec.quantile(parts.lm.direct(y_BLD[0, -1]), 0.5)[:5, 0]
+        _, location, scale = history_BL[row, -1, 0, :3].tolist()
+        expected = (value_BLC[row, -1, 0] if residual else location) + scale * median_H.numpy()
+        np.testing.assert_allclose(one.sample_SHC[1, :, 0], expected)
+    with pytest.raises(ValueError, match=r"direct head reaches 6 steps: train one with model\.horizon=7"):
+        forecast(parts, ["a"], history_BL[:1], 7, direct=True)
 
 
 def test_histories_are_as_long_as_the_model_allows():
@@ -112,7 +161,7 @@ def test_histories_are_as_long_as_the_model_allows():
     recording = Recording("x.csv", ["a", "b"], np.arange(60.0).reshape(30, 2))
     names, symbol = last_windows(recording, config(), 10)
     assert names == ["a", "b"]
-    assert symbol.shape == (2, 14, 1, 4)
+    assert symbol.shape == (2, 14, 1, 5)
     assert symbol[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
     with pytest.raises(ValueError, match="has 1 rows: expected more than"):
         last_windows(Recording("x.csv", ["a"], np.zeros((1, 1))), config(), 10)
@@ -137,6 +186,8 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     assert [row["series"] for row in told] == ["a"] * 6 + ["b"] * 6
     assert all(float(row["q0.1"]) <= float(row["q0.5"]) <= float(row["q0.9"]) for row in told)
     assert (tmp_path / "mine.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match=r"direct head is missing: train one with model\.horizon=6"):
+        run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
     with pytest.raises(ValueError, match="horizon = 0"):
         run_command("forecast", ["with", "run=runs/1", "horizon=0"])
     with pytest.raises(ValueError, match="quantiles = "):

@@ -34,10 +34,11 @@ def make_codec(density, channels=1):
     return SeriesCodec(16, channels, density).double()
 
 
-def make_symbol(value, location=0.0, scale=1.0, counted=1.0):
-    """[.., C] -> [.., C, 4]."""
+def make_symbol(value, location=0.0, scale=1.0, counted=1.0, last=None):
+    """[.., C] -> [.., C, 5]."""
     value = torch.as_tensor(value, dtype=torch.float64)
-    rest = [torch.as_tensor(x, dtype=torch.float64).expand(value.shape) for x in (location, scale, counted)]
+    parts = (location, scale, counted, location if last is None else last)
+    rest = [torch.as_tensor(x, dtype=torch.float64).expand(value.shape) for x in parts]
     return torch.stack([value, *rest], -1)
 
 
@@ -175,9 +176,9 @@ def test_draws_have_the_moments_of_the_density(density):
     parameters = parameters_for(codec, 1)
     generator = torch.Generator().manual_seed(0)
     drawn = codec.sample(parameters.expand(count, -1), generator=generator)
-    assert drawn.shape == (count, 1, 4)
+    assert drawn.shape == (count, 1, 5)
     assert drawn.dtype == codec.symbol_dtype
-    assert_close(drawn[0, 0, 1:], torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+    assert_close(drawn[0, 0, 1:], torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64))
     value = drawn[:, 0, 0]
     assert value.mean().item() == pytest.approx(codec.mean(parameters).item(), abs=5 * value.std().item() / count**0.5)
     surprise = -codec.log_prob(parameters.expand(count, -1), drawn).mean().item()
@@ -205,6 +206,36 @@ def test_draws_embed_as_in_the_frame_of_their_sequence():
 
 
 @every_density
+def test_a_residual_density_is_that_of_the_difference(density):
+    """Log p(x) with the last value known is the plain log p of the difference; draws and quantiles add it again."""
+    plain, residual = make_codec(density), SeriesCodec(16, 1, density, residual=True).double()
+    parameters = parameters_for(plain, 6)
+    value, last = torch.randn(2, 6, 1, dtype=torch.float64)
+    location, scale = 5.0, 0.3
+    expected = plain.log_prob(parameters, make_symbol(value - last, 0.0, scale))
+    assert_close(residual.log_prob(parameters, make_symbol(value, location, scale, last=last)), expected)
+    before = make_symbol(last, location, scale, last=99.0)
+    missing = make_symbol(torch.full_like(last, math.nan), location, scale, last=last)
+    for symbol in (before, missing):
+        ahead = make_symbol(value, location, scale, last=77.0)[:, None]
+        assert_close(residual.log_prob_ahead(parameters[:, None], symbol, ahead)[:, 0], expected)
+    draws = [
+        codec.sample(parameters, generator=torch.Generator().manual_seed(0), **more)
+        for codec, more in ((residual, {"after": before}), (plain, {}))
+    ]
+    assert_close(draws[0][..., 0], draws[1][..., 0] + (last - location) / scale)
+    assert_close(residual.base(draws[0]), draws[0][..., 0])
+
+
+def test_only_residual_densities_read_the_last_value():
+    codec, parameters = make_codec("student_t"), parameters_for(make_codec("student_t"), 3)
+    one, other = (make_symbol(torch.ones(3, 1), last=last) for last in (0.0, 4.0))
+    assert torch.equal(codec.log_prob(parameters, one), codec.log_prob(parameters, other))
+    assert torch.equal(codec.log_prob_ahead(parameters, one, one), codec.log_prob(parameters, one))
+    assert not codec.base(other).any()
+
+
+@every_density
 def test_likelihoods_are_computed_in_float32_or_finer(density):
     codec = SeriesCodec(16, 1, density)
     parameters = torch.randn(3, codec.num_parameters)
@@ -221,7 +252,7 @@ def test_a_model_writes_on():
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1), SeriesCodec(16, 2))
     prompt = make_symbol(torch.randn(2, 5, 2))
     written = generate(lm, Uniform(0.3, 12), prompt, 7, generator=torch.Generator().manual_seed(0))
-    assert written.symbol_BN.shape == (2, 12, 2, 4)
+    assert written.symbol_BN.shape == (2, 12, 2, 5)
     assert written.symbol_BN.isfinite().all()
 
 

@@ -195,7 +195,7 @@ class GaussianCodec(Codec):
     def log_prob(self, parameters, symbol):
         return self._normal(parameters).log_prob(symbol.squeeze(-1))
 
-    def sample(self, parameters, *, temperature=1.0, top_p=1.0, generator=None):
+    def sample(self, parameters, *, temperature=1.0, top_p=1.0, generator=None, after=None):
         normal = self._normal(parameters)
         noise = torch.randn(normal.mean.shape, generator=generator, dtype=parameters.dtype)
         return (normal.mean + temperature * normal.stddev * noise).unsqueeze(-1)

@@ -45,9 +45,10 @@ unbounded = pytest.mark.filterwarnings(
 )
 
 
-def make_lm(channels=1, density="student_t"):
+def make_lm(channels=1, density="student_t", residual=False, horizon=0):
     sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 4}
-    return UNet(UNetConfig(**sizes), SeriesCodec(WIDTH, channels, density)).double()
+    codec = SeriesCodec(WIDTH, channels, density, residual=residual)
+    return UNet(UNetConfig(**sizes, horizon=horizon), codec).double()
 
 
 def framed(value_BNC):
@@ -83,10 +84,17 @@ def make_learned():
 
 @pytest.mark.parametrize("density", DENSITIES)
 @settings(deadline=None, max_examples=6)
-@given(st.integers(0, 1000), st.integers(1, 3), st.integers(5, 20), st.integers(1, 3), st.sampled_from([0.0, 0.3, 1.0]))
-def test_stepping_equals_one_pass(density, seed, batch, length, channels, missing):
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 3),
+    st.integers(5, 20),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.booleans(),
+)
+def test_stepping_equals_one_pass(density, seed, batch, length, channels, missing, residual):
     torch.manual_seed(seed)
-    lm, agent, noise_BT = make_lm(channels, density), make_learned(), random_noise(batch, length - 1)
+    lm, agent, noise_BT = make_lm(channels, density, residual), make_learned(), random_noise(batch, length - 1)
     env = make_env(framed(random_values(batch, length, channels, missing, seed)), lm)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0
@@ -107,11 +115,11 @@ def test_torchrls_specs_hold(missing):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 1000), st.integers(CONTEXT, 15), st.sampled_from(["larger", "missing"]))
-def test_a_value_moves_nothing_before_it(seed, t, change):
+@given(st.integers(0, 1000), st.integers(CONTEXT, 15), st.sampled_from(["larger", "missing"]), st.booleans())
+def test_a_value_moves_nothing_before_it(seed, t, change, residual):
     """Once it is beyond the context: no action and no encoding before t, no likelihood of anything before x_t."""
     torch.manual_seed(seed)
-    lm, agent, noise_BT = make_lm(), make_learned(), random_noise(1, 15)
+    lm, agent, noise_BT = make_lm(residual=residual), make_learned(), random_noise(1, 15)
     value_BNC = random_values(1, 16, missing=0.0, seed=seed)
     changed_BNC = value_BNC.copy()
     changed_BNC[0, t] = np.nan if change == "missing" else changed_BNC[0, t] + 30
@@ -123,15 +131,55 @@ def test_a_value_moves_nothing_before_it(seed, t, change):
     assert not torch.equal(before[keys.LOG_LIKELIHOOD], after[keys.LOG_LIKELIHOOD])
 
 
-def test_gradients_are_finite_whatever_is_missing():
-    lm, agent = make_lm(2), make_learned()
+@pytest.mark.parametrize("residual", [False, True])
+def test_gradients_are_finite_whatever_is_missing(residual):
+    lm, agent = make_lm(2, residual=residual, horizon=3), make_learned()
     value_BNC = random_values(3, 12, 2, missing=0.4)
     value_BNC[1] = np.nan
     td = rollout(lm, agent, framed(value_BNC), generator=torch.Generator().manual_seed(0))
-    (td[keys.LOG_LIKELIHOOD].sum() + td[keys.LOG_LIKELIHOOD_EARLY].sum() + td[keys.ACTION_LOG_PROB].sum()).backward()
+    learned = (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.ACTION_LOG_PROB, keys.LOG_LIKELIHOOD_DIRECT)
+    sum(td[key].sum() for key in learned).backward()
     for module in (lm, agent):
         assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
     assert not td[keys.LOG_LIKELIHOOD][1].any()
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 1000), st.integers(1, 6), st.booleans(), st.sampled_from([None, 2]))
+def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
+    """Position by position and step by step, against the codec's own density of single values."""
+    torch.manual_seed(seed)
+    lm, agent = make_lm(residual=residual, horizon=horizon), make_learned()
+    symbol_BN = framed(random_values(2, 8, seed=seed))
+    td = rollout(lm, agent, symbol_BN, num_samples=samples, reward_only=samples is not None)
+    first = td if samples is None else td[0]
+    y_BTD = lm.read_out(lm.encode(symbol_BN)[:, :-1], first[keys.ACTION])
+    for i in range(7):
+        total_B, count_B = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
+        if i + horizon < 8:
+            parameters_BHP = lm.direct(y_BTD[:, i])
+            for h in range(horizon):
+                target = symbol_BN[:, i + 1 + h].clone()
+                target[..., 4] = torch.where(
+                    symbol_BN[:, i, :, 0].isnan(), symbol_BN[:, i, :, 4], symbol_BN[:, i, :, 0]
+                )
+                total_B += lm.codec.log_prob(parameters_BHP[:, h], target)
+                count_B += lm.codec.counted(target)
+        assert_close(first[keys.LOG_LIKELIHOOD_DIRECT][:, i], total_B)
+        assert torch.equal(first[keys.DIRECT_COUNT][:, i], count_B)
+    if samples is not None:
+        assert not td[keys.DIRECT_COUNT][1:].any()
+
+
+def test_a_direct_head_changes_nothing_else():
+    """The other parameters start the same with one, and sequences that are too short for it do without."""
+    torch.manual_seed(0)
+    plain = make_lm()
+    torch.manual_seed(0)
+    more = make_lm(horizon=4)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, more.state_dict()[name]), name
+    assert keys.LOG_LIKELIHOOD_DIRECT not in rollout(more, make_learned(), framed(random_values(1, 4)))
 
 
 def test_agents_that_read_the_early_entropy_work():
@@ -206,13 +254,6 @@ def test_rows_are_matched_apart():
 
 
 # --- training and evaluation ---
-
-
-@pytest.fixture
-def series_settings(tiny_settings):
-    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
-    return tiny_settings | {"data": data, "codec": {"name": "series"}}
 
 
 def run(settings, folder, **options):
@@ -307,6 +348,10 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
     assert "bits" not in told
     results = run_command("evaluate", ["with", f"run={trained}", "data.series.tolerance=0"])
     assert results["sampled"]["nats_per_value"] > 0
+    test = run_command("evaluate", ["with", f"run={trained}", "split=test"])
+    assert test["sampled"]["nats_per_value"] != results["sampled"]["nats_per_value"]
+    with pytest.raises(ValueError, match="split = 'tset': expected validation or test"):
+        run_command("evaluate", ["with", f"run={trained}", "split=tset"])
     for command, words in {"segment": ["text=ab"], "variance": []}.items():
         with pytest.raises(ValueError, match=r"data.kind = 'series': expected text"):
             run_command(command, ["with", f"run={trained}", *words])
@@ -321,6 +366,8 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
         ({"codec": {"name": "bytes"}}, r"codec.name = 'bytes': expected a codec for data.kind=series"),
         ({"codec": {"name": "series", "densty": 1}}, r"codec.densty is no option of codec 'series'.*'density'"),
         ({"codec": {"name": "sereis"}}, r"codec.name = 'sereis' is unknown: did you mean 'series'"),
+        ({"model": {"horizon": -1}}, r"model.horizon = -1: expected symbols to predict at once, or 0"),
+        ({"model": {"horizon": 32}}, r"model.horizon = 32: expected at most data.seq_len - 1 = 31"),
         ({"codec": {"density": "cauchy"}}, r"codec.density = 'cauchy'"),
         ({"data": {"series": {"contxt": 3}}}, r"unknown key data.series.contxt: did you mean 'context'"),
         ({"data": {"series": {"context": "long"}}}, r"data.series.context = 'long': expected a whole number"),

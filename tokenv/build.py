@@ -12,7 +12,7 @@ from tokenv.config import Config
 from tokenv.data.bpe import train_bpe
 from tokenv.data.corpus import load_corpus
 from tokenv.hardware import resolve_device, resolve_precision
-from tokenv.lm.flops import Passes
+from tokenv.lm.flops import Passes, matrix_parameters
 from tokenv.lm.unet import UNet
 
 
@@ -44,8 +44,9 @@ class Parts:
 
     @property
     def policy_parameters(self) -> int:
-        """Entries of the policy's matrices, for counting FLOPs."""
-        return sum(p.numel() for p in self.agent.parameters() if p.dim() >= 2)
+        """Entries of the policy's matrices, for counting FLOPs; a third of them where they only go forward."""
+        frozen = not any(p.requires_grad for p in self.agent.parameters())
+        return matrix_parameters(self.agent) // (3 if frozen else 1)
 
     @property
     def passes(self) -> Passes:
@@ -69,6 +70,7 @@ class Parts:
             for owner, module in modules.items()
             if module is not None
             for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -91,14 +93,17 @@ class Parts:
         return [(owner, module) for owner, module in named.items() if module is not None]
 
 
-def build_parts(config: Config, device: torch.device | None = None) -> Parts:
+def build_parts(config: Config, device: torch.device | None = None, *, pretrained: bool = True) -> Parts:
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
     Args:
         config: the run.
         device: where to build; None for the configuration's own device.
+        pretrained: read the parameters of an agent that ``agent.load`` names; not where all parameters are replaced
+            anyway. On the meta device there are none.
 
     Raises:
+        FileNotFoundError: the checkpoint that ``agent.load`` names is gone.
         ValueError: a name or an option in the configuration is unknown, or a value out of range.
     """
     device = resolve_device(config.hardware.device) if device is None else device
@@ -119,13 +124,28 @@ def build_parts(config: Config, device: torch.device | None = None) -> Parts:
         )
         lm = UNet(config.model, codec, compute_dtype=precision)
         context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
-        agent = registry.build("agent", config.agent, registry.AGENTS, **context, train_tokenizer=train_tokenizer)
+        agent = registry.build(
+            "agent",
+            config.agent,
+            registry.AGENTS,
+            **context,
+            train_tokenizer=train_tokenizer,
+            compute_dtype=precision,
+            pretrained=pretrained and device.type != "meta",
+        )
         estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
         rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if agent.pooling not in (None, config.model.pooling):
         raise ValueError(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
             f"model.pooling={agent.pooling}, which this agent is made for"
+        )
+    reads = getattr(getattr(agent, "encoder", None), "codec", codec)
+    if reads.symbol_shape != codec.symbol_shape or reads.symbol_dtype != codec.symbol_dtype:
+        raise ValueError(
+            f"agent.load = {config.agent['load']!r}: its agent reads symbols of shape {reads.symbol_shape} and type "
+            f"{reads.symbol_dtype}, but those of data.kind={config.data.kind} have {codec.symbol_shape} and "
+            f"{codec.symbol_dtype}: load an agent that was trained on data of this kind"
         )
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()

@@ -20,6 +20,7 @@ from tokenv.forecast import as_pictures, forecast, held_out_windows, history_ste
 from tokenv.forecast import score as score_forecasts
 from tokenv.hardware import prepare
 from tokenv.lm.generate import generate
+from tokenv.lm.series import VALUE
 from tokenv.looking import Trained, check_text, load_run, probability_scale, segment
 from tokenv.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions
 from tokenv.report.characters import characters
@@ -86,7 +87,12 @@ def evaluate_run(options: EvaluateOptions, _run: Any) -> dict[str, Any]:
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
-    held_out = load_corpus(data, progress=progress).validation(options.sequences)
+    if options.split == "test":
+        if data.kind != "series":
+            raise ValueError("split = 'test': expected validation, for a corpus of text has no test side")
+        held_out = load_series(data).test(options.sequences)
+    else:
+        held_out = load_corpus(data, progress=progress).validation(options.sequences)
     results = {}
     for name, threshold in (("sampled", False), ("thresholded", True)):
         result = evaluate(
@@ -112,7 +118,8 @@ def evaluate_run(options: EvaluateOptions, _run: Any) -> dict[str, Any]:
             )
             results[name][task] = {key: value for key, value in asdict(scored).items() if value is not None}
             rows[f"{task}, {scored.questions:,} answers"] = str(scored)
-        title = f"{name} boundaries, {len(held_out)} sequences of {data.validation_source or data.source}"
+        whence = data.validation_source or data.source
+        title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {whence}"
         console().print(summary_table(rows, title=title))
     return results
 
@@ -124,10 +131,10 @@ def forecast_series(options: ForecastOptions, _run: Any) -> dict[str, Any]:
     prepare(config.hardware)
     if config.data.kind != "series":
         raise ValueError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
-    known, result, truth_BHC = history_steps(config, options.horizon), {}, None
+    known, held_out = history_steps(config, options.horizon), None
     if options.csv is None:
-        names, series, window_BN = held_out_windows(load_series(config.data), options.windows)
-        history_BL, truth_BHC = window_BN[:, :known], window_BN[:, known:, :, 0].numpy()
+        held_out = held_out_windows(load_series(config.data), options.horizon, options.windows)
+        names, history_BL = held_out.names, held_out.symbol_BN[:, :known]
     else:
         recording = read_csv(Path(options.csv), config.data.series)
         names, history_BL = last_windows(recording, config, options.horizon)
@@ -138,14 +145,17 @@ def forecast_series(options: ForecastOptions, _run: Any) -> dict[str, Any]:
         options.horizon,
         samples=options.samples,
         seed=options.seed,
+        direct=options.direct,
         progress=sys.stderr.isatty(),
     )
+    truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()
     shown = as_pictures(made, options.quantiles, config.data.series.context, truth_BHC)
-    table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
+    table, picture, result = Path(f"{options.out}.csv"), Path(f"{options.out}.png"), {}
     write_forecasts(shown, options.quantiles, table)
-    draw_forecasts(shown[:4], options.quantiles, picture, title=f"{options.run}, {options.horizon} steps")
-    if truth_BHC is not None:
-        result = asdict(score_forecasts(made, series, truth_BHC))
+    drawn = [shown[i] for i in sorted({round(i * (len(shown) - 1) / 3) for i in range(4)})]
+    draw_forecasts(drawn, options.quantiles, picture, title=f"{options.run}, {options.horizon} steps")
+    if held_out is not None:
+        result = asdict(score_forecasts(made, held_out))
         rows = {name: f"{result[name]:.4f} ± {result[f'{name}_error']:.4f}" for name in ("mse", "mae", "crps")}
         rows["of"] = f"{result['windows']} windows, {options.horizon} steps, standardised"
         console().print(summary_table(rows, title="forecasts against what came"))

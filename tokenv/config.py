@@ -25,11 +25,13 @@ class LossConfig:
         policy: of the policy loss.
         rate: of the rate target.
         early: of the early exit's cross-entropy.
+        direct: of the direct head's, where ``model.horizon`` is not 0.
     """
 
     policy: float = 0.01
     rate: float = 0.01
     early: float = 0.1
+    direct: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -187,6 +189,8 @@ class Config:
     def __post_init__(self) -> None:
         _require(self.seed >= 0, "seed", self.seed, "a whole number of 0 or more")
         _require(0 < self.rate < 1, "rate", self.rate, "boundaries per symbol in (0, 1), such as 0.2")
+        most = self.data.seq_len - 1
+        _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
         wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])
         _require(self.data.kind != wrong, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
 

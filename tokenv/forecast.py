@@ -17,9 +17,12 @@ from tokenv.build import Parts
 from tokenv.config import Config
 from tokenv.data.memory import spread_order
 from tokenv.data.series import Series, SeriesData, frame, moments
+from tokenv.data.series_config import SYNTHETIC_SERIES
 from tokenv.data.series_table import Recording
+from tokenv.evaluate import clustered_standard_error
+from tokenv.lm.codec import Codec
 from tokenv.lm.generate import generate
-from tokenv.lm.series import LOCATION, SCALE, VALUE
+from tokenv.lm.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.report.forecast import Forecasted
 from tokenv.report.series import Patched
 from tokenv.rollout import rollout
@@ -34,7 +37,9 @@ class Forecast:
     Attributes:
         name: of the series.
         history_LC: what was known, NaN where missing.
-        sample_SHC: S equally probable continuations of H steps, on the original scale.
+        sample_SHC: S equally probable continuations of H steps, on the original scale; S quantiles of every step
+            where the direct head made them.
+        drawn: whether they were drawn, and are no quantiles.
         boundary_L: where patches end in the history, bool; as drawn for the first continuation.
         probability_L: of a boundary in the history.
     """
@@ -42,6 +47,7 @@ class Forecast:
     name: str
     history_LC: Array
     sample_SHC: Array
+    drawn: bool
     boundary_L: Array
     probability_L: Array
 
@@ -55,7 +61,7 @@ class ForecastScore:
         mse: mean squared error of the mean forecast.
         mae: mean absolute error of the median forecast.
         crps: continuous ranked probability score, see ``crps``.
-        mse_error: standard error of ``mse`` over windows; likewise the others.
+        mse_error: standard error of ``mse``, windows of one cluster depending on one another; likewise the others.
         mae_error: see ``mse_error``.
         crps_error: see ``mse_error``.
     """
@@ -95,7 +101,7 @@ def last_windows(recording: Recording, config: Config, horizon: int) -> tuple[li
         horizon: steps to be forecast.
 
     Returns:
-        Names, and framed symbols [B, L, C, 4]; B series of one channel, or one of all where the run's are joint.
+        Names, and framed symbols [B, L, C, 5]; B series of one channel, or one of all where the run's are joint.
 
     Raises:
         ValueError: the recording is too short, or a column holds no value.
@@ -131,97 +137,151 @@ def forecast(
     samples: int = 100,
     seed: int = 0,
     batch_size: int = 512,
+    direct: bool = False,
     progress: bool = False,
 ) -> list[Forecast]:
-    """Continue histories, value by value, as the model's own density and policy draw them.
+    """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
 
     Args:
         parts: model and agent, in evaluation mode.
         names: of the B series.
-        history_BL: framed symbols [B, L, C, 4].
+        history_BL: framed symbols [B, L, C, 5].
         horizon: steps H to write.
         samples: continuations S of every history.
         seed: of values and boundaries.
         batch_size: continuations written together.
+        direct: ask the direct head: every step's quantiles (k - 1/2) / S instead of draws, a density per step and
+            nothing of how steps hang together.
         progress: show a bar.
 
     Raises:
-        ValueError: ``samples`` below 2.
+        ValueError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far.
     """
     if samples < 2:
         raise ValueError(f"samples = {samples}: expected at least 2, to tell a spread")
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
-    known = history_BL.shape[1]
-    prompt = history_BL.repeat_interleave(samples, 0)
-    written = []
-    for rows in tqdm(prompt.split(batch_size), desc="forecast", unit="batch", leave=False, disable=not progress):
-        continued = generate(parts.lm, parts.agent, rows.to(device), horizon, generator=generator)
-        z_RHC = continued.symbol_BN[:, known:, :, VALUE].cpu()
-        written.append(z_RHC * rows[:, :1, :, SCALE] + rows[:, :1, :, LOCATION])
-    sample_BSHC = torch.cat(written).unflatten(0, (-1, samples)).numpy()
-    td = rollout(parts.lm, parts.agent, history_BL.to(device), generator=generator)
-    boundary_BT, probability_BT = td[keys.ACTION].bool().cpu().numpy(), td[keys.BOUNDARY_PROB].float().cpu().numpy()
-    return [
-        Forecast(name, history_LC, sample_SHC, boundary_T, probability_T)
-        for name, history_LC, sample_SHC, boundary_T, probability_T in zip(
-            names, history_BL[..., VALUE].numpy(), sample_BSHC, boundary_BT, probability_BT, strict=True
+    lm, reach = parts.lm, parts.lm.config.horizon
+    if direct and reach < horizon:
+        has = f"reaches {reach} steps" if reach else "is missing"
+        raise ValueError(
+            f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
+            f"model.horizon={horizon}, or let it write value by value (direct=False)"
         )
+    generator = torch.Generator(lm.head.weight.device).manual_seed(seed)
+    rows = batch_size if direct else max(1, batch_size // samples)
+    bar = tqdm(history_BL.split(rows), desc="forecast", unit="batch", leave=False, disable=not progress)
+    made: list[tuple[Array, ...]] = []
+    for history in bar:
+        action, probability, boundary = _boundaries(parts, history, generator)
+        if direct:
+            y_RLD = lm.read_out(lm.encode(history.to(action.device)), action, boundary)
+            value_RSHC = _quantiles(lm.codec, lm.direct(y_RLD[:, -1])[:, :horizon], history[:, -1], samples)
+        else:
+            prompt = history.repeat_interleave(samples, 0).to(action.device)
+            written = generate(lm, parts.agent, prompt, horizon, generator=generator)
+            value_RSHC = written.symbol_BN[:, history.shape[1] :, :, VALUE].unflatten(0, (-1, samples)).cpu()
+        frame_RC5 = history[:, 0]
+        sample = value_RSHC * frame_RC5[:, None, None, :, SCALE] + frame_RC5[:, None, None, :, LOCATION]
+        values = (history[..., VALUE], sample, action.bool().cpu(), probability.float().cpu())
+        made += zip(*(tensor.numpy() for tensor in values), strict=True)
+    return [
+        Forecast(name, history_LC, sample_SHC, not direct, boundary_L, probability_L)
+        for name, (history_LC, sample_SHC, boundary_L, probability_L) in zip(names, made, strict=True)
     ]
 
 
-def held_out_windows(data: SeriesData, count: int) -> tuple[list[str], list[Series], Tensor]:
-    """Windows of the test steps, evenly over all of them.
+def _boundaries(parts: Parts, history_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Boundaries of histories, their probabilities, and what the pooling reads of them: [B, L] each."""
+    # A rollout decides nothing at its last symbol, so one more is put there.
+    symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
+    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator)
+    return td[keys.ACTION], td[keys.BOUNDARY_PROB], td.get(keys.BOUNDARY, None)
 
-    Returns:
-        Names, series and framed symbols [B, N, C, 4]; the last of the N steps are to be forecast.
+
+def _quantiles(codec: Codec, parameters_BHP: Tensor, last_BC5: Tensor, count: int) -> Tensor:
+    """Quantiles (k - 1/2) / count in units of the frame: [B, H, P] -> float64 [B, count, H, C], on the CPU."""
+    assert isinstance(codec, SeriesCodec)
+    q_S = (torch.arange(count, device=parameters_BHP.device) + 0.5) / count
+    quantile_BSHC = codec.quantile(parameters_BHP.unsqueeze(1), q_S[:, None, None])
+    return quantile_BSHC.double().cpu() + codec.base(last_BC5)[:, None, None]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Windows whose ends are to be forecast.
+
+    Attributes:
+        names: of the B windows.
+        series: of each.
+        symbol_BN: framed symbols, [B, N, C, 5].
+        cluster_B: windows of one number depend on one another: they overlap, or lie in the same time.
+    """
+
+    names: list[str]
+    series: list[Series]
+    symbol_BN: Tensor
+    cluster_B: Tensor
+
+
+def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> HeldOut:
+    """Windows whose last ``horizon`` steps are test steps, one a step, as the literature takes them.
+
+    Args:
+        data: the series.
+        horizon: steps H of every window that are to be forecast.
+        count: at most so many, evenly over all of them; 0 for all.
 
     Raises:
         ValueError: the test steps are too few for a window.
     """
-    windows = data.windows("test")
-    chosen = np.sort(spread_order(len(windows))[:count])
-    batch = windows.take(chosen)
-    return batch.origin, [data.series[place] for place in windows.place_P[chosen]], batch.symbol_BN
+    length = data.config.seq_len
+    windows = data.windows("test", before=length - horizon, stride=1)
+    chosen = np.sort(spread_order(len(windows))[: count or None])
+    batch, place_B = windows.take(chosen), windows.place_P[chosen]
+    # Columns recorded at the same time depend on one another; synthetic series are independent.
+    synthetic = data.config.source in SYNTHETIC_SERIES
+    cluster_B = windows.start_P[chosen] // length * len(data.series) + (place_B if synthetic else 0)
+    series = [data.series[place] for place in place_B]
+    return HeldOut(batch.origin, series, batch.symbol_BN, torch.from_numpy(cluster_B))
 
 
-def crps(sample_S: Array, truth: Array) -> Array:
+def crps(sample_S: Array, truth: Array, *, drawn: bool = True) -> Array:
     """Continuous ranked probability score of samples: [S, ..], [..] -> [..], in the values' unit.
 
-    ``E|X - y| - E|X - X'| / 2`` (Gneiting & Raftery 2007), the second mean over all pairs of different samples, which
-    is unbiased in S.
+    ``E|X - y| - E|X - X'| / 2`` (Gneiting & Raftery 2007). Of drawn samples the second mean is over all pairs of
+    different ones, which is unbiased in S (Ferro 2014); of quantiles it is over all pairs.
     """
     count = len(sample_S)
     ordered_S = np.sort(sample_S, axis=0)
     # Sorted, the k-th value is the larger one of k pairs and the smaller one of S - 1 - k.
     weight_S = (2 * np.arange(count) - count + 1).reshape(-1, *[1] * truth.ndim)
-    spread = (weight_S * ordered_S).sum(0) / (count * (count - 1))
+    spread = (weight_S * ordered_S).sum(0) / (count * (count - drawn))
     return np.asarray(np.abs(sample_S - truth).mean(0) - spread)
 
 
-def score(forecasts: Sequence[Forecast], series: Sequence[Series], truth_BHC: Array) -> ForecastScore:
+def score(forecasts: Sequence[Forecast], held_out: HeldOut) -> ForecastScore:
     """Hold forecasts against what came.
 
     Args:
         forecasts: B of them.
-        series: the series of each, by which values are standardised.
-        truth_BHC: what came, NaN where missing.
+        held_out: the windows that they continue the beginnings of.
     """
-    errors = []
-    for made, of, truth_HC in zip(forecasts, series, truth_BHC, strict=True):
-        sample_SHC, value_HC = of.standardise(made.sample_SHC), of.standardise(truth_HC)
+    errors, clusters = [], []
+    truth_BNC = held_out.symbol_BN[..., VALUE].numpy()
+    for made, of, truth_NC, cluster in zip(forecasts, held_out.series, truth_BNC, held_out.cluster_B, strict=True):
+        sample_SHC, value_HC = of.standardise(made.sample_SHC), of.standardise(truth_NC[-made.sample_SHC.shape[1] :])
         each = (
             np.square(sample_SHC.mean(0) - value_HC),
             np.abs(np.median(sample_SHC, 0) - value_HC),
-            crps(sample_SHC, value_HC),
+            crps(sample_SHC, value_HC, drawn=made.drawn),
         )
         if not np.isnan(value_HC).all():
             errors.append([np.nanmean(error) for error in each])
-    error_W3 = np.array(errors).reshape(-1, 3)
-    if not len(error_W3):
+            clusters.append(cluster)
+    if not errors:
         return ForecastScore(0, *[math.nan] * 6)
-    spread = error_W3.std(0, ddof=1) / math.sqrt(len(error_W3)) if len(error_W3) > 1 else np.full(3, math.nan)
-    return ForecastScore(len(error_W3), *error_W3.mean(0).tolist(), *spread.tolist())
+    error_W3, cluster_W = torch.tensor(np.array(errors)), torch.stack(clusters)
+    spread = [clustered_standard_error(error_W, cluster_W) for error_W in error_W3.T]
+    return ForecastScore(len(errors), *error_W3.mean(0).tolist(), *spread)
 
 
 def as_pictures(

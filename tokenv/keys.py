@@ -9,7 +9,7 @@ N   symbols of a sequence (bytes of a text)
 T   decisions that earn a reward, T = N - 1
 M   tokens of a sequence (boundaries drawn so far)
 D   model width
-H   attention heads
+H   attention heads; steps of a horizon
 W   sliding window of the byte-level attention
 w   earlier boundaries that the policy reads
 ==  =====================================================================
@@ -41,6 +41,8 @@ OLD_LOG_PROB = "old_log_prob"  # action_log_prob at the time of drawing: float [
 LOG_LIKELIHOOD = ("next", "log_likelihood")  # log p(x_{i+1} | x_<=i, a_<=i) in nats: float [.., T]
 LOG_LIKELIHOOD_EARLY = ("next", "log_likelihood_early")  # the same from the early exit: float [.., T]
 LOG_LIKELIHOOD_RELAXED = ("next", "log_likelihood_relaxed")  # under R relaxed boundaries: float [.., T, R]
+LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct head's H symbols from i + 1 on; and
+DIRECT_COUNT = ("next", "direct_count")  # of how many likelihoods it is one; 0 where H go beyond the end: [.., T]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
 

@@ -47,7 +47,7 @@ def load_run(run: str, which: str = "best") -> Trained:
     path = checkpoints.find(run, which)
     tensors, state = checkpoints.load_model(path)
     config = make(Config, state["config"])
-    parts = build_parts(config)
+    parts = build_parts(config, pretrained=False)
     parts.load_state_dict(tensors)
     parts.train(False)
     return Trained(parts, config, path, state["step"])

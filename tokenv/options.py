@@ -108,6 +108,7 @@ class EvaluateOptions(RunOptions):
 
     Args:
         data: overrides of the run's data section, such as ``data.validation_source=PATH``.
+        split: ``validation`` or, of series, ``test``.
         sequences: at most so many.
         batch_size: sequences of one pass.
         tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
@@ -117,6 +118,7 @@ class EvaluateOptions(RunOptions):
     """
 
     data: dict[str, Any] = field(default_factory=dict)
+    split: str = "validation"
     sequences: int = 2048
     batch_size: int = 64
     tasks: str = ""
@@ -125,6 +127,8 @@ class EvaluateOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.split not in ("validation", "test"):
+            raise ValueError(f"split = {self.split!r}: expected validation or test")
         check_tasks([*self.task_names, *self.task_files])
         if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
             raise ValueError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
@@ -154,7 +158,8 @@ class ForecastOptions(RunOptions):
             held against what came.
         horizon: steps to forecast.
         samples: continuations that a forecast is made of.
-        windows: test windows to forecast, evenly over the test steps.
+        windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
+        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
         quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
         out: name of the files to write, without their endings .csv and .png.
     """
@@ -163,12 +168,13 @@ class ForecastOptions(RunOptions):
     horizon: int = 96
     samples: int = 100
     windows: int = 16
+    direct: bool = False
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     out: str = "forecast"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("horizon", 1), ("samples", 2), ("windows", 1)):
+        for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected at least {least}")
         inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)

@@ -68,6 +68,7 @@ AGENTS = Table(
         "whitespace": "agents.heuristic:Whitespace",
         "entropy": "agents.heuristic:Entropy",
         "bpe": "agents.guided:BPE",
+        "loaded": "tokenv.loaded:loaded",
     },
 )
 ESTIMATORS = Table(

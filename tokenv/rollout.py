@@ -65,13 +65,39 @@ def _at_all_symbols(
     return TensorDict(observation, batch_size=action.shape)
 
 
-def _log_likelihood(lm: UNet, x_BTD: Tensor, target_BT: Tensor, action: Tensor, boundary: Tensor | None) -> Tensor:
-    """Log p(x_{i+1} | x_<=i, a_<=i) of all samples: actions [.., B, T] -> [.., B, T]."""
+def _read_out(lm: UNet, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
+    """What the output heads read, of all samples: actions [.., B, T] -> [.., B, T, D]."""
     samples = action.shape[:-2]
     flat = None if boundary is None else boundary.flatten(0, -2)
-    parameters = lm.decode(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2), flat)
-    target = target_BT.expand(*samples, *target_BT.shape).flatten(0, len(samples))
-    return lm.codec.log_prob(parameters, target).view(action.shape)
+    y = lm.read_out(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2), flat)
+    return y.view(*action.shape, -1)
+
+
+def _log_likelihood(lm: UNet, y: Tensor, target_BT: Tensor) -> Tensor:
+    """Log p(x_{i+1} | x_<=i, a_<=i) of all samples: [.., B, T, D] -> [.., B, T]."""
+    return lm.codec.log_prob(lm.head(y), target_BT.expand(*y.shape[:-3], *target_BT.shape))
+
+
+def _direct(lm: UNet, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """The direct head's log-likelihood of the next H symbols, and their number: [.., B, T, D] -> [.., B, T] each.
+
+    Both are 0 where the sequence has no H symbols more.
+    """
+    steps = valid_BT.shape[1] - lm.config.horizon + 1
+    target_BSH = symbol_BN[:, 1:].unfold(1, lm.config.horizon, 1).movedim(-1, 2)
+    whole_BS = valid_BT[:, -steps:]
+    samples = y.shape[:-3]
+    symbol_BS = symbol_BN[:, :steps]
+    log_prob = lm.codec.log_prob_ahead(
+        lm.direct(y[..., :steps, :]),
+        symbol_BS.expand(*samples, *symbol_BS.shape),
+        target_BSH.expand(*samples, *target_BSH.shape),
+    ).sum(-1)
+    counted = lm.codec.counted(target_BSH)
+    count_BS = whole_BS * (lm.config.horizon if counted is None else counted.sum(-1))
+    rest = (0, valid_BT.shape[1] - steps)
+    count = F.pad(count_BS, rest).expand(y.shape[:-1])
+    return F.pad(log_prob.where(whole_BS, 0.0), rest), count
 
 
 def rollout(
@@ -175,26 +201,31 @@ def rollout(
     boundary = drawn.get(keys.BOUNDARY, None)
 
     target_BT = symbol_BN[:, 1:]
+    y = _read_out(lm, x_BTD, action[:1] if reward_only else action, None if reward_only else boundary)
+    late = _log_likelihood(lm, y, target_BT)
     if reward_only:
         with torch.no_grad():
-            further = _log_likelihood(lm, x_BTD, target_BT, action[1:], None)
-        late = torch.cat([_log_likelihood(lm, x_BTD, target_BT, action[:1], None), further])
-    else:
-        late = _log_likelihood(lm, x_BTD, target_BT, action, boundary)
+            further = _log_likelihood(lm, _read_out(lm, x_BTD, action[1:]), target_BT)
+        late = torch.cat([late, further])
     late = late.where(valid_BT, 0.0)
     early = lm.codec.log_prob(lm.early_exit(x_BTD), target_BT).where(valid_BT, 0.0).expand(action.shape)
     likelihoods = {keys.LOG_LIKELIHOOD[1]: late, keys.LOG_LIKELIHOOD_EARLY[1]: early}
-    relaxed: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if relaxations is not None:
         soft = relaxations(drawn, decision_mask_BT, noise, generator)
-        each = [_log_likelihood(lm, x_BTD.detach(), target_BT, action, s) for s in soft.unbind(-1)]
-        relaxed = {keys.LOG_LIKELIHOOD_RELAXED[1]: torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)}
+        each = [_log_likelihood(lm, _read_out(lm, x_BTD.detach(), action, s), target_BT) for s in soft.unbind(-1)]
+        more[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
+    if 0 < lm.config.horizon < length:
+        # Samples that only earn a reward have none, and weigh nothing.
+        total, count = _direct(lm, y, symbol_BN, valid_BT)
+        padding = (0, 0, 0, 0, 0, len(action) - len(total)) if reward_only else (0, 0)
+        more |= {keys.LOG_LIKELIHOOD_DIRECT[1]: F.pad(total, padding), keys.DIRECT_COUNT[1]: F.pad(count, padding)}
 
     window = agent.window if window is None else window
     observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window, entropy_BN)
     done = (position_N[1:] >= length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update(
-        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done} | relaxed
+        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done} | more
     )
     root = observation[..., :-1].detach().update(drawn)
     root.update({keys.NOISE: noise, "done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tokenv.config import NAMED, Config, check_keys, make
+from tokenv.loaded import complete_section
 
 COMMAND_LINE = "command line"
 
@@ -96,11 +97,15 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         base: what the files override; the defaults where None.
 
     Raises:
+        FileNotFoundError: there is no run that ``agent.load`` names.
         ValueError: an unknown file, key or value.
     """
     values = Config().as_dict() if base is None else base
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE)
-    config: Config = make(Config, merge(values, updates))
+    values = merge(values, updates)
+    if "load" in values["agent"]:
+        values["agent"] = complete_section(values["agent"], updates.get("agent", {}))
+    config: Config = make(Config, values)
     return config

@@ -62,7 +62,7 @@ def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight
 
 
 def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
-    """The four losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision."""
+    """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision."""
     if parts.estimator is not None:
         td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
     if parts.rate_target is not None:
@@ -73,19 +73,16 @@ def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
         "lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight),
         "early": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec),
     }
+    if keys.LOG_LIKELIHOOD_DIRECT in td:
+        losses["direct"] = -td[keys.LOG_LIKELIHOOD_DIRECT].sum() / td[keys.DIRECT_COUNT].sum().clamp(min=1)
     for name, key in (("policy", keys.LOSS_POLICY), ("rate", keys.LOSS_RATE)):
         losses[name] = masked_mean(td[key], decided) if key in td else losses["lm"].new_zeros(())
     return losses
 
 
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
-    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27)."""
-    return (
-        losses["lm"]
-        + weights.policy * losses["policy"]
-        + weights.rate * losses["rate"]
-        + weights.early * losses["early"]
-    )
+    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct where there is one."""
+    return losses["lm"] + sum(getattr(weights, name) * loss for name, loss in losses.items() if name != "lm")
 
 
 def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
@@ -108,6 +105,8 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec)
         "reward_std": reward.std(),
         "tokens": td[keys.ACTION].sum(-1).max() * td.shape[-2],  # of one sample, as padded
     }
+    if "direct" in losses:
+        metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:
         metrics |= {name: masked_mean(value, decided) for name, value in td[keys.DIAGNOSTICS].items()}
     if keys.ADVANTAGE in td:
@@ -176,7 +175,7 @@ def train(
     """
     prepare(config.hardware)
     device = resolve_device(config.hardware.device)
-    parts = build_parts(config, device)
+    parts = build_parts(config, device, pretrained=resume is None)
     unit = parts.lm.codec.unit
     corpus = load_corpus(config.data, progress=progress)
     held_out = corpus.validation(config.validation.sequences)

@@ -1,7 +1,8 @@
 """Series: split by time, cut into windows, and framed.
 
-A symbol is float64 [C, 4]: for every channel the value (NaN where missing), the location and the scale of the
-window's frame, and 1 where the value's likelihood counts, else 0. The frame is the mean and standard deviation of the
+A symbol is float64 [C, 5]: for every channel the value (NaN where missing), the location and the scale of the
+window's frame, 1 where the value's likelihood counts, else 0, and the last value before it that is not missing (the
+location, where there is none). The frame is the mean and standard deviation of the
 window's first `context` steps, which do not count, so that nothing that counts is normalised by its own future
 (reversible instance normalisation, Kim et al. 2022, made causal).
 """
@@ -83,17 +84,25 @@ def frame(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floo
         floor: Least scale, in units of `std_BC`.
 
     Returns:
-        Symbols, float64 [B, N, C, 4].
+        Symbols, float64 [B, N, C, 5].
     """
     location_BC, scale_BC = moments(value_BNC[:, :context], axis=1)
     location_BC = np.where(np.isnan(location_BC), mean_BC, location_BC)
     scale_BC = np.where(np.isnan(scale_BC), std_BC, np.maximum(scale_BC, floor * std_BC))
-    symbol_BNC4 = np.empty((*value_BNC.shape, 4))
-    symbol_BNC4[..., 0] = value_BNC
-    symbol_BNC4[..., 1] = location_BC[:, None]
-    symbol_BNC4[..., 2] = scale_BC[:, None]
-    symbol_BNC4[..., 3] = (np.arange(value_BNC.shape[1]) >= context)[:, None]
-    return symbol_BNC4
+    symbol_BNC5 = np.empty((*value_BNC.shape, 5))
+    symbol_BNC5[..., 0] = value_BNC
+    symbol_BNC5[..., 1] = location_BC[:, None]
+    symbol_BNC5[..., 2] = scale_BC[:, None]
+    symbol_BNC5[..., 3] = (np.arange(value_BNC.shape[1]) >= context)[:, None]
+    symbol_BNC5[..., 4] = _last(value_BNC, location_BC)
+    return symbol_BNC5
+
+
+def _last(value_BNC: Array, first_BC: Array) -> Array:
+    """The last value before each step that is not missing; `first_BC` where there is none."""
+    before_BNC = np.concatenate([first_BC[:, None], value_BNC[:, :-1]], 1)
+    step_BNC = np.where(np.isnan(before_BNC), 0, np.arange(before_BNC.shape[1])[None, :, None])
+    return np.take_along_axis(before_BNC, np.maximum.accumulate(step_BNC, 1), 1)
 
 
 @dataclass(frozen=True)
@@ -185,14 +194,20 @@ class SeriesData:
         windows = self.windows("test")
         return windows.take(spread_order(len(windows))[:max_sequences])
 
-    def windows(self, side: str) -> Windows:
+    def windows(self, side: str, *, before: int | None = None, stride: int | None = None) -> Windows:
         """Cut the `training`, `validation` or `test` steps into windows.
+
+        Args:
+            side: Of the split.
+            before: Beyond training: leading steps of a window that may lie before the border; None for the context.
+            stride: Beyond training: steps between two windows' beginnings; None for `seq_len - before`.
 
         Raises:
             ValueError: If the steps are too few for a window.
         """
         config = self.config
         length, context = config.seq_len, config.series.context
+        before = context if before is None else before
         synthetic = config.source in SYNTHETIC_SERIES
         places, starts, groups = [], [], []
         for place, series in enumerate(self.series):
@@ -201,7 +216,7 @@ class SeriesData:
                 start_W = np.arange(0, border.train - length + 1, config.series.stride)
             else:
                 begin, end = (border.train, border.validation) if side == "validation" else border[1:]
-                start_W = np.arange(max(begin - context, 0), end - length + 1, length - context)
+                start_W = np.arange(max(begin - before, 0), end - length + 1, stride or length - before)
             whole = (~np.isnan(series.value_LC)).any(1).cumsum()
             start_W = start_W[whole[start_W + length - 1] > whole[start_W + context - 1]]
             places.append(np.full(len(start_W), place))

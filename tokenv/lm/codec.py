@@ -38,6 +38,17 @@ class Codec(nn.Module, ABC):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
+    def log_prob_ahead(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+        """Log-probability of several symbols, each given all up to one: [.., H, num_parameters] -> [.., H] in nats.
+
+        Args:
+            parameters: of each target's distribution.
+            symbol: the last one that is known, [.., *symbol_shape]; nothing to codecs whose distributions do not
+                depend on it otherwise than through the parameters.
+            target: [.., H, *symbol_shape].
+        """
+        return self.log_prob(parameters, target)
+
     def counted(self, symbol: Tensor) -> Tensor | None:
         """How many likelihoods a symbol's is the sum of: [.., *symbol_shape] -> int64 [..]; None where always one."""
         return None
@@ -61,8 +72,13 @@ class Codec(nn.Module, ABC):
         temperature: float = 1.0,
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
+        after: Tensor | None = None,
     ) -> Tensor:
-        """Draw symbols: [.., num_parameters] -> [.., *symbol_shape]. Temperature 0 takes the most probable."""
+        """Draw symbols: [.., num_parameters] -> [.., *symbol_shape]. Temperature 0 takes the most probable.
+
+        ``after``, the symbols before, is for codecs whose distributions depend on them otherwise than through the
+        parameters.
+        """
 
 
 class ByteCodec(Codec):
@@ -114,6 +130,7 @@ class ByteCodec(Codec):
         temperature: float = 1.0,
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
+        after: Tensor | None = None,
     ) -> Tensor:
         """Nucleus sampling (Holtzman et al. 2020): [.., V] -> [..].
 

@@ -23,6 +23,8 @@ class UNetConfig:
         rope_base: base of the rotary frequencies.
         pooling: how bytes become tokens and come back: ``select`` (the paper's), ``mean`` (Nawrot et al. 2023) or
             ``smooth`` (H-Net, Hwang et al. 2025).
+        horizon: symbols H that a direct head predicts at once from every position, beside the next one; 0 for no
+            such head.
 
     Raises:
         ValueError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
@@ -40,11 +42,14 @@ class UNetConfig:
     output_softcap: float = 30.0
     rope_base: float = 10_000.0
     pooling: str = "select"
+    horizon: int = 0
 
     def __post_init__(self) -> None:
+        if self.horizon < 0:
+            raise ValueError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "pooling" and not value > 0:
+            if field.name not in ("pooling", "horizon") and not value > 0:
                 raise ValueError(f"model.{field.name} = {value!r}: expected a positive number")
         if self.pooling not in POOLINGS:
             raise ValueError(

@@ -19,9 +19,15 @@ def matrix_parameters(*modules: nn.Module) -> int:
     return sum(part.weight.numel() for part in linear)
 
 
+def _byte_matrices(lm: UNet) -> int:
+    """Entries of the matrices that are applied to every byte after the boundaries are drawn."""
+    direct = [lm.direct_head] if lm.config.horizon else []
+    return matrix_parameters(lm.pooling, lm.up, lm.head, *direct)
+
+
 def given_flops(lm: UNet, num_bytes: int, num_tokens: int) -> int:
     """Cost of a training run with given boundaries: no policy, and no early exit, which only the policy needs."""
-    per_byte = matrix_parameters(lm.codec, lm.down, lm.pooling, lm.up, lm.head)
+    per_byte = matrix_parameters(lm.codec, lm.down) + _byte_matrices(lm)
     return FLOPS_PER_PARAMETER * (per_byte * num_bytes + matrix_parameters(lm.mid) * num_tokens)
 
 
@@ -53,7 +59,7 @@ def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_parame
         passes: what is done with them.
     """
     encoder = (matrix_parameters(lm.codec, lm.down) + policy_parameters) * num_bytes
-    mid, byte_level = matrix_parameters(lm.mid), matrix_parameters(lm.pooling, lm.up, lm.head) * num_bytes
+    mid, byte_level = matrix_parameters(lm.mid), _byte_matrices(lm) * num_bytes
     late = mid * tokens_per_sample + byte_level
     total = encoder * (1 + passes.replays) + matrix_parameters(lm.early_head) * num_bytes
     total += late * passes.learning + (mid * num_bytes + byte_level) * passes.relaxed

@@ -108,7 +108,9 @@ def generate(
         last_actions_Bw = torch.cat([acted[keys.ACTION][:, None].float(), last_actions_Bw], 1)[:, : agent.window]
         parameters = decoder.decode(x_BD, acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
         if i + 1 >= given:
-            symbol_BN[:, i + 1] = lm.codec.sample(parameters, temperature=temperature, top_p=top_p, generator=generator)
+            symbol_BN[:, i + 1] = lm.codec.sample(
+                parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]
+            )
     return Generated(symbol_BN[:, : len(actions)], torch.stack(actions, 1), torch.stack(probs, 1), length_B)
 
 

@@ -10,18 +10,20 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tokenv.lm.layers import RotaryTable
+from tokenv.lm.encoder import Encoder
 from tokenv.lm.unet import UNet
 
 
 class _Cache:
     """Keys and values of some layers, [layers, B, H, size, d]; slot ``index`` of every row is written at a step."""
 
-    def __init__(self, layers: int, batch: int, size: int, lm: UNet, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (layers, batch, lm.config.heads, size, lm.config.head_size)
+    def __init__(
+        self, layers: int, batch: int, size: int, model: Encoder, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (layers, batch, model.config.heads, size, model.config.head_size)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.softcap = lm.config.attention_softcap
+        self.softcap = model.config.attention_softcap
 
     def attend(self, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int) -> "_Attend":
         return _Attend(self, layer, slot_B, visible_BS, write_B, used)
@@ -48,6 +50,59 @@ class _Attend:
         return scores.masked_fill(~self.visible_BS[:, None, None], -math.inf).softmax(-1) @ v
 
 
+class Layers:
+    """Byte-level layers, one position at a time.
+
+    Args:
+        model: the layers' model; parameters are used, never trained.
+        layers: some of its layers.
+        batch: rows B.
+        window: positions remembered, at most the model's.
+    """
+
+    def __init__(self, model: Encoder, layers: nn.ModuleList, batch: int, window: int) -> None:
+        parameter = next(layers.parameters())
+        self.model, self.layers, self.window = model, layers, window
+        self.cache = _Cache(len(layers), batch, window, model, parameter.device, model.compute_dtype or parameter.dtype)
+
+    @torch.no_grad()
+    def step(self, x_BD: Tensor, position_B: Tensor, rows_B: Tensor) -> Tensor:
+        """The next position of each row: [B, D] -> [B, D].
+
+        A row's positions must come in order, from 0 on; 0 at any time starts it anew.
+
+        Args:
+            x_BD: the stream.
+            position_B: of each row.
+            rows_B: rows whose keys and values are remembered; the others' memory stays as it is.
+        """
+        slot_B = position_B % self.window
+        visible_BS = torch.arange(self.window, device=x_BD.device) <= position_B[:, None]
+        rotary, y = self.model.rotary(position_B[:, None], x_BD.dtype), x_BD.unsqueeze(1)
+        for index, layer in enumerate(self.layers):
+            y = layer(y, rotary, self.cache.attend(index, slot_B, visible_BS, rows_B, self.window))
+        return y[:, 0]
+
+
+class Reader:
+    """An encoder, one symbol at a time.
+
+    Args:
+        encoder: parameters are used, never trained.
+        batch: rows B.
+    """
+
+    def __init__(self, encoder: Encoder, batch: int) -> None:
+        self._encoder = encoder
+        self._down = Layers(encoder, encoder.down, batch, encoder.config.window)
+
+    @torch.no_grad()
+    def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
+        """X_i of each row, [B, D]; positions as in ``Layers.step``."""
+        everyone = torch.ones_like(position_B, dtype=torch.bool)
+        return self._down.step(self._encoder.embed(symbol_B), position_B, everyone)
+
+
 class Decoder:
     """A batch of sequences in the middle of being read or written.
 
@@ -64,9 +119,8 @@ class Decoder:
         device, dtype = parameter.device, lm.compute_dtype or parameter.dtype
         config = lm.config
         self.lm, self.max_symbols, self.dtype = lm, max_symbols, dtype
-        self.window = min(config.window, max_symbols)
-        self.down = _Cache(config.down_layers, batch, self.window, lm, device, dtype)
-        self.up = _Cache(config.up_layers, batch, self.window, lm, device, dtype)
+        window = min(config.window, max_symbols)
+        self.down, self.up = Layers(lm, lm.down, batch, window), Layers(lm, lm.up, batch, window)
         self.pooling = lm.pooling.stepper(batch, device, dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
         self.tokens = _Cache(config.mid_layers, batch, max_symbols + self._leading, lm, device, dtype)
@@ -96,7 +150,7 @@ class Decoder:
             X_i of each row, [B, D]; meaningless in rows that are left out.
         """
         rows_B = torch.ones_like(self.position_B, dtype=torch.bool) if rows_B is None else rows_B
-        return self._byte_layers(self.lm.down, self.down, self.lm.embed(symbol_B), rows_B)
+        return self.down.step(self.lm.embed(symbol_B), self.position_B, rows_B)
 
     @torch.no_grad()
     def decode(self, x_BD: Tensor, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
@@ -119,7 +173,7 @@ class Decoder:
         self.count_B = self.count_B + boundary_B
         everyone = torch.ones_like(boundary_B)
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
-        y_BD = self._byte_layers(self.lm.up, self.up, y_BD, everyone)
+        y_BD = self.up.step(y_BD, self.position_B, everyone)
         self.position_B = self.position_B + 1
         return self.lm.head(self.lm.norm(y_BD))
 
@@ -134,21 +188,9 @@ class Decoder:
             nothing_B = torch.zeros_like(self.position_B)
             self._token_layers(token_BD, nothing_B - 1, nothing_B, rows_B, 1)
 
-    def _rotary(self, position_B: Tensor) -> RotaryTable:
-        config = self.lm.config
-        return RotaryTable(position_B[:, None], config.head_size, config.rope_base, self.dtype)
-
     def _token_layers(self, token_BD: Tensor, position_B: Tensor, slot_B: Tensor, write_B: Tensor, used: int) -> Tensor:
         visible_BS = torch.arange(self.max_symbols + self._leading, device=token_BD.device) <= slot_B[:, None]
-        rotary, y = self._rotary(position_B), token_BD.unsqueeze(1)
+        rotary, y = self.lm.rotary(position_B[:, None], token_BD.dtype), token_BD.unsqueeze(1)
         for index, layer in enumerate(self.lm.mid):
             y = layer(y, rotary, self.tokens.attend(index, slot_B, visible_BS, write_B, used))
-        return y[:, 0]
-
-    def _byte_layers(self, layers: nn.ModuleList, cache: _Cache, x_BD: Tensor, rows_B: Tensor) -> Tensor:
-        slot_B = self.position_B % self.window
-        visible_BS = torch.arange(self.window, device=x_BD.device) <= self.position_B[:, None]
-        rotary, y = self._rotary(self.position_B), x_BD.unsqueeze(1)
-        for index, layer in enumerate(layers):
-            y = layer(y, rotary, cache.attend(index, slot_B, visible_BS, rows_B, self.window))
         return y[:, 0]

@@ -1,8 +1,9 @@
 """Real values in, a density over the next value out, both normalised by a frame that the source puts into the symbol.
 
-A symbol is [C, 4]: for every channel the value (NaN where missing), the location and scale of its sequence's frame,
-and whether its likelihood counts. The codec thereby has no state, and a sequence's frame, statistics of its leading
-context, moves nothing but what that context is shown for.
+A symbol is [C, 5]: for every channel the value (NaN where missing), the location and scale of its sequence's frame,
+whether its likelihood counts, and the last value before it that is not missing (the location, where there is none).
+The codec thereby has no state, and a sequence's frame, statistics of its leading context, moves nothing but what that
+context is shown for.
 """
 
 import math
@@ -15,7 +16,7 @@ from tokenv.lm.codec import Codec
 from tokenv.lm.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
 from tokenv.lm.layers import Linear
 
-VALUE, LOCATION, SCALE, COUNTED = range(4)
+VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
 DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
 
 
@@ -32,6 +33,8 @@ class SeriesCodec(Codec):
         components: of ``logistic_mixture``.
         bins: of ``bins``.
         reach: of ``bins``: half the range they cover, in standard deviations of the context.
+        residual: the density is that of the difference from the last value that is known, not from the frame's
+            location; for series whose level wanders.
 
     Raises:
         ValueError: an unknown density, or a size out of range.
@@ -49,6 +52,7 @@ class SeriesCodec(Codec):
         components: int = 4,
         bins: int = 64,
         reach: float = 5.0,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         if channels < 1:
@@ -62,29 +66,45 @@ class SeriesCodec(Codec):
             self.density = Bins(bins, reach)
         else:
             self.density = Gaussian() if density == "gaussian" else StudentT()
-        self.channels = channels
-        self.symbol_shape = (channels, 4)
+        self.channels, self.residual = channels, residual
+        self.symbol_shape = (channels, 5)
         self.num_parameters = channels * self.density.num_parameters
         self.lift = Linear(2 * channels, width)  # a channel's value, and the vector of its being missing
         self.bias = nn.Parameter(torch.randn(width))
         self.mix = Linear(width, width)
 
     def embed(self, symbol: Tensor) -> Tensor:
-        """[.., C, 4] -> [.., D]. Far outliers are read on a logarithmic scale."""
+        """[.., C, 5] -> [.., D]. Far outliers are read on a logarithmic scale."""
         z, seen = self._normalised(symbol)
         read = torch.cat([torch.asinh(z), (~seen).to(z.dtype)], -1).to(self.bias.dtype)
         lifted = self.lift(read)
         return lifted + self.mix(F.gelu(lifted + self.bias))
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
-        """[.., C * P], [.., C, 4] -> [..] in nats."""
+        """[.., C * P], [.., C, 5] -> [..] in nats."""
+        return self._log_prob(parameters, symbol, (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE])
+
+    def log_prob_ahead(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+        """[.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H] in nats; see ``Codec``."""
+        return self._log_prob(parameters, target, self.base(symbol).unsqueeze(-2))
+
+    def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor) -> Tensor:
         raw = self._raw(parameters)
         z, seen = self._normalised(symbol)
+        if self.residual:
+            z = torch.where(seen, z - base, 0.0)
         log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - symbol[..., SCALE].log().to(raw.dtype)
         return torch.where(seen & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
 
+    def base(self, symbol: Tensor) -> Tensor:
+        """Where the density of what follows a symbol has its zero, in units of the frame: [.., C, 5] -> [.., C]."""
+        if not self.residual:
+            return torch.zeros_like(symbol[..., VALUE])
+        last = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
+        return (last - symbol[..., LOCATION]) / symbol[..., SCALE]
+
     def counted(self, symbol: Tensor) -> Tensor:
-        """How many of a symbol's values have a likelihood: [.., C, 4] -> int64 [..]."""
+        """How many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
         return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -96,7 +116,10 @@ class SeriesCodec(Codec):
         return self.density.entropy(self._raw(parameters)).sum(-1)
 
     def mean(self, parameters: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0) -> Tensor:
-        """Expected values on the original scale: [.., C * P] and a frame's [.., C] each -> [.., C]."""
+        """Expected values on the original scale: [.., C * P] and a frame's [.., C] each -> [.., C].
+
+        Where the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.
+        """
         return location + scale * self.density.mean(self._raw(parameters))
 
     def quantile(
@@ -140,8 +163,9 @@ class SeriesCodec(Codec):
         temperature: float = 1.0,
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
+        after: Tensor | None = None,
     ) -> Tensor:
-        """Draw symbols in units of the frame, as nothing here knows it: [.., C * P] -> [.., C, 4].
+        """Draw symbols in units of the frame, as nothing here knows it: [.., C * P] -> [.., C, 5].
 
         Their own frame is (0, 1), in which they embed as the same value in its sequence's frame would: for values on
         the original scale multiply by that one's scale and add its location.
@@ -151,6 +175,7 @@ class SeriesCodec(Codec):
             temperature: factor of the deviation from the median; 0 gives the median.
             top_p: the central share of every channel's probability that is drawn from.
             generator: of the draws.
+            after: the symbols before, [.., C, 5]; None for ones at their frame's location.
 
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
@@ -166,8 +191,9 @@ class SeriesCodec(Codec):
         q = (half + top_p * (drawn - half)).clamp(tiny, 1 - tiny)
         median = self.density.quantile(raw, half)
         value = median + temperature * (self.density.quantile(raw, q) - median)
+        base = torch.zeros_like(value) if after is None else self.base(after)
         one = torch.ones_like(value)
-        return torch.stack([value, torch.zeros_like(value), one, one], -1).to(self.symbol_dtype)
+        return torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
 
     def _raw(self, parameters: Tensor) -> Tensor:
         """Every channel's raw parameters in float32 or finer: [.., C * P] -> [.., C, P]."""

@@ -13,12 +13,13 @@ import copy
 import functools
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenv.lm.attention import Attend, attention_for
 from tokenv.lm.codec import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
+from tokenv.lm.encoder import Encoder, make_layers
+from tokenv.lm.layers import Linear, RMSNorm
 from tokenv.lm.mean_pooling import Mean
 from tokenv.lm.pooling import Pooling, Select
 from tokenv.lm.relaxed import relaxed_attention
@@ -27,7 +28,7 @@ from tokenv.lm.smoothing import Smooth
 _POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
 
 
-class UNet(nn.Module):
+class UNet(Encoder):
     """Byte-level encoder, token-level middle, byte-level decoder, an output head and an early-exit head.
 
     Args:
@@ -39,38 +40,20 @@ class UNet(nn.Module):
     def __init__(
         self, config: UNetConfig, codec: Codec | None = None, compute_dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.compute_dtype = compute_dtype
+        codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
+        super().__init__(config, codec, compute_dtype, early_exit=False)
         # M is padded to a multiple of this: with ever new lengths the allocator's memory would fragment.
         self._token_multiple = 32
-        self.codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
-
-        def layers(count: int, mlp: int) -> nn.ModuleList:
-            return nn.ModuleList(DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count))
-
-        self.down = layers(config.down_layers, config.byte_mlp)
-        self.mid = layers(config.mid_layers, config.token_mlp)
-        self.up = layers(config.up_layers, config.byte_mlp)
+        self.mid = make_layers(config, config.mid_layers, config.token_mlp)
+        self.up = make_layers(config, config.up_layers, config.byte_mlp)
         self.pooling = _POOLINGS[config.pooling](config.width)
         self.norm = RMSNorm(config.width)
         self.head = new_head(self.codec, config.width)
         # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
         self.early_norm = copy.deepcopy(self.norm)
         self.early_head = copy.deepcopy(self.head)
-
-    def _rotary(self, position: Tensor, dtype: torch.dtype) -> RotaryTable:
-        return RotaryTable(position, self.config.head_size, self.config.rope_base, dtype)
-
-    def embed(self, symbol: Tensor) -> Tensor:
-        """Embedding in the compute precision: [.., *symbol_shape] -> [.., D]."""
-        x = self.codec.embed(symbol)
-        return x if self.compute_dtype is None else x.to(self.compute_dtype)
-
-    def encode(self, symbol_BN: Tensor) -> Tensor:
-        """Byte representations X (eq. 1): [B, N, *symbol_shape] -> [B, N, D]."""
-        x = self.embed(symbol_BN)
-        return self._byte_layers(self.down, x)
+        if config.horizon:
+            self.direct_head = Linear(config.width, config.horizon * self.codec.num_parameters)
 
     def contextualise(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
         """Token representations Y' (eq. 4).
@@ -83,7 +66,7 @@ class UNet(nn.Module):
         Returns:
             Y', [B, M, D].
         """
-        rotary = self._rotary(position_BM, token_BMD.dtype)
+        rotary = self.rotary(position_BM, token_BMD.dtype)
         softcap = self.config.attention_softcap
         attention: Attend
         if strength_BM is None:
@@ -94,8 +77,8 @@ class UNet(nn.Module):
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
 
-    def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
-        """From byte representations and boundaries to the next symbol's distribution (eq. 3-6).
+    def read_out(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
+        """From byte representations and boundaries to the normalised stream that the heads read (eq. 3-5).
 
         Args:
             x_BTD: the encoder's output.
@@ -105,21 +88,31 @@ class UNet(nn.Module):
                 to the actions in value; ``smooth`` as boundary probabilities. None: the actions alone.
 
         Returns:
-            The head's output, parameters of p(x_{i+1} | x_<=i, a_<=i): [B, T, P].
+            [B, T, D].
         """
         # The GPU's attention is compiled for each M, so M should take few values.
         multiple = 128 if x_BTD.is_cuda else self._token_multiple
         y_BTD = self.pooling(x_BTD, action_BT, boundary_BT, self.contextualise, multiple)
-        return self.head(self.norm(self._byte_layers(self.up, y_BTD)))
+        return self.norm(self._byte_layers(self.up, y_BTD))
 
-    def early_exit(self, x: Tensor) -> Tensor:
-        """Parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""
-        return self.early_head(self.early_norm(x))
+    def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
+        """The next symbol's distribution (eq. 6): ``read_out``'s arguments, parameters of p(x_{i+1} | x_<=i, a_<=i).
 
-    @torch.no_grad()
-    def early_entropy(self, x: Tensor) -> Tensor:
-        """Entropy of p_early(x_{i+1} | x_<=i) in nats, without gradient: [.., D] -> [..]."""
-        return self.codec.entropy(self.early_exit(x))
+        Returns:
+            The head's output, [B, T, P].
+        """
+        return self.head(self.read_out(x_BTD, action_BT, boundary_BT))
+
+    def direct(self, y: Tensor) -> Tensor:
+        """Parameters of the next H symbols' distributions, each given x_<=i alone, where ``config.horizon`` H is not 0.
+
+        Args:
+            y: what ``read_out`` gives, [.., D].
+
+        Returns:
+            [.., H, P].
+        """
+        return self.direct_head(y).unflatten(-1, (self.config.horizon, -1))
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
@@ -131,12 +124,3 @@ class UNet(nn.Module):
         self._token_multiple = 128
         for layer in (*self.down, *self.mid, *self.up):
             layer.compile(dynamic=False)
-
-    def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
-        position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
-        rotary = self._rotary(position_N, x_BND.dtype)
-        config = self.config
-        attention = attention_for(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window)
-        for layer in layers:
-            x_BND = layer(x_BND, rotary, attention)
-        return x_BND

@@ -1,0 +1,210 @@
+"""Agents of earlier runs: they decide as they did, learn only when they may, and outlive their run's folder."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict.nn import TensorDictSequential
+from test_env import Noise, random_noise
+from torch.testing import assert_close
+
+from agents.heuristic import Entropy
+from agents.learned import Learned
+from agents.loaded import Loaded
+from tokenv import checkpoint as checkpoints
+from tokenv import keys
+from tokenv.build import build_parts
+from tokenv.data.source import TensorSource
+from tokenv.env import TokenizationEnv
+from tokenv.experiment import run_command
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.encoder import Encoder
+from tokenv.lm.generate import generate
+from tokenv.lm.incremental import Reader
+from tokenv.lm.unet import UNet
+from tokenv.rollout import rollout
+from tokenv.settings import merge, resolve
+from tokenv.train import train
+
+
+def make_lm(width=16, window=4, seed=0):
+    torch.manual_seed(seed)
+    sizes = {"heads": 2, "down_layers": 2, "mid_layers": 1, "up_layers": 1}
+    return UNet(UNetConfig(width=width, window=window, **sizes)).double()
+
+
+def make_agent(kind):
+    if kind == "entropy":
+        agent = Entropy(0.3)
+        agent.theta.fill_(5.5)
+    else:
+        agent = Learned(16, window=2, scale=1.0).double()
+        torch.nn.init.normal_(agent.projection.weight, std=0.3)
+    return agent.eval()
+
+
+def load(lm, agent, **options):
+    encoder = Encoder(lm.config, lm.codec, lm.compute_dtype).double()
+    encoder.load_state_dict({name: x for name, x in lm.state_dict().items() if name in encoder.state_dict()})
+    return Loaded(agent, encoder, partial(Reader, encoder), **options)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.sampled_from(["learned", "entropy"]), st.booleans(), st.integers(1, 3), st.integers(2, 12), st.integers(0, 99)
+)
+def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, batch, length, seed):
+    old, new, agent = make_lm(), make_lm(width=8, window=3, seed=1), make_agent(kind)
+    if kind == "entropy":
+        torch.nn.init.normal_(old.early_head.weight)
+    mine = load(old, agent, frozen=frozen)
+    generator = torch.Generator().manual_seed(seed)
+    symbol_BN = torch.randint(256, (batch, length), generator=generator)
+    noise_BT = random_noise(batch, length - 1)
+    env = TokenizationEnv(new, TensorSource(symbol_BN), batch, window=mine.window)
+    at_once = env.rollout(mine, noise=noise_BT).detach()
+    as_ever = rollout(old, agent, symbol_BN, noise=noise_BT)
+    assert torch.equal(at_once[keys.ACTION], as_ever[keys.ACTION])
+    assert_close(at_once[keys.BOUNDARY_PROB], as_ever[keys.BOUNDARY_PROB])
+    assert at_once[keys.ENCODING].shape[-1] == 8  # the observation stays the new model's
+    for _ in range(2):  # and once more from the start
+        env.source.position = 0
+        stepped = env.rollout(length - 1, TensorDictSequential(Noise(noise_BT), mine)).detach()
+        for key in (keys.ACTION, keys.BOUNDARY_PROB, keys.LOG_LIKELIHOOD):
+            assert_close(stepped[key], at_once[key])
+
+
+def test_it_scores_what_it_draws():
+    mine = load(make_lm(), make_agent("learned"), frozen=False)
+    td = rollout(make_lm(seed=1), mine, torch.randint(256, (2, 9)), num_samples=3)
+    again = mine.score(td[0].select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.ACTION])
+    assert_close(again[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
+
+
+def test_only_a_free_one_has_gradients_and_none_reach_the_new_model():
+    symbol_BN, new = torch.randint(256, (2, 9)), make_lm(seed=1)
+    for frozen in (False, True):
+        mine = load(make_lm(), make_agent("learned"), frozen=frozen)
+        log_prob = rollout(new, mine, symbol_BN)[keys.ACTION_LOG_PROB].sum()
+        assert mine.learns is not frozen
+        assert log_prob.requires_grad is not frozen
+        if not frozen:
+            log_prob.backward()
+            assert mine.encoder.down[0].qkv.weight.grad.any()
+            assert mine.agent.projection.weight.grad.any()
+    assert all(p.grad is None for p in new.parameters())
+    assert not mine.train().agent.training
+
+
+def test_positions_come_in_order():
+    mine = load(make_lm(), make_agent("learned"))
+    env = TokenizationEnv(make_lm(seed=1), TensorSource(torch.randint(256, (2, 9))), 2, window=2)
+    td = env.reset()
+    mine(td.clone())
+    with pytest.raises(ValueError, match="expected the next position or 0"):
+        mine(td.set(keys.POSITION, torch.full((2,), 4)))
+
+
+def test_generation_equals_one_pass_over_the_result():
+    new, mine = make_lm(seed=1), load(make_lm(), make_agent("learned"))
+    written = generate(new, mine, torch.randint(256, (2, 5)), 8, generator=torch.Generator().manual_seed(3))
+    noise_BN = torch.rand(2, 13, generator=torch.Generator().manual_seed(3))
+    drawn = rollout(new, mine, written.symbol_BN, noise=noise_BN[:, :-1])
+    assert torch.equal(drawn[keys.ACTION], written.action_BN[:, :-1])
+
+
+# --- runs ---
+
+
+@pytest.fixture
+def old_run(series_settings, tmp_path):
+    """A short run on one family of series, as the folder that another run loads its agent from."""
+    folder = tmp_path / "old"
+    train(resolve([], series_settings), folder / "checkpoints", lambda *_: None)
+    return folder
+
+
+def on_bursts(series_settings, old_run, **agent):
+    data = {"data": {"source": "bursts"}, "seed": 1, "model": {"width": 8}}
+    return resolve([], {"agent": {"load": str(old_run)} | agent}, merge(resolve([], series_settings).as_dict(), data))
+
+
+def tensors(folder):
+    return checkpoints.load_model(checkpoints.find(folder, "latest"))[0]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, frozen):
+    config = on_bursts(series_settings, old_run, frozen=frozen)
+    parts = build_parts(config)
+    before = checkpoints.load_model(checkpoints.find(old_run, "best"))[0]
+    assert torch.equal(parts.agent.agent.projection.weight, before["agent.projection.weight"])
+    assert torch.equal(parts.agent.encoder.down[0].qkv.weight, before["lm.down.0.qkv.weight"])
+    last, history = train(config, tmp_path / "new" / "checkpoints", lambda *_: None)
+    after = tensors(tmp_path / "new")
+    same = [torch.equal(after["agent.agent.projection.weight"], before["agent.projection.weight"])]
+    same += [torch.equal(after["agent.encoder.down.0.qkv.weight"], before["lm.down.0.qkv.weight"])]
+    assert same == [frozen, frozen]
+    assert not torch.equal(after["lm.head.weight"], build_parts(config).lm.head.weight)
+    assert (max(history["train/grad_norm_policy"][1]) == 0) is frozen
+    assert last.loss_early > -10
+
+
+def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(series_settings, old_run, tmp_path):
+    config = on_bursts(series_settings, old_run, frozen=False)
+    _, whole = train(config, tmp_path / "whole" / "checkpoints", lambda *_: None)
+    shutil.rmtree(old_run)
+    found = checkpoints.complete(tmp_path / "whole" / "checkpoints")
+    again = resolve([], {}, checkpoints.load(found[0]).state["config"])
+    assert again == config
+    _, resumed = train(again, tmp_path / "resumed" / "checkpoints", lambda *_: None, resume=checkpoints.load(found[0]))
+    for name in whole.keys() - {"train/bytes_per_second"}:
+        assert resumed[name] == whole[name], name
+    with pytest.raises(FileNotFoundError):
+        build_parts(config)
+
+
+def test_a_loaded_agent_can_be_loaded(series_settings, old_run, tmp_path):
+    first = on_bursts(series_settings, old_run)
+    train(first, tmp_path / "first" / "checkpoints", lambda *_: None)
+    second = on_bursts(series_settings, tmp_path / "first")
+    assert second.agent["trained"] == first.agent["trained"]
+    one, other = (build_parts(config).agent.state_dict() for config in (first, second))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    run_command("train", ["with", *words])
+    asked = [word for word in words if not word.startswith("agent.")]
+    run_command("train", ["with", *asked, "agent.load=runs/1", "agent.frozen=True", "data.words_lexicon=30"])
+    shutil.rmtree("runs/1")
+    assert run_command("segment", ["with", "run=runs/2", "text=abcdef"])["characters"] == 6
+    assert run_command("evaluate", ["with", "run=runs/2"])["sampled"]["boundary_rate"] > 0
+
+
+def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
+    for agent, message in (
+        ({"window": 3}, r"agent\.window: beside agent\.load expected only agent\.frozen"),
+        ({"frozen": "yes"}, r"agent\.frozen = 'yes': expected true"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            on_bursts(series_settings, old_run, **agent)
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint in"):
+        on_bursts(series_settings, tmp_path / "nowhere")
+    base = resolve([], series_settings).as_dict()
+    asked = {"agent": {"load": str(old_run)}}
+    with pytest.raises(ValueError, match=r"rate = 0\.3: the agent that .* expected rate=0\.2"):
+        build_parts(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
+    with pytest.raises(ValueError, match="load an agent that was trained on data of this kind"):
+        build_parts(resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta"))
+    train(
+        resolve([], series_settings | {"agent": {"name": "uniform"}}), tmp_path / "u" / "checkpoints", lambda *_: None
+    )
+    with pytest.raises(ValueError, match=r"its agent 'uniform' has learned nothing: set agent\.name=uniform"):
+        build_parts(resolve([], {"agent": {"load": str(tmp_path / "u")}}, base), torch.device("meta"))
