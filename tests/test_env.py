@@ -458,6 +458,19 @@ def test_the_one_pass_rollout_carries_gradients(samples):
     assert {key for key in td.keys(True, True) if td[key].requires_grad} == carrying
 
 
+def test_with_reward_only_the_model_learns_from_the_first_sample_as_if_it_were_alone():
+    lm, agent, symbol_BN, noise = make_lm(), make_learned(), random_symbols(2, 9), random_noise(3, 2, 8)
+    td = rollout(lm, agent, symbol_BN, noise=noise, reward_only=True)
+    alone = rollout(lm, agent, symbol_BN, noise=noise[0])
+    loss = (td[keys.LOG_LIKELIHOOD] * td[keys.SAMPLE_WEIGHT]).sum()
+    inputs = [*lm.head.parameters(), *lm.mid.parameters(), *lm.down.parameters()]
+    found = torch.autograd.grad(loss, inputs)
+    expected = torch.autograd.grad(alone[keys.LOG_LIKELIHOOD].sum(), inputs)
+    for one, other in zip(found, expected, strict=True):
+        assert one.any()
+        assert_close(one, other)
+
+
 def test_stepping_carries_no_gradient_into_the_model():
     lm = make_lm()
     td = make_env(random_symbols(2, 6), lm).rollout(10, make_learned())
