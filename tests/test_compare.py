@@ -12,9 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.compare.assess import LONGEST, assess, assessed, token_lengths
+from tokenv.compare.assess import LONGEST, assess, token_lengths
+from tokenv.compare.assessment import assessed
 from tokenv.compare.options import resolve_comparison
-from tokenv.compare.result import by_settings, flat, measured
+from tokenv.compare.result import by_settings, finished, flat, measured
 from tokenv.compare.runner import run_all
 from tokenv.compare.store import find_run, identity, read_run
 from tokenv.experiment import run_command
@@ -143,7 +144,7 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     assert assessed(folder, 1, 300) is None
     found = assess(folder, passages=1, bpe_vocabulary=300)
     validation = json.loads((folder / "run.json").read_text())["result"]
-    assert sum(found.bits) / len(found.bits) == pytest.approx(validation["bits_per_byte"])
+    assert sum(found.loss) / len(found.loss) == pytest.approx(validation["bits_per_byte"])
     assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
     assert found.agreement["whitespace"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0} or found.boundary_rate < 0.04
     assert 0 <= found.agreement["bpe"]["f1"] <= 1
@@ -166,7 +167,7 @@ def test_token_lengths(rows):
                 counts[min(since, 4) - 1] += 1
                 since = 0
     assert token_lengths(action_BT, 4) == counts
-    assert sum(token_lengths(action_BT, LONGEST)) == int(action_BT[:, 1:].sum())
+    assert sum(token_lengths(action_BT, LONGEST["text"])) == int(action_BT[:, 1:].sum())
 
 
 def test_mistakes_are_told(comparison):
@@ -174,7 +175,7 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
     wishes = {"passages": 0, "bpe_vocabulary": 260}
-    some = [measured(comparison / "runs" / name, **wishes) for name in ("1", "2")]
+    some = [measured(finished(comparison / "runs" / name), **wishes) for name in ("1", "2")]
     with pytest.raises(ValueError, match="are the same run, seed included"):
         by_settings(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):

@@ -34,7 +34,7 @@ def test_pairing_takes_out_what_all_methods_find_hard():
     assert difference.mean == pytest.approx(-0.1, abs=0.01)
     assert difference.document_error < 0.01 < first.document_error
     assert difference.verdict == "better"
-    assert sentence("a", "b", difference).startswith("a is better than b by 0.")
+    assert sentence("a", "b", difference, "bits per byte").startswith("a is better than b by 0.")
     assert compare(second, first).verdict == "worse"
 
 
@@ -80,6 +80,8 @@ def test_one_seed_leaves_the_documents():
     assert difference.high - difference.low == pytest.approx(2 * 1.96 * difference.document_error, rel=1e-3)
     assert difference.low < difference.mean < difference.high
     # A seed that is easy for all must not make the method that has no other look better.
-    assert difference.mean == pytest.approx((first.bits_SB[0] - second.bits_SB[0]).mean())
-    assert "one seed" in sentence("a", "b", difference)
-    assert "not separable" in sentence("a", "b", difference)
+    assert difference.mean == pytest.approx((first.loss_SB[0] - second.loss_SB[0]).mean())
+    said = sentence("a", "b", difference, "nats per value")
+    assert "one seed" in said
+    assert "not separable" in said
+    assert "nats per value" in said

@@ -1,7 +1,5 @@
-import csv
 import html
 import io
-import itertools
 import math
 import shutil
 import subprocess
@@ -9,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from comparisons import TEXTS, WINDOWS, a_comparison, a_comparison_of_series, a_method, a_run, a_window, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from test_report_html import Page
 
 from tokenv.report.characters import characters
-from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
+from tokenv.report.compared import Agreement, ComparedMethod, Comparison, Pair
 from tokenv.report.comparison import write_report
 from tokenv.report.comparison_numbers import (
     agreement,
@@ -33,53 +32,9 @@ from tokenv.report.comparison_page import comparison_page
 from tokenv.report.comparison_pictures import draw_pictures, styles
 from tokenv.report.comparison_tables import print_comparison
 
-TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL = ["methods", "differences", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
 FINITE = st.floats(-1e6, 1e6)
 CHROMIUM = shutil.which("chromium")
-
-
-def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
-    x = [1000.0 * (i + 1) for i in range(points)]
-    history = {
-        "train/bits_per_byte": (x, [bits + 3 / (i + 1) for i in range(points)]),
-        "train/flops": (x, [50 * at for at in x]),
-        "train/boundary_rate": (x, [0.2 + 0.1 / (i + 1) for i in range(points)]),
-        "train/neg_log_prob": (x, [0.1 + 0.4 / (i + 1) for i in range(points)]),
-        "validation/bits_per_byte": (x[9::10], [bits + 3 / (i + 1) for i in range(9, points, 10)]),
-    }
-    passages = [characters(t, [probability] * len(t), [i % 3 == 0 for i in range(len(t))]) for t in TEXTS]
-    run = ComparedRun(
-        seed=seed,
-        folder=f"runs/{seed}",
-        bits_per_byte=bits,
-        bits_per_byte_early=bits + 0.1,
-        boundary_rate=0.2,
-        flops=3e6 / 7,
-        seconds=12.5,
-        history=history,
-        token_lengths=[1, 2, 4, 1],
-        agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
-        passages=passages,
-    )
-    return replace(run, **changes)
-
-
-def a_method(name, bits=2.0, seeds=2, probability=0.3, **changes):
-    runs = [a_run(seed, bits + 0.01 * seed, probability, **changes) for seed in range(seeds)]
-    values = [run.bits_per_byte for run in runs]
-    error = float(np.std(values, ddof=1) / seeds**0.5) if seeds > 1 else math.nan
-    return ComparedMethod(name, runs, {"agent.name": name}, float(np.mean(values)), error, 0.02)
-
-
-def a_comparison(methods, **changes):
-    pairs = []
-    for one, other in itertools.combinations(methods, 2):
-        gap = one.bits_per_byte - other.bits_per_byte
-        sign = "not separable" if abs(gap) < 0.05 else ("better" if gap < 0 else "worse")
-        pairs.append(Pair(one.name, other.name, gap, (gap - 0.05, gap + 0.05), sign, f"{one.name} is {sign}."))
-    made = Comparison("Title", {"budget": "4 MB"}, methods, pairs, ["first", "second"], 0.2, notes=["A note."])
-    return replace(made, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +89,10 @@ def test_everything_is_escaped(evil):
     assert page.headings[:2] == [evil, evil]
     assert page.cells.count(evil) == 8  # two rows of facts and failures, a row in three tables, a reference
     assert not page.tags & {"script", "s"}
+    drawn = [replace(method, runs=[replace(run, windows=[a_window(evil)])]) for method in methods]
+    pictures = draw_pictures(replace(comparison, methods=drawn))
+    assert evil in pictures["window-1"].caption
+    assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}
 
 
 class Matrix(Page):
@@ -186,22 +145,18 @@ def test_failed_runs_are_told(three, capsys):
     assert "bpe, seed 1: no memory" in capsys.readouterr().out
 
 
-def rows(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_tables_read_back_equal(three, written):
     folder, _ = written
     for method, row in zip(ranked(three), rows(folder / "methods.csv"), strict=True):
         assert row["method"] == method.name
-        assert float(row["bits_per_byte"]) == method.bits_per_byte
+        assert float(row["bits_per_byte"]) == method.loss
         assert float(row["seed_error"]) == method.seed_error
         assert float(row["whitespace_f1"]) == agreement(method, "whitespace").f1
     runs = [(method, run) for method in ranked(three) for run in method.runs]
     for (method, run), row in zip(runs, rows(folder / "runs.csv"), strict=True):
         assert (row["method"], int(row["seed"]), row["folder"]) == (method.name, run.seed, run.folder)
-        for name in ("bits_per_byte", "bits_per_byte_early", "boundary_rate", "flops", "seconds"):
+        assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (run.loss, run.loss_early)
+        for name in ("boundary_rate", "flops", "seconds"):
             assert float(row[name]) == getattr(run, name)
     for pair, row in zip(three.pairs, rows(folder / "pairs.csv"), strict=True):
         assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (pair.difference, *pair.interval)
@@ -295,14 +250,15 @@ def test_twelve_methods_look_different_whatever_their_rank():
     methods = [a_method(f"m{i}", 2 + i / 10, seeds=1, history={}) for i in range(12)]
     looks = styles(a_comparison(methods, pairs=[]))
     assert len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
-    swapped = [replace(method, bits_per_byte=-method.bits_per_byte) for method in methods]
+    swapped = [replace(method, loss=-method.loss) for method in methods]
     assert styles(a_comparison(swapped, pairs=[])) == looks
 
 
 def test_nothing_is_cut_at_a_pictures_edge():
     names = ["a method of a remarkably long name", "_x$^{", "方法", "short", "learned (REINFORCE)", "b", "gumbel"]
     methods = [a_method(name, 2 + i / 10, points=12) for i, name in enumerate(names)]
-    for picture in draw_pictures(a_comparison(methods)).values():
+    of_text, of_steps = draw_pictures(a_comparison(methods)), draw_pictures(a_comparison_of_series(methods))
+    for picture in [*of_text.values(), *(of_steps[name] for name in WINDOWS)]:
         light, dark = (imread(io.BytesIO(png))[..., :3] for png in (picture.light, picture.dark))
         assert light[0, 0].min() > 0.9
         assert dark[0, 0].max() < 0.1
@@ -324,17 +280,19 @@ def test_the_terminal_shows_names_literally_and_the_pairs_of_the_best(capsys):
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.floats(allow_nan=True))
 def test_any_names_and_values_give_a_page(names, bits):
-    methods = [replace(a_method(name, seeds=1, points=1), bits_per_byte=bits) for name in names]
+    methods = [replace(a_method(name, seeds=1, points=1), loss=bits) for name in names]
     assert len(Page(comparison_page(a_comparison(methods), {})).texts) == len(TEXTS) * len(names)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, written, tmp_path, width):
+@pytest.mark.parametrize("kind", ["text", "series"])
+def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, tmp_path, width, kind):
+    make = a_comparison if kind == "text" else a_comparison_of_series
     long = [replace(method, name=method.name + " of a remarkably long name" * 3) for method in three.methods]
     wide = [a_method(f"number {i}", 2 + i / 10, seeds=5) for i in range(9)]
-    many = a_comparison([*long, *wide])
-    source = html.escape(comparison_page(many, draw_pictures(three)))
+    shown = draw_pictures(make(three.methods))
+    source = html.escape(comparison_page(make([*long, *wide]), shown))
     # A frame may be as narrow as a phone, a window may not; the page itself runs no script.
     page = tmp_path / "page.html"
     page.write_text(
@@ -354,7 +312,7 @@ def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, written,
     title = done.stdout.partition("<title>")[2].partition("</title>")[0]
     visible_width, whole_width, pictures = map(int, title.split(","))
     assert whole_width <= visible_width <= width
-    assert pictures == len(ALL)
+    assert pictures == len(shown) == len(ALL) + (len(WINDOWS) if kind == "series" else 0)
 
 
 def test_folders_with_odd_names_are_written(tmp_path):

@@ -1,18 +1,19 @@
 """How well a model predicts held-out sequences, and where its boundaries fall."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from tqdm import tqdm
 
 from tokenv import keys
 from tokenv.build import Parts
 from tokenv.data.pieces import SequenceBatch
+from tokenv.lm.codec import Codec
 from tokenv.rollout import rollout
 
 
@@ -102,9 +103,37 @@ def held_out_rollouts(
     parts.train(was_training)
 
 
-def sequence_bits(td: TensorDictBase, key: NestedKey = keys.LOG_LIKELIHOOD) -> Tensor:
-    """Bits per byte of every sequence of a rollout: float64 [B], on the CPU."""
-    return _per_symbol(-td[key]) / math.log(2)
+def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
+    """What the losses of a rollout's sequences are made of.
+
+    Returns:
+        ``late`` and ``early``: negative log-likelihood per symbol, in the codec's unit; ``counted``, where a symbol is
+        not always one likelihood: how many it has, per symbol. Float64 [B] each, on the CPU.
+    """
+    sums = {
+        "late": _per_symbol(-td[keys.LOG_LIKELIHOOD]) / codec.nats_per_unit,
+        "early": _per_symbol(-td[keys.LOG_LIKELIHOOD_EARLY]) / codec.nats_per_unit,
+    }
+    counted_BT = codec.counted(td["next", keys.SYMBOL])
+    return sums if counted_BT is None else sums | {"counted": _per_symbol(counted_BT)}
+
+
+def joined(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Figures of some sequences at a time, behind one another: at least one mapping, all of the same keys."""
+    return {name: torch.cat([column[name] for column in columns]) for name in columns[0]}
+
+
+def sequence_losses(sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Each sequence's share in the loss and in the early exit's, of all that ``sequence_sums`` says of it.
+
+    Returns:
+        Float64 [B] each. Their means are the losses over all that has a likelihood, and the means' standard errors
+        those of the losses (linearised where they are ratios).
+    """
+    counted_B = sums.get("counted")
+    if counted_B is None:
+        return sums["late"], sums["early"]
+    return _shares(sums["late"], counted_B), _shares(sums["early"], counted_B)
 
 
 def _per_symbol(x_BT: Tensor) -> Tensor:
@@ -139,20 +168,16 @@ def evaluate(
         progress: show a bar.
     """
     codec = parts.lm.codec
-    columns: dict[str, list[Tensor]] = {"late": [], "early": [], "counted": [], "actions": [], "entropy": []}
     rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress)
-    for td in rollouts:
-        columns["late"].append(_per_symbol(-td[keys.LOG_LIKELIHOOD]) / codec.nats_per_unit)
-        columns["early"].append(_per_symbol(-td[keys.LOG_LIKELIHOOD_EARLY]) / codec.nats_per_unit)
-        counted_BT = codec.counted(td["next", keys.SYMBOL])
-        if counted_BT is not None:
-            columns["counted"].append(_per_symbol(counted_BT))
-        columns["actions"].append(td[keys.ACTION].cpu())
-        columns["entropy"].append(td[keys.ENTROPY].double().mean(-1).cpu())
-    whole = {name: torch.cat(column) for name, column in columns.items() if column}
-    late_B, early_B, action_BT = whole["late"], whole["early"], whole["actions"]
-    if "counted" in whole:
-        late_B, early_B = (_shares(total_B, whole["counted"]) for total_B in (late_B, early_B))
+    whole = joined(
+        [
+            sequence_sums(td, codec)
+            | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
+            for td in rollouts
+        ]
+    )
+    action_BT = whole["action"]
+    late_B, early_B = sequence_losses(whole)
     scores = {}
     if batch.gold_BN is not None:
         scores = boundary_scores(action_BT[:, 1:].bool(), batch.gold_BN[:, 1:-1], tolerance)

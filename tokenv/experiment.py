@@ -292,7 +292,7 @@ def _compare(options: CompareOptions, run: Run) -> dict[str, Any]:
         console().print(f"report: {folder / 'report.html'}")
     if comparison.failed:
         raise RuntimeError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
-    return {method.name: method.bits_per_byte for method in comparison.methods}
+    return {method.name: method.loss for method in comparison.methods}
 
 
 COMMANDS: dict[str, Command] = {

@@ -1,10 +1,9 @@
-"""What a comparison wants to know of one finished run, measured once and kept beside the run."""
+"""What a comparison wants to know of one finished run, measured once."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,77 +12,37 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv import checkpoint as checkpoints
 from tokenv import keys, registry
+from tokenv.build import Parts
+from tokenv.compare.assessment import VERSION, Assessment, Passage, Window, assessed, keep
 from tokenv.config import Config
 from tokenv.data.bpe import train_bpe
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.evaluate import boundary_scores, held_out_rollouts, sequence_bits
-from tokenv.files import write_atomically
+from tokenv.data.pieces import SequenceBatch
+from tokenv.data.series import SeriesData, load_series
+from tokenv.evaluate import (
+    boundary_scores,
+    evaluate,
+    held_out_rollouts,
+    joined,
+    sequence_losses,
+    sequence_sums,
+)
 from tokenv.hardware import prepare
+from tokenv.lm.series import VALUE
 from tokenv.looking import load_run
 
-FILE = "assessment.json"
-VERSION = 1
-LONGEST = 24  # tokens at least so long are counted together
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A held-out sequence with the boundaries that a run draws in it.
-
-    Attributes:
-        text: its bytes, as latin-1.
-        boundary_prob: of every byte.
-        action: drawn boundaries, 0 or 1.
-    """
-
-    text: str
-    boundary_prob: list[float]
-    action: list[int]
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """Figures of one run on held-out text.
-
-    Attributes:
-        version: of this file's layout.
-        checkpoint: name of the checkpoint.
-        passages_wanted: passages asked for.
-        bpe_vocabulary: asked for.
-        fingerprint: of the data.
-        bits: bits per byte of every held-out sequence.
-        document: index of the document that each comes from.
-        bits_early: mean of the early exit's bits per byte.
-        boundary_rate: boundaries per byte.
-        token_lengths: entry l - 1 counts the tokens of l bytes; the last one, those at least so long.
-        agreement: reference to precision, recall and F1 of the drawn boundaries against its own.
-        passages: the first sequences.
-    """
-
-    version: int
-    checkpoint: str
-    passages_wanted: int
-    bpe_vocabulary: int
-    fingerprint: str
-    bits: list[float]
-    document: list[int]
-    bits_early: float
-    boundary_rate: float
-    token_lengths: list[int]
-    agreement: dict[str, dict[str, float]]
-    passages: list[Passage]
+LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
 def assess(folder: Path, *, passages: int, bpe_vocabulary: int) -> Assessment:
-    """Measure a finished run on its held-out text, or read what was measured before.
+    """Measure a finished run on its held-out data, or read what was measured before.
 
     Args:
         folder: of the run.
         passages: sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries are held against; the ``tokenizers`` library must
-            be installed for that, and BPE is left out where it is not.
+        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against; the ``tokenizers`` library
+            must be installed for that, and BPE is left out where it is not.
 
     Raises:
         FileNotFoundError: the run has no checkpoint.
@@ -92,61 +51,84 @@ def assess(folder: Path, *, passages: int, bpe_vocabulary: int) -> Assessment:
     if known is not None:
         return known
     made = _measure(folder, passages, bpe_vocabulary)
-    write_atomically(folder / FILE, json.dumps(asdict(made)))
+    keep(made, folder)
     return made
-
-
-def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | None:
-    """What ``assess`` measured of the run's last checkpoint with these arguments before; None if it did not."""
-    try:
-        values = json.loads((folder / FILE).read_text())
-        known = Assessment(**values | {"passages": [Passage(**passage) for passage in values["passages"]]})
-    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
-        return None
-    wanted = (VERSION, checkpoints.find(folder).name, passages, bpe_vocabulary)
-    return known if (known.version, known.checkpoint, known.passages_wanted, known.bpe_vocabulary) == wanted else None
 
 
 def _measure(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment:
     trained = load_run(str(folder), "latest")
-    config = trained.config
+    config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
     prepare(config.hardware)
-    corpus = load_corpus(config.data)
+    series = load_series(config.data) if config.data.kind == "series" else None
+    corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
     held_out = corpus.validation(config.validation.sequences)
-    references = _references(config, corpus, bpe_vocabulary)
-    drawn: dict[str, list[Tensor]] = {name: [] for name in ("action", "bits", "early", "prob", *references)}
-    for td in held_out_rollouts(trained.parts, held_out, batch_size=config.validation.batch_size):
-        drawn["action"].append(td[keys.ACTION].cpu())
-        drawn["prob"].append(td[keys.BOUNDARY_PROB].float().cpu())
-        drawn["bits"].append(sequence_bits(td))
-        drawn["early"].append(sequence_bits(td, keys.LOG_LIKELIHOOD_EARLY))
-        for name, reference in references.items():
-            drawn[name].append(reference(td).cpu())
-    of = {name: torch.cat(parts) for name, parts in drawn.items()}
+    references = _references(config, corpus, bpe_vocabulary) if series is None else {}
+    of = joined(
+        [
+            sequence_sums(td, codec)
+            | {"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()}
+            | {name: reference(td).cpu() for name, reference in references.items()}
+            for td in held_out_rollouts(parts, held_out, batch_size=config.validation.batch_size)
+        ]
+    )
     action_BT = of["action"]
+    late_B, early_B = sequence_losses(of)
+    agreement = {name: _agreement(action_BT, of[name]) for name in references}
+    if series is not None and held_out.gold_BN is not None:
+        agreement["change points"] = _agreement(action_BT, held_out.gold_BN[:, :-1], config.data.tolerance)
+    shown = (held_out, of["prob"][:passages], action_BT[:passages])
     return Assessment(
         version=VERSION,
         checkpoint=trained.path.name,
         passages_wanted=passages,
         bpe_vocabulary=bpe_vocabulary,
         fingerprint=corpus.fingerprint,
-        bits=of["bits"].tolist(),
+        unit=codec.unit,
+        loss=late_B.tolist(),
         document=held_out.document_B.tolist(),
-        bits_early=of["early"].mean().item(),
+        loss_early=early_B.mean().item(),
+        loss_test=None if series is None else _test_loss(parts, series, config),
         boundary_rate=action_BT.double().mean().item(),
-        token_lengths=token_lengths(action_BT, LONGEST),
-        agreement={name: _agreement(action_BT, of[name]) for name in references},
-        passages=[
-            Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
-            for symbol_N, prob_T, action_T in zip(
-                held_out.symbol_BN[:passages], of["prob"][:passages], action_BT[:passages], strict=True
-            )
-        ],
+        token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
+        agreement=agreement,
+        passages=_passages(*shown) if series is None else [],
+        windows=[] if series is None else _windows(*shown),
     )
 
 
+def _test_loss(parts: Parts, series: SeriesData, config: Config) -> float | None:
+    try:
+        test = series.test(config.validation.sequences)
+    except ValueError:  # too short for a window
+        return None
+    return evaluate(parts, test, batch_size=config.validation.batch_size).loss
+
+
+def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:
+    return [
+        Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
+        for symbol_N, prob_T, action_T in zip(held_out.symbol_BN, prob_BT, action_BT, strict=False)
+    ]
+
+
+def _windows(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Window]:
+    return [
+        Window(
+            name=held_out.origin[row],
+            value=[
+                [None if math.isnan(value) else value for value in value_C]
+                for value_C in held_out.symbol_BN[row, ..., VALUE].tolist()
+            ],
+            boundary_prob=prob_T.tolist(),
+            action=action_T.tolist(),
+            gold=None if held_out.gold_BN is None else held_out.gold_BN[row].tolist(),
+        )
+        for row, (prob_T, action_T) in enumerate(zip(prob_BT, action_BT, strict=True))
+    ]
+
+
 def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Callable[[TensorDictBase], Tensor]]:
-    """Agents whose boundaries people know, by name: from a rollout to their actions [B, T]."""
+    """Agents whose boundaries in text people know, by name: from a rollout to their actions [B, T]."""
     wanted: dict[str, dict[str, Any]] = {"whitespace": {}}
     if find_spec("tokenizers"):
         wanted["bpe"] = {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))}
@@ -161,9 +143,9 @@ def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str
     }
 
 
-def _agreement(action_BT: Tensor, reference_BT: Tensor) -> dict[str, float]:
-    """Without the first byte, where everybody draws a boundary."""
-    scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool())
+def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> dict[str, float]:
+    """Without the first symbol, where everybody draws a boundary."""
+    scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
     return {name.removeprefix("boundary_"): value for name, value in scores.items()}
 
 

@@ -9,9 +9,8 @@ from tqdm import tqdm
 
 from tokenv.build import build_parts
 from tokenv.compare.options import CompareOptions
-from tokenv.compare.result import build, by_settings, measured
+from tokenv.compare.result import build, by_settings, check_one_kind, finished, measured
 from tokenv.compare.runner import run_all
-from tokenv.looking import check_text
 from tokenv.report.compared import Comparison
 
 
@@ -19,15 +18,16 @@ def check_methods(options: CompareOptions) -> None:
     """Build every method without memory, so that a mistake shows before hours of work.
 
     Raises:
-        ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit.
+        ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
+            are of different kinds of data.
     """
-    for task in options.tasks():
-        if task.config.seed == options.seeds[0]:
-            try:
-                check_text(task.config)
-                build_parts(task.config, torch.device("meta"))
-            except ValueError as error:
-                raise ValueError(f"methods.{task.method}: {error}") from error
+    firsts = {f"methods.{task.method}": task.config for task in options.tasks() if task.config.seed == options.seeds[0]}
+    for name, config in firsts.items():
+        try:
+            build_parts(config, torch.device("meta"))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    check_one_kind(firsts)
 
 
 def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
@@ -39,20 +39,22 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
 
     Raises:
         RuntimeError: every run failed.
-        ValueError: the runs cannot be compared: see ``tokenv.compare.result``.
+        ValueError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.result``.
         KeyboardInterrupt: Ctrl-C.
     """
     wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}
     if options.runs:
-        shown = tqdm(options.runs, desc="measuring", unit=" runs", disable=not progress)
-        methods = by_settings([measured(Path(folder), **wishes) for folder in shown])
+        stored = [finished(Path(folder)) for folder in options.runs]
+        check_one_kind({str(run.folder): run.config for run in stored})
+        shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
+        methods = by_settings([measured(run, **wishes) for run in shown])
         return build(methods, f"{len(options.runs)} runs", {})
     tasks = list(options.tasks())
     folders, failed = run_all(tasks, options, progress=progress)
     methods = {}
     for task, folder in zip(tasks, folders, strict=True):
         if folder is not None:
-            methods.setdefault(task.method, []).append(measured(folder, **wishes))
+            methods.setdefault(task.method, []).append(measured(finished(folder), **wishes))
     if not methods:
         raise RuntimeError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
     return build(methods, f"{len(methods)} methods", failed)

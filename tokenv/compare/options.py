@@ -42,8 +42,8 @@ class CompareOptions:
         store: folder of Sacred runs, where finished runs are looked for and new ones are put.
         runs: folders of existing runs to compare instead; then nothing is trained, and ``base``, ``common``,
             ``methods`` and ``seeds`` are not read.
-        passages: held-out sequences to show coloured by every method.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries are held against.
+        passages: held-out sequences to show as every method cuts them: text coloured, series drawn.
+        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
 
     Raises:
         ValueError: there is nothing to compare, or a value is out of range.

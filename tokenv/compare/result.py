@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -15,24 +16,16 @@ import torch
 
 from tokenv import checkpoint as checkpoints
 from tokenv.build import build_parts
-from tokenv.compare.assess import Assessment, assess
+from tokenv.compare.assess import assess
+from tokenv.compare.assessment import Assessment, Window
+from tokenv.compare.notes import notes
 from tokenv.compare.statistics import Scores, compare, sentence
 from tokenv.compare.store import StoredRun, read_run
 from tokenv.config import Config
 from tokenv.report.characters import characters
 from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
-
-NOTES = (
-    "Bits per byte are of held-out text, boundaries drawn as in training. A standard error over seeds says how much "
-    "another seed may move a figure, one over documents how much other held-out text may.",
-    "A pair's 95% interval holds both errors: the documents' by a paired bootstrap of the difference, the seeds' by "
-    "Student's t of the differences seed by seed (by Welch's t where methods share no seed), for runs of one seed "
-    "share first parameters and the order of the text. Pairs are not corrected for their number: of twenty that do not "
-    "differ, one will seem to.",
-    "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "
-    "boundaries moved right by one.",
-    "FLOPs are the paper's: 6 per matrix parameter for every byte or token.",
-)
+from tokenv.report.series import Patched
+from tokenv.report.words import WORDS, in_words
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Measured:
     Attributes:
         stored: the run.
         state: of its last checkpoint.
-        assessment: its figures on held-out text.
+        assessment: its figures on held-out data.
     """
 
     stored: StoredRun
@@ -55,8 +48,8 @@ class Measured:
         return self.stored.config
 
 
-def measured(folder: Path, *, passages: int, bpe_vocabulary: int) -> Measured:
-    """Read a finished run; measure it if that was not done before.
+def finished(folder: Path) -> StoredRun:
+    """Read a finished run.
 
     Raises:
         ValueError: there is no finished training run in the folder.
@@ -65,8 +58,33 @@ def measured(folder: Path, *, passages: int, bpe_vocabulary: int) -> Measured:
     if stored is None or not stored.finished:
         what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
         raise ValueError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
-    assessment = assess(folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
-    return Measured(stored, checkpoints.load_model(checkpoints.find(folder))[1], assessment)
+    return stored
+
+
+def measured(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> Measured:
+    """A finished run with its figures; it is measured if that was not done before."""
+    assessment = assess(stored.folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
+    return Measured(stored, checkpoints.load_model(checkpoints.find(stored.folder))[1], assessment)
+
+
+def check_one_kind(configs: Mapping[str, Config]) -> None:
+    """Refuse to hold text against series.
+
+    Args:
+        configs: name of a run or method to its configuration.
+
+    Raises:
+        ValueError: two of them are of different kinds of data; the message names both.
+    """
+    firsts: dict[str, str] = {}
+    for name, config in configs.items():
+        firsts.setdefault(config.data.kind, name)
+    if len(firsts) > 1:
+        (kind, name), (other_kind, other) = firsts.items()
+        raise ValueError(
+            f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
+            "are in different units; compare them apart"
+        )
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -79,6 +97,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 NO_SETTING = ("hardware", "checkpoint", "seed")
 LEARNERS_SETTING = ("estimator", "rate_target")
+LEARNERS_LOSS = ("policy", "rate")
 
 
 def distinguishing(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
@@ -95,7 +114,7 @@ def _settings(config: Config) -> dict[str, Any]:
     unread = NO_SETTING if learns else NO_SETTING + LEARNERS_SETTING
     values = {key: value for key, value in config.as_dict().items() if key not in unread}
     if not learns:
-        values["loss"] = {"early": config.loss.early}
+        values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
     return flat(values)
 
 
@@ -133,20 +152,28 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
         failed: runs that did not finish, and why.
 
     Raises:
-        ValueError: runs were measured on different text.
+        ValueError: runs were measured on different data, or in different units.
     """
     runs = [run for group in methods.values() for run in group]
+    words, unit = WORDS[runs[0].config.data.kind], runs[0].assessment.unit
     for run in runs[1:]:
-        same_text = (run.assessment.fingerprint, run.assessment.document)
-        if same_text != (runs[0].assessment.fingerprint, runs[0].assessment.document):
+        if run.assessment.unit != unit:
             raise ValueError(
-                f"{run.stored.folder} and {runs[0].stored.folder} were measured on different held-out text: expected "
-                "runs of the same data section and the same validation.sequences"
+                f"{run.stored.folder} is measured in {in_words(run.assessment.unit)} and {runs[0].stored.folder} in "
+                f"{in_words(unit)}: expected runs whose codec has the same unit"
+            )
+        if (run.assessment.fingerprint, run.assessment.document) != (
+            runs[0].assessment.fingerprint,
+            runs[0].assessment.document,
+        ):
+            raise ValueError(
+                f"{run.stored.folder} and {runs[0].stored.folder} were measured on different held-out {words.data}: "
+                "expected runs of the same data section and the same validation.sequences"
             )
     document_B = np.array(runs[0].assessment.document)
     scores = {
         name: Scores(
-            np.array([run.assessment.bits for run in group]), document_B, tuple(run.config.seed for run in group)
+            np.array([run.assessment.loss for run in group]), document_B, tuple(run.config.seed for run in group)
         )
         for name, group in methods.items()
     }
@@ -159,17 +186,20 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
                 name=name,
                 runs=[_run(run) for run in group],
                 settings=settings[name],
-                bits_per_byte=scores[name].mean,
+                loss=scores[name].mean,
                 seed_error=scores[name].seed_error,
                 document_error=scores[name].document_error,
             )
             for name, group in methods.items()
         ],
-        pairs=[_pair(first, second, scores) for first, second in itertools.combinations(methods, 2)],
+        pairs=[_pair(first, second, scores, in_words(unit)) for first, second in itertools.combinations(methods, 2)],
         passages=[f"held-out passage {number + 1}" for number in range(len(runs[0].assessment.passages))],
         target_rate=runs[0].config.rate,
         failed=failed,
-        notes=NOTES,
+        notes=notes(words, unit),
+        unit=unit,
+        words=words,
+        has_test=runs[0].config.data.kind == "series",
     )
 
 
@@ -178,8 +208,8 @@ def _run(run: Measured) -> ComparedRun:
     return ComparedRun(
         seed=run.config.seed,
         folder=str(run.stored.folder),
-        bits_per_byte=float(np.mean(told.bits)),
-        bits_per_byte_early=told.bits_early,
+        loss=float(np.mean(told.loss)),
+        loss_early=told.loss_early,
         boundary_rate=told.boundary_rate,
         flops=run.state["flops"],
         seconds=_seconds(*history["train/bytes_per_second"]),
@@ -190,6 +220,19 @@ def _run(run: Measured) -> ComparedRun:
             characters(passage.text.encode("latin-1"), passage.boundary_prob, [bool(a) for a in passage.action])
             for passage in told.passages
         ],
+        windows=[_patched(window, run.config.data.series.context) for window in told.windows],
+        loss_test=math.nan if told.loss_test is None else told.loss_test,
+    )
+
+
+def _patched(window: Window, context: int) -> Patched:
+    return Patched(
+        name=window.name,
+        value_NC=np.array(window.value, dtype=float),
+        boundary_T=np.array(window.action, dtype=bool),
+        probability_T=np.array(window.boundary_prob),
+        context=context,
+        gold_N=None if window.gold is None else np.array(window.gold),
     )
 
 
@@ -199,23 +242,26 @@ def _seconds(seen: Sequence[int], bytes_per_second: Sequence[float]) -> float:
     return sum((now - before) / speed for now, before, speed in steps)
 
 
-def _pair(first: str, second: str, scores: Mapping[str, Scores]) -> Pair:
+def _pair(first: str, second: str, scores: Mapping[str, Scores], unit: str) -> Pair:
     difference = compare(scores[first], scores[second])
     interval = (difference.low, difference.high)
-    return Pair(first, second, difference.mean, interval, difference.verdict, sentence(first, second, difference))
+    told = sentence(first, second, difference, unit)
+    return Pair(first, second, difference.mean, interval, difference.verdict, told)
 
 
 def _facts(methods: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
     runs = [run for group in methods.values() for run in group]
     first = runs[0].config
-    told = runs[0].assessment
+    told, words = runs[0].assessment, WORDS[first.data.kind]
     budgets = sorted({f"{run.config.train.bytes:,}" for run in runs})
     seeds = sorted({run.config.seed for run in runs})
     source = first.data.source if "/" not in first.data.source else Path(first.data.source).name
+    found = {"change points": f"found within {first.data.tolerance} steps"} if "change points" in told.agreement else {}
     return {
-        "data": f"{source}, sequences of {first.data.seq_len} bytes",
-        "training bytes": " or ".join(budgets),
-        "held out": f"{len(told.bits):,} sequences of {len(set(told.document)):,} documents",
+        "data": f"{source}, sequences of {first.data.seq_len} {words.symbol}s",
+        f"training {words.symbol}s": " or ".join(budgets),
+        "held out": f"{len(told.loss):,} sequences of {len(set(told.document)):,} {words.document}s",
+        **found,
         "seeds": ", ".join(map(str, seeds)),
         "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }

@@ -17,10 +17,11 @@ from pathlib import Path
 import yaml
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tokenv.compare.assess import assessed
+from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.store import find_run
 from tokenv.report.table import console
+from tokenv.report.words import WORDS
 
 STARTED = re.compile(r'Started run with ID "(.+?)"')
 
@@ -99,7 +100,7 @@ def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, 
                 if stop.is_set():
                     process.send_signal(signal.SIGINT)
                     process.wait()
-                bar.update(_bytes_seen(log, store))
+                bar.update(_symbols_seen(log, store))
     if stop.is_set():
         raise StoppedError
     found = find_run(task.config, store)
@@ -118,7 +119,7 @@ def _environment(jobs: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads} | environment if jobs > 1 else environment
 
 
-def _bytes_seen(log: Path, store: Path) -> int:
+def _symbols_seen(log: Path, store: Path) -> int:
     """How far a run is, from what Sacred has written last."""
     started = STARTED.search(log.read_text(errors="replace"))
     if started is None:
@@ -135,7 +136,8 @@ class _Bar:
 
     def __init__(self, bars: Progress, task: Task) -> None:
         self._bars = bars
-        self._id = bars.add_task(task.label, total=task.config.train.bytes, unit="bytes")
+        unit = f"{WORDS[task.config.data.kind].symbol}s"
+        self._id = bars.add_task(task.label, total=task.config.train.bytes, unit=unit)
 
     def __enter__(self) -> _Bar:
         return self

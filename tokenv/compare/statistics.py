@@ -1,6 +1,6 @@
 """How sure a difference is: over held-out documents by a paired bootstrap, over seeds by Student's t.
 
-Runs of one seed begin with the same parameters and read the same text in the same order, so a hard seed is hard for all
+Runs of one seed begin with the same parameters and read the same data in the same order, so a hard seed is hard for all
 methods: where methods have seeds in common, their differences seed by seed are what is uncertain.
 """
 
@@ -20,38 +20,39 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Scores:
-    """Held-out bits per byte of all runs of a method.
+    """Held-out losses of all runs of a method.
 
     Attributes:
-        bits_SB: of every seed and sequence, [S, B]; all methods have the same sequences in the same order.
-        document_B: index of the document that each sequence comes from, [B].
+        loss_SB: of every seed and sequence, [S, B], means over sequences being the losses; all methods have the same
+            sequences in the same order.
+        document_B: index of the document (of series, the group) that each sequence comes from, [B].
         seeds: of the runs, S different ones.
     """
 
-    bits_SB: Array
+    loss_SB: Array
     document_B: Array
     seeds: tuple[int, ...]
 
     @property
     def mean(self) -> float:
         """Over sequences and seeds."""
-        return float(self.bits_SB.mean())
+        return float(self.loss_SB.mean())
 
     @property
     def seed_error(self) -> float:
         """Standard error of the mean over seeds; NaN for one."""
-        seeds = len(self.bits_SB)
-        return float(self.bits_SB.mean(1).std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else math.nan
+        seeds = len(self.loss_SB)
+        return float(self.loss_SB.mean(1).std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else math.nan
 
     @property
     def document_error(self) -> float:
         """Standard error of the mean over documents."""
-        return document_error(self.bits_SB.mean(0), self.document_B)
+        return document_error(self.loss_SB.mean(0), self.document_B)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One method's bits per byte minus another's.
+    """One method's loss minus another's.
 
     Attributes:
         mean: the difference.
@@ -69,7 +70,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``better`` (fewer bits), ``worse`` or ``not separable``: the first method, seen from the second."""
+        """``better`` (a lower loss), ``worse`` or ``not separable``: the first method, seen from the second."""
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not separable"
 
 
@@ -115,11 +116,11 @@ def compare(first: Scores, second: Scores) -> Difference:
     common = [seed for seed in first.seeds if seed in second.seeds]
     if common:
         first, second = _only(first, common), _only(second, common)
-        paired = Scores(first.bits_SB - second.bits_SB, first.document_B, first.seeds)
+        paired = Scores(first.loss_SB - second.loss_SB, first.document_B, first.seeds)
         seeds, degrees = paired.seed_error, len(common) - 1.0
     else:
         seeds, degrees = _welch(first, second)
-    difference_B = first.bits_SB.mean(0) - second.bits_SB.mean(0)
+    difference_B = first.loss_SB.mean(0) - second.loss_SB.mean(0)
     documents = document_error(difference_B, first.document_B)
     # Without a spread over seeds there are no degrees of freedom to speak of.
     t = stats.t.ppf((1 + LEVEL) / 2, degrees) if seeds > 0 else stats.norm.ppf((1 + LEVEL) / 2)
@@ -130,7 +131,7 @@ def compare(first: Scores, second: Scores) -> Difference:
 
 def _only(scores: Scores, seeds: list[int]) -> Scores:
     rows = [scores.seeds.index(seed) for seed in seeds]
-    return Scores(scores.bits_SB[rows], scores.document_B, tuple(seeds))
+    return Scores(scores.loss_SB[rows], scores.document_B, tuple(seeds))
 
 
 def _welch(first: Scores, second: Scores) -> tuple[float, float]:
@@ -142,10 +143,10 @@ def _welch(first: Scores, second: Scores) -> tuple[float, float]:
     return math.sqrt(total), total**2 / sum(share**2 / degrees for share, degrees in shares)
 
 
-def sentence(first: str, second: str, difference: Difference) -> str:
-    """A difference in plain words."""
+def sentence(first: str, second: str, difference: Difference, unit: str) -> str:
+    """A difference in plain words, the unit being such as ``bits per byte``."""
     size, half = abs(difference.mean), (difference.high - difference.low) / 2
     known = " (one seed: another may say otherwise)" if math.isnan(difference.seed_error) else ""
     if difference.verdict == "not separable":
-        return f"{first} and {second} are not separable: {difference.mean:+.4f} ± {half:.4f} bits per byte{known}."
-    return f"{first} is {difference.verdict} than {second} by {size:.4f} ± {half:.4f} bits per byte{known}."
+        return f"{first} and {second} are not separable: {difference.mean:+.4f} ± {half:.4f} {unit}{known}."
+    return f"{first} is {difference.verdict} than {second} by {size:.4f} ± {half:.4f} {unit}{known}."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenv.report.characters import Character
+from tokenv.report.series import Patched
+from tokenv.report.words import TEXT, Words, in_words
 
-Curve = tuple[Sequence[float], Sequence[float]]  # training bytes and values
+Curve = tuple[Sequence[float], Sequence[float]]  # training symbols and values
 
 
 @dataclass(frozen=True)
@@ -32,29 +35,34 @@ class ComparedRun:
     Attributes:
         seed: of the run.
         folder: where it is stored.
-        bits_per_byte: on held-out text, mean over all predicted bytes.
-        bits_per_byte_early: the early exit's.
-        boundary_rate: boundaries per byte, as drawn on held-out text.
+        loss: on held-out data, mean over all that is predicted, in the comparison's unit.
+        loss_early: the early exit's.
+        boundary_rate: boundaries per symbol, as drawn on held-out data.
         flops: of the whole training.
         seconds: of the whole training.
-        history: metric to curve, such as ``train/bits_per_byte``, ``train/flops``, ``train/boundary_rate``,
-            ``train/neg_log_prob`` (nats per decision), ``validation/bits_per_byte``; each may be missing.
-        token_lengths: entry l - 1 counts the held-out tokens of l bytes; the last entry, those at least so long.
-        agreement: reference (``whitespace``, ``bpe``) to how the run's boundaries fit it.
-        passages: one entry a passage of the comparison, in its order.
+        history: metric to curve, such as ``train/flops``, ``train/boundary_rate``, ``train/neg_log_prob`` (nats per
+            decision), and under the unit's name ``train/bits_per_byte`` and ``validation/bits_per_byte``; each may be
+            missing.
+        token_lengths: entry l - 1 counts the held-out tokens of l symbols; the last entry, those at least so long.
+        agreement: reference (``whitespace``, ``bpe``, ``change points``) to how the run's boundaries fit it.
+        passages: of text: one entry a passage of the comparison, in its order.
+        windows: of series: held-out windows, the same of all runs, in the same order.
+        loss_test: the loss on the test split; NaN where there is none.
     """
 
     seed: int
     folder: str
-    bits_per_byte: float
-    bits_per_byte_early: float
+    loss: float
+    loss_early: float
     boundary_rate: float
     flops: float
     seconds: float
     history: Mapping[str, Curve]
     token_lengths: Sequence[int]
     agreement: Mapping[str, Agreement]
-    passages: Sequence[Sequence[Character]]
+    passages: Sequence[Sequence[Character]] = ()
+    windows: Sequence[Patched] = ()
+    loss_test: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class ComparedMethod:
         name: of the method.
         runs: one a seed, at least one.
         settings: what distinguishes it, such as ``agent.name`` to ``uniform``.
-        bits_per_byte: mean over the seeds.
+        loss: mean over the seeds.
         seed_error: standard error of that mean over the seeds; NaN for one.
         document_error: its standard error over held-out documents.
     """
@@ -73,7 +81,7 @@ class ComparedMethod:
     name: str
     runs: Sequence[ComparedRun]
     settings: Mapping[str, str]
-    bits_per_byte: float
+    loss: float
     seed_error: float
     document_error: float
 
@@ -85,7 +93,7 @@ class Pair:
     Attributes:
         first: name of a method.
         second: name of the other.
-        difference: bits per byte of the first minus those of the second.
+        difference: loss of the first minus that of the second.
         interval: the 95% interval of the difference.
         verdict: ``better``, ``worse`` or ``not separable``: the first, seen from the second.
         sentence: the same in plain words.
@@ -109,9 +117,12 @@ class Comparison:
         methods: at least one, of different names; their order gives them their colours, reports show the best first.
         pairs: every pair of methods.
         passages: headings of the passages.
-        target_rate: boundaries per byte that methods with a choice aim at.
+        target_rate: boundaries per symbol that methods with a choice aim at.
         failed: run to what went wrong, for runs that did not finish.
         notes: sentences on how to read it.
+        unit: what losses are measured in, as metrics are named.
+        words: what symbols, tokens and so on are called.
+        has_test: whether losses on a test split are shown.
     """
 
     title: str
@@ -122,3 +133,11 @@ class Comparison:
     target_rate: float
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    unit: str = "bits_per_byte"
+    words: Words = TEXT
+    has_test: bool = False
+
+    @property
+    def unit_in_words(self) -> str:
+        """Such as ``bits per byte``."""
+        return in_words(self.unit)

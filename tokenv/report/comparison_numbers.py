@@ -40,6 +40,11 @@ def number(value: float, form: str = ".4f") -> str:
     return format(value, form).replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
+def with_error(value: float, error: float) -> str:
+    """A value and its standard error for people."""
+    return f"{number(value)} ± {number(error)}"
+
+
 def mean(values: Iterable[float]) -> float:
     """Mean of the finite ones, NaN without any."""
     known = [value for value in values if math.isfinite(value)]
@@ -47,8 +52,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def ranked(comparison: Comparison) -> list[ComparedMethod]:
-    """The methods by bits per byte, best first, unknown ones last."""
-    return sorted(comparison.methods, key=lambda m: (math.isnan(m.bits_per_byte), m.bits_per_byte))
+    """The methods by loss, best first, unknown ones last."""
+    return sorted(comparison.methods, key=lambda m: (math.isnan(m.loss), m.loss))
 
 
 def oriented(comparison: Comparison) -> dict[tuple[str, str], Pair]:
@@ -75,12 +80,12 @@ def _listed(names: Sequence[str]) -> str:
 def conclusion(comparison: Comparison) -> list[str]:
     """Two or three sentences: which method is best, and how sure that is."""
     best, *others = ranked(comparison)
-    value = number(best.bits_per_byte)
+    value, unit = number(best.loss), comparison.unit_in_words
     if math.isfinite(best.seed_error):
-        value += f" ± {number(best.seed_error)} (standard error over {len(best.runs)} seeds)"
+        value = f"{with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
-        return [f"One method alone, {plain(best.name)}: {value} bits per byte. There is nothing to compare it with."]
-    said = [f"{plain(best.name)} has the lowest bits per byte: {value}."]
+        return [f"One method alone, {plain(best.name)}: {value} {unit}. There is nothing to compare it with."]
+    said = [f"{plain(best.name)} has the lowest {unit}: {value}."]
     pairs = oriented(comparison)
     seen = [(other, pairs.get((other.name, best.name))) for other in others]
     tied = [f"{plain(m.name)} ({number(p.difference, '+.4f')})" for m, p in seen if p and p.verdict == "not separable"]
@@ -111,14 +116,14 @@ def smoothed(curve: Curve) -> Curve:
 
 
 def to_flops(positions: Sequence[float] | np.ndarray, flops: Curve) -> np.ndarray:
-    """FLOPs spent when so many training bytes were seen.
+    """FLOPs spent when so many training symbols were seen.
 
     Args:
-        positions: training bytes.
-        flops: training bytes and all FLOPs spent until then, ascending.
+        positions: training symbols.
+        flops: training symbols and all FLOPs spent until then, ascending.
 
     Returns:
-        FLOPs: interpolated from the origin on, and in proportion to the bytes beyond the last known ones.
+        FLOPs: interpolated from the origin on, and in proportion to the symbols beyond the last known ones.
     """
     at, spent = _clean(flops)
     where = np.asarray(positions, dtype=float)
@@ -153,7 +158,7 @@ def method_band(method: ComparedMethod, metric: str, by_flops: bool = False) -> 
     Args:
         method: whose runs are read; those without the metric count for nothing.
         metric: key of the runs' histories.
-        by_flops: positions are FLOPs, their mean over the seeds, instead of training bytes.
+        by_flops: positions are FLOPs, their mean over the seeds, instead of training symbols.
     """
     curves = [run.history.get(metric, ((), ())) for run in method.runs]
     if metric.startswith("train/"):
@@ -172,11 +177,11 @@ def loss_metric(comparison: Comparison) -> str:
     def drawable(metric: str) -> int:
         return sum(any(len(run.history.get(metric, ((),))[0]) > 1 for run in m.runs) for m in comparison.methods)
 
-    return max("validation/bits_per_byte", "train/bits_per_byte", key=drawable)
+    return max(f"validation/{comparison.unit}", f"train/{comparison.unit}", key=drawable)
 
 
 def length_shares(method: ComparedMethod) -> list[float]:
-    """Share of tokens by length: entry l - 1 is for l bytes, the last for those at least so long; mean over seeds.
+    """Share of tokens by length: entry l - 1 is for l symbols, the last for those at least so long; mean over seeds.
 
     Empty if no run has tokens.
     """
@@ -204,6 +209,12 @@ def agreement(method: ComparedMethod, reference: str) -> Agreement | None:
 def over_seeds(method: ComparedMethod, figure: str) -> float:
     """Mean of a figure, an attribute of ``ComparedRun``, over the method's runs."""
     return mean(getattr(run, figure) for run in method.runs)
+
+
+def error_on_test(method: ComparedMethod) -> float:
+    """Standard error over seeds of the loss on the test split; NaN where fewer than two are known."""
+    known = [run.loss_test for run in method.runs if math.isfinite(run.loss_test)]
+    return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
 
 
 def colour_scale(comparison: Comparison) -> tuple[float, float]:

@@ -9,36 +9,30 @@ from typing import TypeVar
 
 from tokenv.report.characters import visible
 from tokenv.report.compared import ComparedMethod, Comparison, Pair
+from tokenv.report.comparison_canvas import Picture
 from tokenv.report.comparison_numbers import (
     agreement,
     colour_scale,
     conclusion,
+    error_on_test,
     number,
     oriented,
     over_seeds,
     plain,
     ranked,
     references,
+    with_error,
 )
-from tokenv.report.comparison_pictures import Picture, styles
+from tokenv.report.comparison_pictures import styles
 from tokenv.report.html import coloured, legend, render
 
 T = TypeVar("T")
 
 _MANY = 6  # sentences on pairs that are shown at once
-_COLUMNS = (
-    "bits per byte",
-    "± documents",
-    "each seed",
-    "early exit",
-    "boundaries / byte",
-    "FLOPs",
-    "seconds",
-)
 
 
 def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
-    """Show who is best, how sure that is, how training went, and the same passages coloured by every method.
+    """Show who is best, how sure that is, how training went, and the same text or windows, cut by every method.
 
     Args:
         comparison: what to show.
@@ -56,13 +50,16 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         failed=_shown(comparison.failed),
         facts=_shown(comparison.facts),
         looks=[looks[method.name] for method in comparison.methods],
-        columns=_COLUMNS,
-        methods=_rows(comparison, lambda method: (_settings(method), _cells(method))),
+        unit=visible(comparison.unit_in_words),
+        words=comparison.words,
+        columns=_columns(comparison),
+        methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison.has_test))),
         target=f"{comparison.target_rate:g}",
         matrix=_rows(comparison, _differences(comparison)),
         sentences=[visible(pair.sentence) for pair in comparison.pairs],
         many=len(comparison.pairs) > _MANY,
         pictures={name: _embedded(picture) for name, picture in pictures.items()},
+        windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
         passages=[
@@ -88,13 +85,20 @@ def _settings(method: ComparedMethod) -> str:
     return ", ".join(f"{plain(key)} = {plain(value)}" for key, value in method.settings.items())
 
 
-def _cells(method: ComparedMethod) -> list[str]:
-    """One text for each of ``_COLUMNS``."""
+def _columns(comparison: Comparison) -> list[str]:
+    words, test = comparison.words, ["test"] if comparison.has_test else []
+    loss = [visible(comparison.unit_in_words), f"± {words.document}s", "each seed", *test, "early exit"]
+    return [*loss, f"boundaries / {words.symbol}", "FLOPs", "seconds"]
+
+
+def _cells(method: ComparedMethod, has_test: bool) -> list[str]:
+    """One text for each of ``_columns``."""
     return [
-        f"{number(method.bits_per_byte)} ± {number(method.seed_error)}",
+        with_error(method.loss, method.seed_error),
         number(method.document_error),
-        " ".join(number(run.bits_per_byte) for run in method.runs),
-        number(over_seeds(method, "bits_per_byte_early")),
+        " ".join(number(run.loss) for run in method.runs),
+        *([with_error(over_seeds(method, "loss_test"), error_on_test(method))] if has_test else []),
+        number(over_seeds(method, "loss_early")),
         number(over_seeds(method, "boundary_rate"), ".3f"),
         number(over_seeds(method, "flops"), ".2e"),
         number(over_seeds(method, "seconds"), ",.0f"),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -17,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tokenv.report.compared import ComparedMethod, Comparison
+from tokenv.report.comparison_canvas import Picture, draw_both, legend_below, legend_columns, short
 from tokenv.report.comparison_numbers import (
     Band,
     length_shares,
@@ -26,6 +24,7 @@ from tokenv.report.comparison_numbers import (
     plain,
     ranked,
 )
+from tokenv.report.comparison_windows import draw_windows
 
 # Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -33,40 +32,8 @@ _LINES = ("solid", "dashed", "dotted", "dashdot")
 _MARKERS = "osD^vPX*<>ph"
 VERDICTS = {"better": "#0072B2", "worse": "#D55E00", "not separable": "#8a8a8a"}
 
-_WIDTH, _DPI, _LETTER = 5.6, 180, 0.062  # inches, dots an inch, inches of one letter of a legend
-_LONGEST = 30  # letters of a name in a picture
 _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # a share of tokens of one length that would press all other methods flat
-_COMMON = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9,
-    "grid.linewidth": 0.6,
-    "legend.columnspacing": 1.4,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.5,
-    "text.parse_math": False,
-}
-
-
-def _theme(page: str, ink: str, grid: str) -> Any:  # matplotlib's type of it spells all its keys
-    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
-    return {
-        **_COMMON,
-        "figure.facecolor": page,
-        "axes.facecolor": page,
-        "grid.color": grid,
-        **dict.fromkeys(inked, ink),
-    }
-
-
-_LIGHT = _theme("#ffffff", "#1b1b1b", "#e4e4e4")
-_DARK = _theme("#121416", "#e6e6e6", "#303438")
 
 
 class Style(NamedTuple):
@@ -87,61 +54,6 @@ def styles(comparison: Comparison) -> dict[str, Style]:
     }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One picture.
-
-    Attributes:
-        name: of its file, without suffix.
-        caption: what it shows, in words.
-        light: PNG for a light page.
-        dark: PNG for a dark page.
-    """
-
-    name: str
-    caption: str
-    light: bytes
-    dark: bytes
-
-
-def _short(name: str) -> str:
-    name = plain(name)
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-
-
-def _picture(name: str, caption: str, height: float, draw: Callable[[Figure], None]) -> Picture:
-    drawn = []
-    for theme in (_LIGHT, _DARK):
-        buffer = io.BytesIO()
-        with mpl.rc_context(theme), warnings.catch_warnings():
-            # A name in a script that the fonts lack shows as boxes; the page beside it shows the name.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-            draw(figure)
-            figure.savefig(buffer, format="png")
-        drawn.append(buffer.getvalue())
-    return Picture(name, caption, *drawn)
-
-
-def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """A legend below everything, in as many columns as fit."""
-    columns = _columns(names)
-    # A label that begins with an underscore would be taken for "not in the legend": the names are set afterwards.
-    legend = figure.legend(handles, ["x"] * len(names), loc="outside lower center", ncols=columns)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)
-
-
-def _columns(names: Sequence[str]) -> int:
-    """As many columns as fit, none shorter than the others by more than one."""
-    for rows in range(1, len(names)):
-        columns = math.ceil(len(names) / rows)
-        widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
-        if sum(0.55 + _LETTER * letters for letters in widest) <= _WIDTH:
-            return columns
-    return 1
-
-
 def _line_picture(
     name: str, caption: str, curves: Mapping[str, Band], looks: Mapping[str, Style], finish: Callable[[Axes], None]
 ) -> Picture:
@@ -154,7 +66,7 @@ def _line_picture(
         looks: method to style.
         finish: sets the axes' labels, limits and formats.
     """
-    names = [_short(method) for method in curves]
+    names = [short(method) for method in curves]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -169,24 +81,25 @@ def _line_picture(
                 band.x, band.mean, color=look.colour, ls=look.line, marker=look.marker, markevery=(first, each)
             )
         finish(axes)
-        _legend(figure, handles, names)
+        legend_below(figure, handles, names)
 
-    rows = math.ceil(len(names) / _columns(names))
-    return _picture(name, caption, 3.6 + 0.19 * rows, draw)
+    rows = math.ceil(len(names) / legend_columns(names))
+    return draw_both(name, caption, 3.6 + 0.19 * rows, draw)
 
 
 def _rows(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
     """One row a method, the first on top."""
-    axes.set_yticks(range(len(methods)), [_short(method.name) for method in methods])
+    axes.set_yticks(range(len(methods)), [short(method.name) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def _dots(methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
-    """Bits per byte of every method and seed."""
-    if not any(math.isfinite(method.bits_per_byte) for method in methods):
+def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+    """The loss of every method and seed."""
+    unit, documents = comparison.unit_in_words, f"{comparison.words.document}s"
+    if not any(math.isfinite(method.loss) for method in methods):
         return None
 
     def draw(figure: Figure) -> None:
@@ -195,13 +108,13 @@ def _dots(methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Pict
             look = looks[method.name]
             for error, width, alpha in ((method.document_error, 1.2, 1.0), (method.seed_error, 6.0, 0.35)):
                 if math.isfinite(error):
-                    ends = (method.bits_per_byte - error, method.bits_per_byte + error)
+                    ends = (method.loss - error, method.loss + error)
                     axes.plot(ends, (row, row), color=look.colour, lw=width, alpha=alpha, solid_capstyle="butt")
-            seeds = [run.bits_per_byte for run in method.runs]
+            seeds = [run.loss for run in method.runs]
             axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=look.colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(method.bits_per_byte, row, look.marker, color=look.colour, ms=6)
+            axes.plot(method.loss, row, look.marker, color=look.colour, ms=6)
         _rows(axes, methods)
-        axes.set_xlabel("held-out bits per byte (left is better)")
+        axes.set_xlabel(f"held-out {unit} (left is better)")
         ink = mpl.rcParams["text.color"]
         handles = (
             Line2D([], [], color=ink, marker="D", ls="", ms=5),
@@ -209,14 +122,14 @@ def _dots(methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Pict
             Line2D([], [], color=ink, lw=6, alpha=0.35),
             Line2D([], [], color=ink, lw=1.2),
         )
-        _legend(figure, handles, ("mean", "one seed", "± s.e. (seeds)", "± s.e. (documents)"))
+        legend_below(figure, handles, ("mean", "one seed", "± s.e. (seeds)", f"± s.e. ({documents})"))
 
     caption = (
-        "Bits per byte: mean, each seed, and standard errors over seeds and over documents. All methods are held "
-        "against the same documents, so most of that error is common to them: whether two differ is told by the "
-        "intervals of their difference."
+        f"{unit.capitalize()}: mean, each seed, and standard errors over seeds and over {documents}. All methods are "
+        f"held against the same {documents}, so most of that error is common to them: whether two differ is told by "
+        "the intervals of their difference."
     )
-    return _picture("methods", caption, 1.2 + 0.34 * len(methods), draw)
+    return draw_both("methods", caption, 1.2 + 0.34 * len(methods), draw)
 
 
 def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> Picture | None:
@@ -237,15 +150,15 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
                     axes.plot(pair.interval, (row, row), color=colour, lw=2, marker="|", ms=7)
                 axes.plot(pair.difference, row, "o", color=colour, ms=5)
         _rows(axes, methods)
-        axes.set_xlabel(f"bits per byte more than {_short(best.name)} (95% interval)")
+        axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
         names = [name for name in VERDICTS if any(pair and pair.verdict == name for pair in against)]
         handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
-        _legend(figure, handles, names)
+        legend_below(figure, handles, names)
 
     caption = (
         f"Difference from {plain(best.name)}, with its 95% interval. An interval that holds 0 means: not separable."
     )
-    return _picture("differences", caption, 1.2 + 0.34 * len(methods), draw)
+    return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
 
 
 def _bands(methods: Sequence[ComparedMethod], metric: str, by_flops: bool = False) -> dict[str, Band]:
@@ -264,18 +177,19 @@ def _show_the_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
 def _losses(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Iterator[Picture]:
     metric = loss_metric(comparison)
     kind = "validation" if metric.startswith("validation/") else "training (running mean)"
-    for name, by_flops, unit in (("loss-bytes", False, "training bytes"), ("loss-flops", True, "training FLOPs")):
+    loss, symbols = comparison.unit_in_words, f"{comparison.words.symbol}s"
+    for name, by_flops, spent in ((f"loss-{symbols}", False, symbols), ("loss-flops", True, "FLOPs")):
         curves = _bands(methods, metric, by_flops)
         if not curves:
             continue
 
-        def finish(axes: Axes, curves: Mapping[str, Band] = curves, unit: str = unit) -> None:
+        def finish(axes: Axes, curves: Mapping[str, Band] = curves, spent: str = spent) -> None:
             _show_the_late_part(axes, curves)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel=unit, ylabel=f"{kind} bits per byte")
+            axes.set(xlabel=f"training {spent}", ylabel=f"{kind} {loss}")
 
         caption = (
-            f"{kind.capitalize()} bits per byte against {unit}: mean over the seeds; {_BAND}. "
+            f"{kind.capitalize()} {loss} against training {spent}: mean over the seeds; {_BAND}. "
             "The axis is cut above what the first third of training leaves behind."
         )
         yield _line_picture(name, caption, curves, looks, finish)
@@ -284,8 +198,9 @@ def _losses(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Ma
 def _policies(
     comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]
 ) -> Iterator[Picture]:
+    symbol = comparison.words.symbol
     kinds = (
-        ("boundary-rate", "train/boundary_rate", "boundaries per byte", "Boundaries per byte"),
+        ("boundary-rate", "train/boundary_rate", f"boundaries per {symbol}", f"Boundaries per {symbol}"),
         ("neg-log-prob", "train/neg_log_prob", "mean −log π, nats per decision", "Mean −log π of the decisions drawn"),
     )
     for name, metric, unit, what in kinds:
@@ -297,7 +212,7 @@ def _policies(
             if has_target:
                 axes.axhline(comparison.target_rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel="training bytes", ylabel=unit)
+            axes.set(xlabel=f"training {symbol}s", ylabel=unit)
             axes.set_ylim(bottom=0)
 
         target = f" Thin dashes: the target, {comparison.target_rate:g}." if name == "boundary-rate" else ""
@@ -305,7 +220,8 @@ def _policies(
         yield _line_picture(name, caption, curves, looks, finish)
 
 
-def _lengths(methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+    words = comparison.words
     shares = {method.name: np.array(length_shares(method)) for method in methods}
     curves = {name: Band(np.arange(len(y)) + 1.0, y, y, y) for name, y in shares.items() if len(y)}
     if not curves:
@@ -316,29 +232,33 @@ def _lengths(methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> P
     beyond = [f"{plain(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
 
     def finish(axes: Axes) -> None:
-        axes.set(xlabel=f"bytes of a token ({last}: that many or more)", ylabel="share of tokens")
+        axes.set(
+            xlabel=f"{words.symbol}s of a {words.token} ({last}: that many or more)", ylabel=f"share of {words.tokens}"
+        )
         axes.set_ylim(0, 1.1 * top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    caption = "How long tokens are on held-out text, mean over the seeds."
+    caption = f"How long {words.tokens} are on held-out {words.data}, mean over the seeds."
     if beyond:
         caption += f" Beyond the axis: {'; '.join(beyond)}."
-    return _line_picture("token-lengths", caption, curves, looks, finish)
+    return _line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
 
 
 def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw everything there is something to draw of.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``loss-bytes``, ``loss-flops``, ``boundary-rate``,
-        ``neg-log-prob``, ``token-lengths``, in this order, those without anything to show left out.
+        Name to picture: ``methods``, ``differences``, ``loss-bytes`` (of series ``loss-steps``), ``loss-flops``,
+        ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so on, in this
+        order, those without anything to show left out.
     """
     methods, looks = ranked(comparison), styles(comparison)
     pictures = [
-        _dots(methods, looks),
+        _dots(comparison, methods, looks),
         _differences(comparison, methods),
         *_losses(comparison, methods, looks),
         *_policies(comparison, methods, looks),
-        _lengths(methods, looks),
+        _lengths(comparison, methods, looks),
+        *draw_windows(comparison),
     ]
     return {picture.name: picture for picture in pictures if picture}

@@ -15,16 +15,17 @@ from tokenv.report.compared import Comparison
 from tokenv.report.comparison_numbers import (
     agreement,
     conclusion,
+    error_on_test,
     length_shares,
     number,
     over_seeds,
     plain,
     ranked,
     references,
+    with_error,
 )
 from tokenv.report.table import console
 
-_OF_RUNS = ("bits_per_byte_early", "boundary_rate", "flops", "seconds")
 _SCORES = ("precision", "recall", "f1")
 
 
@@ -37,6 +38,13 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     return path
 
 
+def _figures(comparison: Comparison) -> dict[str, str]:
+    """Column to attribute of ``ComparedRun``, beside the loss."""
+    test = {f"test_{comparison.unit}": "loss_test"} if comparison.has_test else {}
+    early = {f"{comparison.unit}_early": "loss_early"}
+    return test | early | {name: name for name in ("boundary_rate", "flops", "seconds")}
+
+
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Write every figure, in full precision; one that is missing is ``nan`` or empty.
 
@@ -45,10 +53,11 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         folder: an existing folder.
 
     Returns:
-        ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv``, shares by method.
+        ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
+        ``patch-lengths.csv``), shares by method. Losses are in columns of their unit's name.
     """
-    held = references(comparison)
-    scored = [f"{reference}_{score}" for reference in held for score in _SCORES]
+    held, figures, words = references(comparison), _figures(comparison), comparison.words
+    scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
 
     def scores(found: Iterable[Any]) -> list[Any]:
         return [getattr(one, score) if one else "" for one in found for score in _SCORES]
@@ -58,37 +67,37 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         [
             method.name,
             len(method.runs),
-            method.bits_per_byte,
+            method.loss,
             method.seed_error,
             method.document_error,
-            *(over_seeds(method, name) for name in _OF_RUNS),
+            *(over_seeds(method, name) for name in figures.values()),
             *scores(agreement(method, reference) for reference in held),
         ]
         for method in methods
     ]
-    errors = ("bits_per_byte", "seed_error", "document_error")
-    paths = [_write(folder / "methods.csv", ["method", "seeds", *errors, *_OF_RUNS, *scored], rows)]
+    errors = (comparison.unit, "seed_error", "document_error")
+    paths = [_write(folder / "methods.csv", ["method", "seeds", *errors, *figures, *scored], rows)]
 
     rows = [
         [
             method.name,
             run.seed,
             run.folder,
-            run.bits_per_byte,
-            *(getattr(run, name) for name in _OF_RUNS),
+            run.loss,
+            *(getattr(run, name) for name in figures.values()),
             *scores(run.agreement.get(reference) for reference in held),
         ]
         for method in methods
         for run in method.runs
     ]
-    paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", "bits_per_byte", *_OF_RUNS, *scored], rows))
+    paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
     header = ["first", "second", "difference", "low", "high", "verdict", "sentence"]
     rows = [[p.first, p.second, p.difference, *p.interval, p.verdict, p.sentence] for p in comparison.pairs]
     paths.append(_write(folder / "pairs.csv", header, rows))
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
-    paths.append(_write(folder / "token-lengths.csv", ["method", "bytes", "share"], rows))
+    paths.append(_write(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
     return paths
 
 
@@ -96,13 +105,15 @@ def comparison_table(comparison: Comparison) -> Table:
     """One line a method, best first, for a rich console."""
     table = Table(title=Text(visible(comparison.title)), title_justify="left")
     table.add_column("method", overflow="fold")
-    for name in ("bits per byte ± seeds", "early exit", "rate", "FLOPs", "seconds"):
+    test = ("test ± seeds",) if comparison.has_test else ()
+    for name in (f"{comparison.unit_in_words} ± seeds", *test, "early exit", "rate", "FLOPs", "seconds"):
         table.add_column(name, justify="right")
     for method in ranked(comparison):
         table.add_row(
             Text(plain(method.name)),
-            f"{number(method.bits_per_byte)} ± {number(method.seed_error)}",
-            number(over_seeds(method, "bits_per_byte_early")),
+            with_error(method.loss, method.seed_error),
+            *(with_error(over_seeds(method, "loss_test"), error_on_test(method)) for _ in test),
+            number(over_seeds(method, "loss_early")),
             number(over_seeds(method, "boundary_rate"), ".3f"),
             number(over_seeds(method, "flops"), ".2e"),
             number(over_seeds(method, "seconds"), ",.0f"),

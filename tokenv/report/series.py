@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,8 +14,8 @@ from matplotlib.patches import Patch
 from tokenv.report.saving import save_png
 
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # of Okabe and Ito's colour-blind-safe set
-_BANDS = ("#E3EEF6", "#FBEEDC")
-_LINES = ("0.15", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_BANDS = (("#0072B2", 0.14), ("#E69F00", 0.2))  # seen through, so that they fit a light and a dark page
+_FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # channels beyond the first, which has the page's ink
 
 
 @dataclass(frozen=True)
@@ -57,26 +58,33 @@ def draw_patches(shown: Sequence[Patched], path: Path, *, title: str) -> Path:
         raise ValueError("no series to draw")
     figure = Figure(figsize=(13, 0.9 + 2.9 * len(shown)), dpi=110, layout="constrained")
     figure.suptitle(title, parse_math=False)
+    draw_rows(figure, shown)
+    figure.legend(handles=legend_handles(shown), loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+    return save_png(figure, path)
+
+
+def draw_rows(figure: Figure, shown: Sequence[Patched]) -> None:
+    """Fill an empty figure with series, from top to bottom: each over its patches, boundary probabilities below."""
     axes = figure.subplots(2 * len(shown), 1, height_ratios=[3, 1] * len(shown), squeeze=False)[:, 0]
+    longest = max(len(series.value_NC) for series in shown)
     for series, above, below in zip(shown, axes[::2], axes[1::2], strict=True):
         draw_values(above, series)
-        above.set_xticklabels([])
         _draw_probabilities(below, series)
+    for each in axes:  # one scale, read off below the last
+        each.set_xlim(-0.5, longest - 0.5)
+        each.tick_params(labelbottom=each is axes[-1])
     axes[-1].set_xlabel("step")
-    figure.legend(handles=_legend(shown), loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-
-    return save_png(figure, path)
 
 
 def draw_values(axes: Axes, series: Patched) -> None:
     """Draw a series over its patches as alternating bands."""
-    length = len(series.value_NC)
+    length, colours = len(series.value_NC), (mpl.rcParams["text.color"], *_FURTHER)
     ends = [*(np.flatnonzero(series.boundary_T) + 0.5).tolist(), length - 0.5]
     for number, (start, end) in enumerate(zip([-0.5, *ends[:-1]], ends, strict=True)):
         axes.axvspan(start, end, color=_BANDS[number % 2], linewidth=0)
     for number, value_N in enumerate(series.value_NC.T):
         # A value between two missing ones would be no line.
-        axes.plot(value_N, color=_LINES[number % len(_LINES)], linewidth=1.1, marker=".", markersize=2.5)
+        axes.plot(value_N, color=colours[number % len(colours)], linewidth=1.1, marker=".", markersize=2.5)
     if series.gold_N is not None:
         for step in np.flatnonzero(series.gold_N):
             axes.axvline(step + 0.5, color=_ORANGE, linewidth=1.3, linestyle=(0, (4, 2)))
@@ -84,16 +92,19 @@ def draw_values(axes: Axes, series: Patched) -> None:
         axes.axvspan(-0.5, series.context - 0.5, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, alpha=0.5)
     axes.set_title(series.name, loc="left", fontsize="small", parse_math=False)
     axes.set(xlim=(-0.5, length - 0.5))
+    axes.grid(visible=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_probabilities(axes: Axes, series: Patched) -> None:
     axes.bar(np.arange(len(series.probability_T)), series.probability_T, width=1.0, color=_BLUE)
-    axes.set(xlim=(-0.5, len(series.value_NC) - 0.5), ylim=(0, 1), yticks=[0, 1], ylabel="P(boundary)")
+    axes.set(ylim=(0, 1), yticks=[0, 1])
+    axes.grid(visible=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(shown: Sequence[Patched]) -> list[Patch | Line2D]:
+def legend_handles(shown: Sequence[Patched]) -> list[Patch | Line2D]:
+    """What a legend of drawn series explains."""
     handles: list[Patch | Line2D] = [
         Patch(color=_BANDS[0], label="a patch"),
         Patch(color=_BANDS[1], label="the next one"),

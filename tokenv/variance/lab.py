@@ -117,7 +117,7 @@ def _silent(name: str, value: float, step: int) -> None:
 def _load(config: Config, path: Path) -> tuple[Parts, dict[str, Any]]:
     tensors, state = checkpoints.load_model(path)
     stored = make(Config, state["config"])
-    parts = build_parts(replace(stored, hardware=config.hardware))
+    parts = build_parts(replace(stored, hardware=config.hardware), pretrained=False)
     parts.load_state_dict(tensors)
     parts.train()  # the policy as it is trained: with its softcap
     return parts, state

@@ -1,0 +1,159 @@
+"""Comparisons of series: in their unit, against their change points, on windows for validation and for testing."""
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenv import keys
+from tokenv.compare.assess import assess
+from tokenv.compare.assessment import assessed
+from tokenv.compare.result import build, finished, flat, measured
+from tokenv.data.series import load_series
+from tokenv.evaluate import held_out_rollouts, sequence_losses
+from tokenv.experiment import run_command
+from tokenv.looking import load_run
+
+
+@pytest.fixture
+def store(series_settings, tmp_path, monkeypatch):
+    """A folder to work in, with a tiny configuration of series and a recording with holes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(series_settings))
+    generator = np.random.default_rng(0)
+    value_L2 = 50 + generator.normal(size=(300, 2)).cumsum(0)
+    value_L2[generator.random((300, 2)) < 0.3] = np.nan
+    value_L2[200:230, 0] = np.nan  # windows differ much in how many values count
+    lines = [
+        ",".join([str(step), *("" if math.isnan(v) else str(v) for v in row)]) for step, row in enumerate(value_L2)
+    ]
+    (tmp_path / "holes.csv").write_text("\n".join(["date,a,b", *lines]))
+    return tmp_path / "runs"
+
+
+def train(*names, **changes):
+    words = [f"{key}={value}" for key, value in flat(changes).items()]
+    return run_command("train", ["with", *(names or ("tiny.yaml",)), *words])
+
+
+def table(folder, name):
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_two_runs_compared_from_end_to_end(store, capsys):
+    results = [train(agent={"name": name}) for name in ("uniform", "learned")]
+    words = ["runs=['runs/1', 'runs/2']", "passages=2"]
+    told = run_command("compare", ["with", *words])
+    assert told == pytest.approx({"uniform": results[0]["nats_per_value"], "learned": results[1]["nats_per_value"]})
+    shown = capsys.readouterr().out
+    assert "nats per value" in shown
+    assert "test" in shown
+    report = store / "3"
+    for row in table(report, "methods.csv"):
+        result = results[["uniform", "learned"].index(row["method"])]
+        assert float(row["nats_per_value"]) == pytest.approx(result["nats_per_value"], rel=1e-12)
+        assert float(row["nats_per_value_early"]) == pytest.approx(result["nats_per_value_early"], rel=1e-12)
+        assert float(row["change_points_f1"]) == pytest.approx(result["boundary_f1"])
+        assert float(row["change_points_recall"]) == pytest.approx(result["boundary_recall"])
+        assert math.isfinite(float(row["test_nats_per_value"]))
+    assert {row["steps"] for row in table(report, "patch-lengths.csv")} == {str(n) for n in range(1, 65)}
+    pictures = {path.name for path in report.glob("*.png")}
+    assert {"loss-steps.png", "patch-lengths.png", "window-1.png", "window-2.png"} <= pictures
+    body = (report / "report.html").read_text().partition("</style>")[2]
+    seen = re.sub('base64,[^"]*', "", body)
+    assert "The same windows, as every method cuts them" in seen
+    assert "found within 2 steps" in seen
+    assert not re.findall("byte|token|passage|text|document", seen)
+    assert run_command("compare", ["with", *words, "-u"]) == told
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
+    series = {"context": 4, "columns": "a,b", "joint": joint}
+    result = train(data={"source": "holes.csv", "series": series})
+    found = assess(store / "1", passages=2, bpe_vocabulary=260)
+    assert found.unit == "nats_per_value"
+    assert np.mean(found.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
+    assert found.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
+    assert found.boundary_rate == pytest.approx(result["boundary_rate"])
+    assert found.agreement == {}  # nobody knows this recording's change points
+    assert len(found.loss) > len(set(found.document)) or joint  # columns at the same time are one group
+    assert any(None in value for window in found.windows for value in window.value)
+    assert assessed(store / "1", 2, 260) == found
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 50)), min_size=1, max_size=9), st.integers(1, 50))
+def test_shares_average_to_the_ratio_of_the_sums(rows, counted):
+    """Whatever a sequence's own ratio is; one without anything that counts has none."""
+    late_B, counted_B = torch.tensor([*rows, (1.0, counted)], dtype=torch.float64).T
+    found_B, _ = sequence_losses({"late": late_B, "early": late_B, "counted": counted_B})
+    assert found_B.mean().item() == pytest.approx((late_B.sum() / counted_B.sum()).item(), abs=1e-9)
+    plain_B, _ = sequence_losses({"late": late_B, "early": late_B})
+    assert plain_B is late_B
+
+
+def test_the_test_loss_is_a_mean_over_all_test_values(store):
+    train(data={"source": "holes.csv"})
+    found = assess(store / "1", passages=0, bpe_vocabulary=260)
+    trained = load_run("runs/1", "latest")
+    test = load_series(trained.config.data).test(trained.config.validation.sequences)
+    nats = counted = 0.0
+    for td in held_out_rollouts(trained.parts, test, batch_size=trained.config.validation.batch_size):
+        nats -= td[keys.LOG_LIKELIHOOD].double().sum().item()
+        counted += trained.parts.lm.codec.counted(td["next", keys.SYMBOL]).sum().item()
+    assert found.loss_test == pytest.approx(nats / counted, rel=1e-9)
+    validation = load_series(trained.config.data).validation(None)
+    assert not torch.equal(test.symbol_BN.nan_to_num(), validation.symbol_BN.nan_to_num())
+
+
+def test_without_a_test_window_there_is_no_test_figure(store, capsys):
+    train(data={"series": {"test": 0.0}})
+    run_command("compare", ["with", "runs=['runs/1']", "passages=0"])
+    assert math.isnan(float(table(store / "2", "methods.csv")[0]["test_nats_per_value"]))
+    assert "– ± –" in capsys.readouterr().out
+    assert "window-1" not in (store / "2" / "report.html").read_text()
+
+
+def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_settings):
+    (store.parent / "text.yaml").write_text(yaml.safe_dump(tiny_settings))
+    train(agent={"name": "uniform"})
+    train("text.yaml", agent={"name": "uniform"})
+    with pytest.raises(ValueError, match=r"runs/1 is of series and runs/2 of text: expected runs of one data\.kind"):
+        run_command("compare", ["with", "runs=['runs/1', 'runs/2']", "-u"])
+    assert not list(store.glob("*/assessment.json"))
+
+    methods = {"patches": {}, "tokens": {"data": tiny_settings["data"] | {"kind": "text"}, "codec": {"name": "bytes"}}}
+    values = {"base": "tiny.yaml", "seeds": [0], "methods": methods}
+    (store.parent / "both.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ValueError, match=r"methods\.patches is of series and methods\.tokens of text"):
+        run_command("compare", ["with", "both.yaml", "-u"])
+
+
+def test_other_windows_and_other_units_are_refused(store):
+    train(agent={"name": "uniform"})
+    train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
+    first, second = (measured(finished(store / name), passages=0, bpe_vocabulary=260) for name in ("1", "2"))
+    with pytest.raises(ValueError, match="measured on different held-out series"):
+        build({"a": [first], "b": [second]}, "title", {})
+    other = replace(first, assessment=replace(first.assessment, unit="nats_per_symbol"))
+    with pytest.raises(ValueError, match=r"is measured in nats per symbol and .* in nats per value"):
+        build({"a": [first], "b": [other]}, "title", {})
+
+
+def test_an_assessment_of_another_version_is_measured_anew(store):
+    train(agent={"name": "uniform"})
+    found = assess(store / "1", passages=1, bpe_vocabulary=260)
+    path = store / "1" / "assessment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
+    assert assessed(store / "1", 1, 260) is None
+    assert assess(store / "1", passages=1, bpe_vocabulary=260) == found

@@ -1,0 +1,79 @@
+"""A report on series: in their unit, with their windows, with a test column."""
+
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_series, a_method, of_series, rows
+from matplotlib.image import imread
+from test_report_html import Page
+
+from tokenv.report.comparison import write_report
+from tokenv.report.comparison_numbers import agreement, ranked
+from tokenv.report.comparison_page import comparison_page
+from tokenv.report.comparison_pictures import draw_pictures
+from tokenv.report.comparison_tables import print_comparison
+from tokenv.report.words import SERIES
+
+
+@pytest.fixture(scope="module")
+def three():
+    methods = [a_method("learned", 2.31), a_method("uniform", 2.5)]
+    return a_comparison_of_series([*methods, a_method("random", 2.3)])
+
+
+@pytest.fixture(scope="module")
+def written(three, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("series")
+    return folder, write_report(three, folder)
+
+
+def test_the_report_of_series_speaks_of_series(three, written, capsys):
+    _, paths = written
+    tables = ["methods.csv", "runs.csv", "pairs.csv", "patch-lengths.csv"]
+    pictures = [f"{name}.png" for name in (*ALL_OF_SERIES, *WINDOWS)]
+    assert [path.name for path in paths] == ["report.html", *pictures, *tables]
+    source = paths[0].read_text(encoding="utf-8")
+    page = Page(source)
+    assert page.texts == []
+    assert page.headings[-2:] == ["The same windows, as every method cuts them", "Notes"]
+    assert {"nats per value", "± groups", "test", "boundaries / step", "change points"} <= set(page.cells)
+    assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)  # validation and test of the best
+    assert source.count("data:image/png;base64,") == 2 * (len(ALL_OF_SERIES) + len(WINDOWS))
+    print_comparison(three)
+    shown = capsys.readouterr().out
+    assert "nats per value ± seeds" in shown
+    assert "test ± seeds" in shown
+    assert "random has the lowest nats per value: −0.6950 ± 0.0050" in shown
+
+
+def test_tables_of_series_read_back_equal(three, written):
+    folder, _ = written
+    for method, row in zip(ranked(three), rows(folder / "methods.csv"), strict=True):
+        assert (row["method"], float(row["nats_per_value"])) == (method.name, method.loss)
+        assert float(row["test_nats_per_value"]) == pytest.approx(np.mean([run.loss_test for run in method.runs]))
+        assert float(row["change_points_f1"]) == agreement(method, "change points").f1
+    runs = [run for method in ranked(three) for run in method.runs]
+    for run, row in zip(runs, rows(folder / "runs.csv"), strict=True):
+        assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (run.loss, run.loss_test)
+    assert rows(folder / "patch-lengths.csv")[0].keys() == {"method", "steps", "share"}
+
+
+def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
+    unknown = a_comparison([of_series(a_method("m"), loss_test=math.nan)], unit="nats_per_value", words=SERIES)
+    shown = replace(unknown, has_test=True)
+    assert "– ± –" in Page(comparison_page(shown, {})).cells
+    assert "test" not in Page(comparison_page(unknown, {})).cells
+    write_report(shown, tmp_path)
+    assert rows(tmp_path / "methods.csv")[0]["test_nats_per_value"] == "nan"
+
+
+def test_a_window_has_a_row_for_every_method_that_knows_it(three):
+    first, *others = three.methods
+    bare = replace(first, runs=[replace(run, windows=run.windows[:1]) for run in first.runs])
+    pictures = draw_pictures(replace(three, methods=[bare, *others]))
+    heights = [imread(io.BytesIO(pictures[name].light)).shape[0] for name in WINDOWS]
+    assert heights[0] > heights[1]
+    assert pictures["window-1"].caption.startswith("series 3 @ 40, as the first seed")

@@ -1,0 +1,117 @@
+"""What is kept of a measured run, beside it: a file that needs no model to be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tokenv import checkpoint as checkpoints
+from tokenv.files import write_atomically
+
+FILE = "assessment.json"
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A held-out text with the boundaries that a run draws in it.
+
+    Attributes:
+        text: its bytes, as latin-1.
+        boundary_prob: of every byte.
+        action: drawn boundaries, 0 or 1.
+    """
+
+    text: str
+    boundary_prob: list[float]
+    action: list[int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A held-out window of N steps of a series with the boundaries that a run draws in it.
+
+    Attributes:
+        name: where it comes from, for people.
+        value: of every step and channel; None where missing.
+        boundary_prob: of the first N - 1 steps.
+        action: drawn boundaries of these, 0 or 1.
+        gold: whether a change follows, of every step; None if unknown.
+    """
+
+    name: str
+    value: list[list[float | None]]
+    boundary_prob: list[float]
+    action: list[int]
+    gold: list[bool] | None
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Figures of one run on held-out data.
+
+    Attributes:
+        version: of this file's layout.
+        checkpoint: name of the checkpoint.
+        passages_wanted: passages or windows asked for.
+        bpe_vocabulary: asked for.
+        fingerprint: of the data.
+        unit: of the losses: the codec's, such as ``bits_per_byte``.
+        loss: every held-out sequence's share; their mean is the run's validation loss.
+        document: index of the document that each comes from; of series, of its group.
+        loss_early: the early exit's loss.
+        loss_test: on the test windows of a series; None where there is none.
+        boundary_rate: boundaries per symbol.
+        token_lengths: entry l - 1 counts the tokens of l symbols; the last one, those at least so long.
+        agreement: reference to precision, recall and F1 of the drawn boundaries against its own.
+        passages: the first sequences, of text.
+        windows: the first sequences, of series.
+    """
+
+    version: int
+    checkpoint: str
+    passages_wanted: int
+    bpe_vocabulary: int
+    fingerprint: str
+    unit: str
+    loss: list[float]
+    document: list[int]
+    loss_early: float
+    loss_test: float | None
+    boundary_rate: float
+    token_lengths: list[int]
+    agreement: dict[str, dict[str, float]]
+    passages: list[Passage]
+    windows: list[Window]
+
+
+def keep(made: Assessment, folder: Path) -> None:
+    """Write an assessment beside its run.
+
+    Args:
+        made: the assessment.
+        folder: of the run.
+    """
+    write_atomically(folder / FILE, json.dumps(asdict(made)))
+
+
+def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | None:
+    """What was measured of the run's last checkpoint with these wishes before; None if nothing was.
+
+    Args:
+        folder: of the run.
+        passages: see ``tokenv.compare.assess.assess``.
+        bpe_vocabulary: see there.
+    """
+    try:
+        values = json.loads((folder / FILE).read_text())
+        shown = {
+            "passages": [Passage(**passage) for passage in values["passages"]],
+            "windows": [Window(**window) for window in values["windows"]],
+        }
+        known = Assessment(**values | shown)
+    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
+        return None
+    wanted = (VERSION, checkpoints.find(folder).name, passages, bpe_vocabulary)
+    return known if (known.version, known.checkpoint, known.passages_wanted, known.bpe_vocabulary) == wanted else None
