@@ -81,7 +81,7 @@ def a_comparison(methods, **changes):
         gap = one.loss - other.loss
         sign = "not separable" if abs(gap) < 0.05 else ("better" if gap < 0 else "worse")
         pairs.append(Pair(one.name, other.name, gap, (gap - 0.05, gap + 0.05), sign, f"{one.name} is {sign}."))
-    made = Comparison("Title", {"budget": "4 MB"}, methods, pairs, ["first", "second"], 0.2, notes=["A note."])
+    made = Comparison("Title", {"budget": "4 MB"}, methods, pairs, ["first", "second"], [0.1, 0.2], notes=["A note."])
     return replace(made, **changes)
 
 

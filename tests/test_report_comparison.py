@@ -83,7 +83,7 @@ def test_everything_is_escaped(evil):
         ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1) for name, bits in ((evil, 1.0), ("b", 2.0))
     ]
     pair = Pair(evil, "b", -1.0, (-2.0, -0.5), "better", evil)
-    comparison = Comparison(evil, {evil: evil}, methods, [pair], [evil], 0.2, {evil: evil}, [evil])
+    comparison = Comparison(evil, {evil: evil}, methods, [pair], [evil], [0.2], {evil: evil}, [evil])
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
     assert page.headings[:2] == [evil, evil]

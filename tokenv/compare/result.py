@@ -194,7 +194,7 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
         ],
         pairs=[_pair(first, second, scores, in_words(unit)) for first, second in itertools.combinations(methods, 2)],
         passages=[f"held-out passage {number + 1}" for number in range(len(runs[0].assessment.passages))],
-        target_rate=runs[0].config.rate,
+        target_rates=sorted({run.config.rate for run in runs}),
         failed=failed,
         notes=notes(words, unit),
         unit=unit,

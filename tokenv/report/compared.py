@@ -117,7 +117,7 @@ class Comparison:
         methods: at least one, of different names; their order gives them their colours, reports show the best first.
         pairs: every pair of methods.
         passages: headings of the passages.
-        target_rate: boundaries per symbol that methods with a choice aim at.
+        target_rates: boundaries per symbol that methods with a choice aim at, each once.
         failed: run to what went wrong, for runs that did not finish.
         notes: sentences on how to read it.
         unit: what losses are measured in, as metrics are named.
@@ -130,7 +130,7 @@ class Comparison:
     methods: Sequence[ComparedMethod]
     pairs: Sequence[Pair]
     passages: Sequence[str]
-    target_rate: float
+    target_rates: Sequence[float]
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     unit: str = "bits_per_byte"

@@ -51,6 +51,11 @@ def mean(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
+def targets(comparison: Comparison) -> str:
+    """The rates that methods aim at, for people."""
+    return _listed([f"{rate:g}" for rate in comparison.target_rates])
+
+
 def ranked(comparison: Comparison) -> list[ComparedMethod]:
     """The methods by loss, best first, unknown ones last."""
     return sorted(comparison.methods, key=lambda m: (math.isnan(m.loss), m.loss))

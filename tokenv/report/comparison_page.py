@@ -21,6 +21,7 @@ from tokenv.report.comparison_numbers import (
     plain,
     ranked,
     references,
+    targets,
     with_error,
 )
 from tokenv.report.comparison_pictures import styles
@@ -54,7 +55,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         words=comparison.words,
         columns=_columns(comparison),
         methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison.has_test))),
-        target=f"{comparison.target_rate:g}",
+        targets=targets(comparison),
         matrix=_rows(comparison, _differences(comparison)),
         sentences=[visible(pair.sentence) for pair in comparison.pairs],
         many=len(comparison.pairs) > _MANY,

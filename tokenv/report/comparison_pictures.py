@@ -23,6 +23,7 @@ from tokenv.report.comparison_numbers import (
     oriented,
     plain,
     ranked,
+    targets,
 )
 from tokenv.report.comparison_windows import draw_windows
 
@@ -210,12 +211,13 @@ def _policies(
 
         def finish(axes: Axes, unit: str = unit, has_target: bool = name == "boundary-rate") -> None:
             if has_target:
-                axes.axhline(comparison.target_rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
+                for rate in comparison.target_rates:
+                    axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.set(xlabel=f"training {symbol}s", ylabel=unit)
             axes.set_ylim(bottom=0)
 
-        target = f" Thin dashes: the target, {comparison.target_rate:g}." if name == "boundary-rate" else ""
+        target = f" Thin dashes: aimed at, {targets(comparison)}." if name == "boundary-rate" else ""
         caption = f"{what} over training: running mean, mean over the seeds; {_BAND}.{target}"
         yield _line_picture(name, caption, curves, looks, finish)
 
