@@ -79,3 +79,8 @@ def test_agents_and_rate_targets_have_groups_of_their_own():
 def test_every_built_in_name_can_be_imported(table):
     for name in table:
         assert callable(find("thing", name, table))
+
+
+def test_options_without_which_nothing_can_be_built_are_asked_for():
+    with pytest.raises(ValueError, match=r"agent\.load is missing: agent 'loaded' cannot be built without it"):
+        registry.build("agent", {"name": "loaded"}, registry.AGENTS, rate=0.2)

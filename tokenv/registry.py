@@ -172,7 +172,7 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
         context: passed where its signature asks for it, and overridden by ``options``.
 
     Raises:
-        ValueError: an option is unknown to it, or it refuses a value.
+        ValueError: an option is unknown to it or missing, or it refuses a value.
     """
     parameters = inspect.signature(found).parameters
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -180,7 +180,12 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
         if name not in known and len(known) == len(parameters):
             hint = nearest(name, [*known, "name"])
             raise ValueError(f"{whose.partition(' ')[0]}.{name} is no option of {whose}: {hint}")
-    return found(**{name: value for name, value in context.items() if name in known} | dict(options))
+    arguments = {name: value for name, value in context.items() if name in known} | dict(options)
+    for name, parameter in parameters.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if named and parameter.default is parameter.empty and name not in arguments:
+            raise ValueError(f"{whose.partition(' ')[0]}.{name} is missing: {whose} cannot be built without it")
+    return found(**arguments)
 
 
 def check_rooms() -> None:
