@@ -6,7 +6,7 @@ import pytest
 from tokenv.data.builtin import prose_documents, python_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.words import make_lexicon, words_documents
+from tokenv.data.words import NEIGHBOURS, make_lexicon, words_documents
 
 
 def segment(content, gold):
@@ -17,10 +17,17 @@ def segment(content, gold):
 def test_the_lexicon_is_distinct_lower_case_and_seeded():
     words = make_lexicon(500, seed=0)
     assert len(set(words)) == 500
-    assert all(2 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words)
-    assert 4.5 < np.mean([len(word) for word in words]) < 5.5
+    assert all(3 <= len(word) <= 7 and word.isalpha() and word.islower() for word in words)
+    assert 4.7 < np.mean([len(word) for word in words]) < 5.3
     assert make_lexicon(500, seed=0) == words
     assert make_lexicon(500, seed=1) != words
+
+
+def test_words_are_told_apart_at_their_ends_and_not_before():
+    words = make_lexicon(120, seed=0)
+    assert len({word[-2:] for word in words}) == 120
+    assert {word[-1] for word in words} == set(b"ghijklmnopqrstuvwxyz")
+    assert {letter for word in words for letter in word[:-1]} == set(b"abcdef")
 
 
 def test_gold_segments_documents_into_words_of_the_lexicon():
@@ -35,16 +42,26 @@ def test_gold_segments_documents_into_words_of_the_lexicon():
         assert row["content"].isalpha()
 
 
-def test_words_follow_zipf_and_are_independent():
+def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
     lexicon = make_lexicon(50, seed=0)
     rank = {word: number for number, word in enumerate(lexicon)}
-    words = [w for row in words_documents(50, 100, seed=0) for w in segment(row["content"], row["gold"])[0]]
-    drawn = np.array([rank[word] for word in words])
-    share = np.bincount(drawn, minlength=50) / len(drawn)
+    documents = [segment(row["content"], row["gold"])[0] for row in words_documents(50, 400, seed=0)]
+    drawn = [np.array([rank[word] for word in words]) for words in documents]
+    follows = np.zeros((50, 50))
+    for words in drawn:
+        np.add.at(follows, (words[:-1], words[1:]), 1)
+    successor = follows.argmax(1)
+    assert sorted(successor) == list(range(50))
+    assert (successor != np.arange(50)).all()
+    assert (successor // NEIGHBOURS == np.arange(50) // NEIGHBOURS).all()
     zipf = 1 / np.arange(1, 51)
-    assert share == pytest.approx(zipf / zipf.sum(), abs=0.006)
-    follows = drawn[1:][drawn[:-1] == 0]
-    assert np.mean(follows == 0) == pytest.approx(share[0], abs=0.02)
+    zipf /= zipf.sum()
+    share = follows[np.arange(50), successor] / follows.sum(1)
+    assert share == pytest.approx(0.9 + 0.1 * zipf[successor], abs=0.03)
+    first = np.bincount([words[0] for words in drawn], minlength=50) / len(drawn)
+    assert first == pytest.approx(zipf, abs=0.06)
+    block = np.bincount(np.concatenate(drawn) // NEIGHBOURS) / sum(map(len, drawn))
+    assert block == pytest.approx(zipf.reshape(-1, NEIGHBOURS).sum(1), abs=0.03)
 
 
 def test_gold_reaches_the_batches():

@@ -52,7 +52,7 @@ class DataConfig:
     validation_source: str | None = None
     seed: int = 0
     shuffle_buffer: int = 10_000
-    words_lexicon: int = 500
+    words_lexicon: int = 100
     words_documents: int = 2000
     series: SeriesConfig = field(default_factory=SeriesConfig)
 
