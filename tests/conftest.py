@@ -31,7 +31,7 @@ def tiny_lm() -> UNet:
 def tiny_settings() -> dict[str, object]:
     """A whole training run that takes a second: updates to the default configuration."""
     return {
-        "data": {"source": "words", "seq_len": 32, "words_documents": 80, "words_lexicon": 20},
+        "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
         "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
         "agent": {"name": "learned", "window": 2},
         "train": {"bytes": 2560, "batch_size": 4, "accumulate": 2, "warmup_bytes": 512},
