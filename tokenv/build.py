@@ -1,5 +1,6 @@
 """From a configuration to the things it names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tokenv.config import Config
 from tokenv.data.bpe import train_bpe
 from tokenv.data.corpus import load_corpus
 from tokenv.hardware import resolve_device, resolve_precision
+from tokenv.lm.codec import Codec
+from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import Passes, matrix_parameters
 from tokenv.lm.unet import UNet
 
@@ -93,6 +96,22 @@ class Parts:
         return [(owner, module) for owner, module in named.items() if module is not None]
 
 
+def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) -> Codec:
+    """Build what a model reads and predicts.
+
+    Args:
+        section: ``name`` of the codec and its options.
+        model: size of the model.
+        channels: values of one symbol, of series.
+
+    Raises:
+        ValueError: the name or an option is unknown, or a value out of range.
+    """
+    context = {"width": model.width, "softcap": model.output_softcap, "channels": channels}
+    codec: Codec = registry.build("codec", section, registry.CODECS, **context)
+    return codec
+
+
 def build_parts(config: Config, device: torch.device | None = None, *, pretrained: bool = True) -> Parts:
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
@@ -114,14 +133,7 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         return train_bpe(load_corpus(config.data), vocabulary_size)
 
     with device:
-        codec = registry.build(
-            "codec",
-            config.codec,
-            registry.CODECS,
-            width=config.model.width,
-            softcap=config.model.output_softcap,
-            channels=config.data.series.channels,
-        )
+        codec = build_codec(config.codec, config.model, config.data.series.channels)
         lm = UNet(config.model, codec, compute_dtype=precision)
         context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
         agent = registry.build(
@@ -130,6 +142,7 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
             registry.AGENTS,
             **context,
             train_tokenizer=train_tokenizer,
+            codec=codec,
             compute_dtype=precision,
             pretrained=pretrained and device.type != "meta",
         )
@@ -139,13 +152,6 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         raise ValueError(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
             f"model.pooling={agent.pooling}, which this agent is made for"
-        )
-    reads = getattr(getattr(agent, "encoder", None), "codec", codec)
-    if reads.symbol_shape != codec.symbol_shape or reads.symbol_dtype != codec.symbol_dtype:
-        raise ValueError(
-            f"agent.load = {config.agent['load']!r}: its agent reads symbols of shape {reads.symbol_shape} and type "
-            f"{reads.symbol_dtype}, but those of data.kind={config.data.kind} have {codec.symbol_shape} and "
-            f"{codec.symbol_dtype}: load an agent that was trained on data of this kind"
         )
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()

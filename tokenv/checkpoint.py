@@ -92,13 +92,20 @@ def find(run: str | Path, which: str = "latest") -> Path:
 
 def load(path: Path) -> Checkpoint:
     """Read what ``save`` wrote, onto the CPU."""
-    state = json.loads((path / "state.json").read_text())
-    return Checkpoint(load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors"), state)
+    return Checkpoint(
+        load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors"), load_state(path)
+    )
 
 
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Only the parameters and the state, for those who do not train on."""
-    return load_file(path / "model.safetensors"), json.loads((path / "state.json").read_text())
+    return load_file(path / "model.safetensors"), load_state(path)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Only the state, for those who need no parameters: a model's may be large."""
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    return state
 
 
 def optimizer_tensors(
@@ -124,7 +131,7 @@ def load_optimizer(
 
 
 def _best(found: list[Path]) -> Path | None:
-    states = {path: json.loads((path / "state.json").read_text()) for path in found}
+    states = {path: load_state(path) for path in found}
     scores = {path: state.get(state.get("unit", "bits_per_byte")) for path, state in states.items()}
     scored = {path: score for path, score in scores.items() if score is not None}
     return min(scored, key=lambda path: scored[path]) if scored else None

@@ -43,11 +43,6 @@ class Evaluation:
     boundary_precision: float | None = None
     boundary_recall: float | None = None
 
-    @property
-    def unit_in_words(self) -> str:
-        """Such as ``bits per byte``."""
-        return self.unit.replace("_", " ")
-
     def metrics(self) -> dict[str, Any]:
         """All figures by the names they are logged under: the losses by their unit's."""
         values = asdict(self)

@@ -42,6 +42,7 @@ from tokenv.report.series import draw_patches
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, write_csv
+from tokenv.report.words import WORDS, in_words
 from tokenv.settings import COMMAND_LINE, named_configs, resolve
 from tokenv.train import History, train
 from tokenv.variance.lab import compare
@@ -132,8 +133,7 @@ def _resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     path = checkpoints.find(str(resume))
-    _, state = checkpoints.load_model(path)
-    return TrainOptions(resolve([], updates, base=state["config"]), str(path))
+    return TrainOptions(resolve([], updates, base=checkpoints.load_state(path)["config"]), str(path))
 
 
 def _resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
@@ -155,8 +155,7 @@ def _resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOpti
     if own.get("run"):
         if names:
             raise ValueError(f"run={own['run']} brings its own configuration: drop {', '.join(names)}")
-        _, state = checkpoints.load_model(checkpoints.find(str(own["run"])))
-        base = state["config"]
+        base = checkpoints.load_state(checkpoints.find(str(own["run"])))["config"]
     config = resolve(names, updates, base=base)
     check_text(config)
     options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
@@ -234,13 +233,13 @@ def _held_out_passage(trained: Trained, length: int = 2048) -> list[Any]:
 def _print_summary(
     config: Config, last: Evaluation, history: History, seconds: float, folder: Path | None, picture: str
 ) -> None:
-    symbols = "steps" if config.data.kind == "series" else "bytes"
+    symbol, unit = WORDS[config.data.kind].symbol, in_words(last.unit)
     rows = {
-        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {last.unit_in_words}",
-        "early exit": f"{last.loss_early:.4f} {last.unit_in_words}",
+        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit}",
+        "early exit": f"{last.loss_early:.4f} {unit}",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
-        "training": f"{history['train/flops'][0][-1]:,} {symbols}, {history['train/flops'][1][-1]:.3g} FLOPs",
+        "training": f"{history['train/flops'][0][-1]:,} {symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
         "time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB",
     }
     if last.boundary_f1 is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from torch import Tensor
 from agents.loaded import Loaded
 from tokenv import checkpoint as checkpoints
 from tokenv import registry
+from tokenv.build import build_codec
+from tokenv.config import Config, make
+from tokenv.lm.codec import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import Reader
@@ -41,13 +45,13 @@ def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> di
     if not isinstance(frozen, bool):
         raise ValueError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
     path = checkpoints.find(str(section["load"]), "best")
-    config = checkpoints.load_model(path)[1]["config"]
-    trained = config["agent"].get("trained") or {
-        "rate": config["rate"],
-        "channels": len(config["data"]["series"]["columns"]) if config["data"]["series"]["joint"] else 1,
-        "codec": config.get("codec", {"name": "bytes"}),
-        "model": config["model"],
-        "agent": config["agent"],
+    config = make(Config, checkpoints.load_state(path)["config"])
+    trained = config.agent.get("trained") or {
+        "rate": config.rate,
+        "channels": config.data.series.channels,
+        "codec": config.codec,
+        "model": asdict(config.model),
+        "agent": config.agent,
     }
     return {"name": NAME, "load": str(path.resolve()), "frozen": frozen, "trained": trained}
 
@@ -57,6 +61,7 @@ def loaded(
     trained: Mapping[str, Any],
     rate: float,
     seq_len: int,
+    codec: Codec,
     compute_dtype: torch.dtype | None,
     pretrained: bool,
     train_tokenizer: Any,
@@ -69,13 +74,14 @@ def loaded(
         trained: how it was built; see ``complete_section``.
         rate: of the new run.
         seq_len: of the new run.
+        codec: of the new run.
         compute_dtype: precision of the encoder's activations.
         pretrained: read its parameters from ``load``; else they are anything.
         train_tokenizer: for agents that ask for it.
         frozen: whether nothing of it learns.
 
     Raises:
-        ValueError: the agent was trained for another rate, or has learned nothing.
+        ValueError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
     """
     if trained["rate"] != rate:
         raise ValueError(
@@ -83,15 +89,14 @@ def loaded(
             f"rate={trained['rate']:g}"
         )
     model = UNetConfig(**trained["model"])
-    codec = registry.build(
-        "codec",
-        trained["codec"],
-        registry.CODECS,
-        width=model.width,
-        softcap=model.output_softcap,
-        channels=trained["channels"],
-    )
-    encoder = Encoder(model, codec, compute_dtype)
+    own = build_codec(trained["codec"], model, trained["channels"])
+    if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
+        raise ValueError(
+            f"agent.load = {load!r}: its agent reads symbols of shape {own.symbol_shape} and type {own.symbol_dtype}, "
+            f"but those of this run's data have {codec.symbol_shape} and {codec.symbol_dtype}: load an agent that was "
+            "trained on data of this kind"
+        )
+    encoder = Encoder(model, own, compute_dtype)
     context = {"width": model.width, "rate": rate, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
     agent = registry.build("agent", trained["agent"], registry.AGENTS, **context)
     if not agent.state_dict():

@@ -12,6 +12,7 @@ from tokenv.build import Parts, build_parts
 from tokenv.config import Config, make
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluate import held_out_rollouts
+from tokenv.lm.series import VALUE
 from tokenv.report.characters import Character, characters
 from tokenv.report.series import Patched
 from tokenv.rollout import rollout
@@ -71,7 +72,7 @@ def held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
     return [
         Patched(
             name=batch.origin[row],
-            value_NC=batch.symbol_BN[row, :, :, 0].numpy(),
+            value_NC=batch.symbol_BN[row, :, :, VALUE].numpy(),
             boundary_T=td[keys.ACTION][row].bool().cpu().numpy(),
             probability_T=td[keys.BOUNDARY_PROB][row].float().cpu().numpy(),
             context=config.data.series.context,

@@ -64,7 +64,7 @@ def finished(folder: Path) -> StoredRun:
 def measured(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> Measured:
     """A finished run with its figures; it is measured if that was not done before."""
     assessment = assess(stored.folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
-    return Measured(stored, checkpoints.load_model(checkpoints.find(stored.folder))[1], assessment)
+    return Measured(stored, checkpoints.load_state(checkpoints.find(stored.folder)), assessment)
 
 
 def check_one_kind(configs: Mapping[str, Config]) -> None:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from tokenv.report.saving import save_png
+from tokenv.report.words import in_words
 
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"  # of Okabe and Ito's colour-blind-safe set
 _SMOOTHING = 50  # a running mean spans one part in so many of its curve
@@ -35,7 +36,7 @@ def _loss_panel(unit: str) -> _Panel:
         _Curve(f"train/{unit}_early", "early exit", _GREEN),
         _Curve(f"validation/{unit}", "validation", _ORANGE),
     )
-    return _Panel(unit.replace("_", " "), curves)
+    return _Panel(in_words(unit), curves)
 
 
 _PANELS = (
