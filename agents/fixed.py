@@ -2,9 +2,9 @@
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent, boundary_count, certain, forced_action
 from torch import Tensor
 
-from agents.base import Agent, boundary_count, certain, forced_action
 from tokenv import keys
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent, certain
 from torch import Tensor
 
-from agents.base import Agent, certain
 from tokenv import keys
 
 try:
@@ -34,7 +34,7 @@ class BPE(Agent):
     Args:
         vocabulary_size: tokens of a tokenizer that is trained on the training data when boundaries are first drawn
             (200,000 in the paper).
-        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.bpe.train_bpe`` writes it.
+        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.text.bpe.train_bpe`` writes it.
         train_tokenizer: from a vocabulary size to such a file; ``tokenv train`` brings it.
 
     Raises:
@@ -110,6 +110,6 @@ def _read(path: Path) -> Tokenizer:
     if missing:
         raise ValueError(
             f"agent.tokenizer = {str(path)!r} has no token for byte {missing[0]}: expected one whose symbols are the "
-            "characters 0 to 255, one for each byte: train it with tokenv.data.bpe.train_bpe"
+            "characters 0 to 255, one for each byte: train it with tokenv.data.text.bpe.train_bpe"
         )
     return tokenizer

@@ -3,10 +3,10 @@
 import math
 
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from agents.base import Agent, BoundaryDistribution, forced_action
 from tokenv import keys
 
 

@@ -5,10 +5,10 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent, certain
+from tokenv.agents.memory import Memory
 from torch import Tensor
 
-from agents.base import Agent, certain
-from agents.memory import Memory
 from tokenv import keys
 
 # Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
@@ -20,7 +20,8 @@ MODES = ("global", "monotonic")
 class Rule(Agent):
     """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
 
-    Acting at one position (``forward``) remembers the value of the position before: see ``agents.memory.Memory``.
+    Acting at one position (``forward``) remembers the value of the position before: see
+    ``tokenv.agents.memory.Memory``.
     """
 
     def __init__(self) -> None:

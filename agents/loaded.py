@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent
+from tokenv.agents.memory import Memory
 from torch import Tensor
 
-from agents.base import Agent
-from agents.memory import Memory
 from tokenv import keys
 
 
@@ -35,7 +35,7 @@ class Loaded(Agent):
     detaches its patcher from the backbone for this end). Its encoder costs one more forward pass of these layers.
 
     Acting at one position (``forward``) remembers what was read: positions must come in order, as in
-    ``agents.memory.Memory``. TorchRL's ``get_dist`` is not there: stored single observations cannot be encoded.
+    ``tokenv.agents.memory.Memory``. TorchRL's ``get_dist`` is not there: stored single observations cannot be encoded.
 
     Args:
         agent: what decides.

@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import Agent, forced_action
+from tokenv.agents.memory import Memory
 from torch import Tensor, nn
 
-from agents.base import Agent, forced_action
-from agents.memory import Memory
 from tokenv import keys
 
 MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
@@ -20,7 +20,7 @@ class HNet(Agent):
     loss.
 
     An observation holds X_t and not X_{t-1}. ``draw`` and ``score`` see whole sequences; acting at one position
-    (``forward``) remembers the encodings of the position before: see ``agents.memory.Memory``.
+    (``forward``) remembers the encodings of the position before: see ``tokenv.agents.memory.Memory``.
 
     Args:
         width: model width D.

@@ -2,10 +2,10 @@
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action
+from tokenv.agents.learned import Learned
 from torch import Tensor
 
-from agents.base import BoundaryDistribution, boundary_count, forced_action
-from agents.learned import Learned
 from tokenv import keys
 
 

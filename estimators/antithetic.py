@@ -7,10 +7,10 @@ enumeration. So these parts refuse every policy but those with window 0. ``branc
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.surrogates import logit_loss
 from tokenv import keys
 
 

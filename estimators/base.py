@@ -140,7 +140,7 @@ class Chain(TensorDictModuleBase):
         self.num_epochs = max(part.num_epochs for part in parts)
 
     def rollout_options(self) -> dict[str, Any]:
-        """What the chain asks of a rollout, as keyword arguments of ``tokenv.rollout.rollout``."""
+        """What the chain asks of a rollout, as keyword arguments of ``tokenv.env.rollout.rollout``."""
         options: dict[str, Any] = {name: hook for name, hook in self._hooks.items() if hook is not None}
         if self.num_samples is not None:
             options["num_samples"] = self.num_samples

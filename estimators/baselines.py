@@ -2,9 +2,9 @@
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_of_others, mean_over, mean_over_batch
 
-from estimators.base import Part
-from estimators.statistics import mean_of_others, mean_over, mean_over_batch
 from tokenv import keys
 
 

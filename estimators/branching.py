@@ -2,10 +2,10 @@
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.surrogates import logit_loss
 from tokenv import keys
 
 

@@ -2,11 +2,11 @@
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import conditional_noise
+from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor, nn
 
-from estimators.base import Part
-from estimators.statistics import conditional_noise
-from estimators.surrogates import logit_loss
 from tokenv import keys
 
 RELAXED_LOGITS = "relaxed_logits"  # z and z~ of every decision: float [.., T, 2]

@@ -2,10 +2,10 @@
 
 import torch.nn.functional as F
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_of_others
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.statistics import mean_of_others
 from tokenv import keys
 
 

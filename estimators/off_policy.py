@@ -4,10 +4,10 @@ import math
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_over
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.statistics import mean_over
 from tokenv import keys
 
 

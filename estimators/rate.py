@@ -2,10 +2,10 @@
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import masked_mean, mean_over
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.statistics import masked_mean, mean_over
 from tokenv import keys
 
 

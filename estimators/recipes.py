@@ -1,13 +1,13 @@
 """Estimators by name: a few lines of parts each. Every one can be taken apart and put together anew."""
 
-from estimators import antithetic, branching, control, straight_through
-from estimators.base import Chain, Part, chain
-from estimators.baselines import BatchCentre, GroupRelative, LeaveOneOut, LeaveOneOutBatch, MovingAverage
-from estimators.credit import Discount, LambdaReturn
-from estimators.off_policy import FixedRateProposal
-from estimators.rewards import EarlyExit, Likelihood
-from estimators.scaling import Clip, Standardise
-from estimators.surrogates import ClippedSurrogate, ScoreFunction
+from tokenv.estimators import antithetic, branching, control, straight_through
+from tokenv.estimators.base import Chain, Part, chain
+from tokenv.estimators.baselines import BatchCentre, GroupRelative, LeaveOneOut, LeaveOneOutBatch, MovingAverage
+from tokenv.estimators.credit import Discount, LambdaReturn
+from tokenv.estimators.off_policy import FixedRateProposal
+from tokenv.estimators.rewards import EarlyExit, Likelihood
+from tokenv.estimators.scaling import Clip, Standardise
+from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
 
 
 def naive() -> Chain:

@@ -1,8 +1,8 @@
 """What a prediction is worth."""
 
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
 
-from estimators.base import Part
 from tokenv import keys
 
 

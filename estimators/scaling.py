@@ -1,9 +1,9 @@
 """Keeping advantages of a size that an optimiser likes."""
 
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import masked_mean
 
-from estimators.base import Part
-from estimators.statistics import masked_mean
 from tokenv import keys
 
 

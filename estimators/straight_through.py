@@ -8,10 +8,10 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import conditional_noise
 from torch import Tensor
 
-from estimators.base import Part
-from estimators.statistics import conditional_noise
 from tokenv import keys
 
 

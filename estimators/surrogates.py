@@ -1,9 +1,9 @@
 """From advantages to a loss whose gradient is the estimate."""
 
 from tensordict import TensorDictBase
+from tokenv.estimators.base import Part
 from torch import Tensor
 
-from estimators.base import Part
 from tokenv import keys
 
 

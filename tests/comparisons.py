@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from tokenv.compare.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
 from tokenv.report.characters import characters
-from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
 from tokenv.report.series import Patched
 from tokenv.report.words import SERIES
 

@@ -4,13 +4,13 @@ import itertools
 from unittest import mock
 
 import torch
+from tokenv.agents.learned import Learned
 from torch import nn
 
-from agents.learned import Learned
 from tokenv import keys
+from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
 

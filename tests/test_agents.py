@@ -8,12 +8,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.agents.base import BoundaryDistribution, forced_action
+from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.learned import Learned
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from agents.base import BoundaryDistribution, forced_action
-from agents.fixed import Random, Uniform
-from agents.learned import Learned
 from tokenv import keys
 
 WIDTH = 6

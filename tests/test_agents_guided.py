@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models
+from tokenv.agents.guided import BPE
 
-from agents.guided import BPE
 from tokenv import keys
-from tokenv.data.bpe import train_bpe, user_cache
+from tokenv.cli.experiment import run_command
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.experiment import run_command
+from tokenv.data.text.bpe import train_bpe, user_cache
 
 
 def save(path, words):

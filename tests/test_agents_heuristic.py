@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.agents.heuristic import Entropy, Whitespace
 
-from agents.heuristic import Entropy, Whitespace
 from tokenv import keys
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
-from tokenv.lm.codec import Codec
-from tokenv.lm.generate import generate
-from tokenv.rollout import rollout
+from tokenv.env.generate import generate
+from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.lm.codecs.base import Codec
 
 seeds = st.integers(0, 1000)
 

@@ -9,25 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
 from test_env import Noise, random_noise
+from tokenv.agents.heuristic import Entropy
+from tokenv.agents.learned import Learned
+from tokenv.agents.loaded import Loaded
 from torch.testing import assert_close
 
-from agents.heuristic import Entropy
-from agents.learned import Learned
-from agents.loaded import Loaded
-from tokenv import checkpoint as checkpoints
 from tokenv import keys
-from tokenv.build import build_parts
+from tokenv.cli.experiment import run_command
+from tokenv.config.files import merge, resolve
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
-from tokenv.experiment import run_command
+from tokenv.env.generate import generate
+from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
-from tokenv.lm.generate import generate
 from tokenv.lm.incremental import Reader
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
-from tokenv.settings import merge, resolve
-from tokenv.train import train
+from tokenv.run.parts import build_parts
+from tokenv.run.train import train
+from tokenv.storage import checkpoints
 
 
 def make_lm(width=16, window=4, seed=0):

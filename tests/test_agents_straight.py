@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.agents.gumbel import Nawrot
+from tokenv.agents.router import HNet
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from agents.gumbel import Nawrot
-from agents.router import HNet
 from tokenv import keys
 
 WIDTH = 6

@@ -4,14 +4,15 @@ import inspect
 
 import pytest
 import torch
+from tokenv.estimators.antithetic import ARM
+from tokenv.estimators.base import Part, chain
+from tokenv.estimators.baselines import MovingAverage
+from tokenv.estimators.credit import Discount
+from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.surrogates import ScoreFunction
 
-from estimators.antithetic import ARM
-from estimators.base import Part, chain
-from estimators.baselines import MovingAverage
-from estimators.credit import Discount
-from estimators.rewards import EarlyExit
-from estimators.surrogates import ScoreFunction
-from tokenv import keys, registry
+from tokenv import keys
+from tokenv.config import registry
 from tokenv.testing import check_estimator
 
 EXACT = {"lambda_return": {"gamma": 1.0, "lam": 1.0}, "off_policy": {"gamma": 1.0, "horizon": None}}
@@ -158,6 +159,6 @@ def test_broken_estimators_are_caught(build, message):
 
 
 def test_a_refusal_that_does_not_come_is_caught(monkeypatch):
-    monkeypatch.setattr("agents.learned.Learned.autoregressive", False)
+    monkeypatch.setattr("tokenv.agents.learned.Learned.autoregressive", False)
     with pytest.raises(AssertionError, match="was not refused"):
         check_estimator("arm", windows=(2,))

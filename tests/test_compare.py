@@ -12,14 +12,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenv.cli.experiment import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
 from tokenv.compare.assessment import assessed
 from tokenv.compare.options import resolve_comparison
 from tokenv.compare.result import by_settings, finished, flat, measured
 from tokenv.compare.runner import run_all
 from tokenv.compare.store import find_run, identity, read_run
-from tokenv.experiment import run_command
-from tokenv.settings import load_yaml, merge, named_configs, resolve
+from tokenv.config.files import load_yaml, merge, named_configs, resolve
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def runs(folder):
 
 def test_a_failed_run_does_not_stop_the_others(comparison):
     (comparison / "broken.py").write_text(
-        "from agents.fixed import Uniform\n\n\nclass Broken(Uniform):\n"
+        "from tokenv.agents.fixed import Uniform\n\n\nclass Broken(Uniform):\n"
         "    def draw(self, observation, noise):\n        raise OSError('the disk is full')\n"
     )
     changes = {"methods": {"broken": {"agent": {"name": "broken:Broken"}}}, "jobs": 2}

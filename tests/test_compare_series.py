@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv import keys
+from tokenv.cli.experiment import run_command
 from tokenv.compare.assess import assess
 from tokenv.compare.assessment import assessed
 from tokenv.compare.result import build, finished, flat, measured
-from tokenv.data.series import load_series
-from tokenv.evaluate import held_out_rollouts, sequence_losses
-from tokenv.experiment import run_command
-from tokenv.looking import load_run
+from tokenv.data.series.windows import load_series
+from tokenv.run.evaluate import held_out_rollouts, sequence_losses
+from tokenv.run.stored import load_run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tokenv.compare.statistics import Scores, compare, document_error, sentence
-from tokenv.evaluate import clustered_standard_error
+from tokenv.run.evaluate import clustered_standard_error
 
 GENERATOR = np.random.default_rng(0)
 

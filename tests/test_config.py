@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 
-from tokenv.build import build_parts
-from tokenv.config import Config
-from tokenv.settings import config_path, load_yaml, named_configs, resolve
+from tokenv.config.files import config_path, load_yaml, named_configs, resolve
+from tokenv.config.schema import Config
+from tokenv.run.parts import build_parts
 
 SIZES = {"fineweb-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
 
@@ -110,6 +110,6 @@ def test_bad_names_and_options_are_named(updates: dict[str, Any], message: str) 
 
 
 def test_own_classes_are_named_by_module() -> None:
-    parts = build_parts(resolve([], {"agent": {"name": "agents.fixed:Random"}}), torch.device("meta"))
+    parts = build_parts(resolve([], {"agent": {"name": "tokenv.agents.fixed:Random"}}), torch.device("meta"))
     assert type(parts.agent).__name__ == "Random"
     assert parts.estimator is None

@@ -11,7 +11,7 @@ import zstandard
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.documents import content_of, read_documents
+from tokenv.data.text.documents import content_of, read_documents
 
 TEXTS = [f"document {number}: naïve café" for number in range(60)]
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}

@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.series import frame, load_series, moments, split_borders
-from tokenv.data.series_config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.data.series.windows import frame, load_series, moments, split_borders
 
 ROWS = 200
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tokenv.data.builtin import prose_documents, python_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.words import NEIGHBOURS, make_lexicon, words_documents
+from tokenv.data.text.builtin import prose_documents, python_documents
+from tokenv.data.text.words import NEIGHBOURS, make_lexicon, words_documents
 
 
 def segment(content, gold):

@@ -8,22 +8,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
+from tokenv.agents.base import Agent, forced_action
+from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.gumbel import Nawrot
+from tokenv.agents.heuristic import Entropy, Whitespace
+from tokenv.agents.learned import Learned
+from tokenv.agents.router import HNet
+from tokenv.agents.strict import Strict
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
-from agents.base import Agent, forced_action
-from agents.fixed import Random, Uniform
-from agents.gumbel import Nawrot
-from agents.heuristic import Entropy, Whitespace
-from agents.learned import Learned
-from agents.router import HNet
-from agents.strict import Strict
 from tokenv import keys
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
+from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 WIDTH = 16
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

@@ -8,18 +8,18 @@ from enumeration import EXACT, Enumeration, flat_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.estimators.base import ROLLOUT_KEYS, Part, chain
+from tokenv.estimators.baselines import BatchCentre
+from tokenv.estimators.credit import Discount, discounted_sum
+from tokenv.estimators.rate import LogitPressure
+from tokenv.estimators.recipes import reinforce
+from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.statistics import masked_mean, mean_over_batch
+from tokenv.estimators.surrogates import ScoreFunction
 from torchrl.objectives.value.functional import reward2go
 
-from estimators.base import ROLLOUT_KEYS, Part, chain
-from estimators.baselines import BatchCentre
-from estimators.credit import Discount, discounted_sum
-from estimators.rate import LogitPressure
-from estimators.recipes import reinforce
-from estimators.rewards import EarlyExit
-from estimators.statistics import masked_mean, mean_over_batch
-from estimators.surrogates import ScoreFunction
 from tokenv import keys
-from tokenv.rollout import rollout
+from tokenv.env.rollout import rollout
 
 
 class Likelihood(Part):

@@ -6,19 +6,19 @@ import pytest
 import torch
 from enumeration import EXACT, Enumeration, cells, decisive, flat_gradient, relative_bias
 from tensordict import TensorDict
+from tokenv.agents.strict import Strict
+from tokenv.estimators import recipes
+from tokenv.estimators.base import chain
+from tokenv.estimators.baselines import GroupRelative
+from tokenv.estimators.credit import Discount
+from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.scaling import Clip
+from tokenv.estimators.statistics import conditional_noise
+from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
+from tokenv.estimators.surrogates import ScoreFunction
 
-from agents.strict import Strict
-from estimators import recipes
-from estimators.base import chain
-from estimators.baselines import GroupRelative
-from estimators.credit import Discount
-from estimators.rewards import EarlyExit
-from estimators.scaling import Clip
-from estimators.statistics import conditional_noise
-from estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
-from estimators.surrogates import ScoreFunction
 from tokenv import keys
-from tokenv.rollout import rollout
+from tokenv.env.rollout import rollout
 
 
 @pytest.fixture(params=[0, 2])

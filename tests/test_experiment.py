@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tokenv import cli
-from tokenv.experiment import run_command
+from tokenv.cli import main as cli
+from tokenv.cli.experiment import run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -159,18 +159,6 @@ def test_help_and_config_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "tokenv train" in capsys.readouterr().out
     run_command("configs", [])
     assert "quick" in capsys.readouterr().out
-
-
-def test_a_foreign_package_that_hides_ours_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / "__init__.py").write_text("")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "tokenv.cli", "train", "with", "quick"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "the package 'agents' imported from" in done.stderr
-    assert "openai-agents" in done.stderr
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tiny_settings: dict[str, Any], tmp_path: Path) -> None:

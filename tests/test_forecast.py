@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
+from tokenv.agents.learned import Learned
 
-from agents.learned import Learned
-from tokenv.build import Parts
-from tokenv.config import Config
-from tokenv.data.series import frame, load_series
-from tokenv.data.series_table import Recording
-from tokenv.experiment import run_command
-from tokenv.forecast import crps, forecast, held_out_windows, history_steps, last_windows, score
+from tokenv.cli.experiment import run_command
+from tokenv.config.files import resolve
+from tokenv.config.schema import Config
+from tokenv.data.series.tables import Recording
+from tokenv.data.series.windows import frame, load_series
+from tokenv.forecast.forecast import crps, forecast, held_out_windows, history_steps, last_windows, score
+from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.series import SeriesCodec
 from tokenv.lm.unet import UNet
-from tokenv.settings import resolve
+from tokenv.run.parts import Parts
 
 VALUES = st.floats(-10, 10)
 SERIES = {

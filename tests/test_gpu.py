@@ -3,15 +3,15 @@
 import pytest
 import torch
 from tensordict import TensorDict
+from tokenv.agents.learned import Learned
+from tokenv.estimators.recipes import reinforce
 
-from agents.learned import Learned
-from estimators.recipes import reinforce
 from tokenv import keys
+from tokenv.env.rollout import rollout
 from tokenv.lm.attention import flex_attention, reference_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,13 +7,13 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
+from tokenv.agents.learned import Learned
 
-import tokenv.gym
-from agents.learned import Learned
+import tokenv.env.gym
 from tokenv import keys
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
-from tokenv.gym import BYTES_ID, BytesEnv, BytesVectorEnv
+from tokenv.env.gym import BYTES_ID, BytesEnv, BytesVectorEnv
+from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
@@ -69,7 +69,7 @@ def test_defaults_are_the_same_everywhere():
     first = gymnasium.make(BYTES_ID)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    second = gymnasium.make(f"tokenv.gym:{BYTES_ID}")
+    second = gymnasium.make(f"tokenv.env.gym:{BYTES_ID}")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert_array_equal(first.reset(seed=5)[0]["encoding"], second.reset(seed=5)[0]["encoding"])
     assert first.reset(seed=5)[1]["origin"] == second.reset(seed=5)[1]["origin"]
@@ -245,5 +245,5 @@ def test_a_misspelt_id_gets_a_suggestion():
 
 def test_registering_again_changes_nothing():
     spec = gymnasium.registry[BYTES_ID]
-    tokenv.gym.register()
+    tokenv.env.gym.register()
     assert gymnasium.registry[BYTES_ID] is spec

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.codec import ByteCodec
+from tokenv.lm.codecs.base import ByteCodec
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tensordict import TensorDict
+from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.learned import Learned
 
-from agents.fixed import Random, Uniform
-from agents.learned import Learned
 from tokenv import keys
-from tokenv.lm.codec import ByteCodec
-from tokenv.lm.generate import generate
+from tokenv.env.generate import generate
+from tokenv.lm.codecs.base import ByteCodec
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.lm.layers import EPSILON, DecoderLayer, RMSNorm, RotaryTable
-from tokenv.lm.pooling import distribute, segment, select
+from tokenv.lm.poolings.select import distribute, segment, select
 
 
 def random_norm(width):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from tokenv.env.generate import generate
+from tokenv.lm.codecs.densities import MIN_SCALE, Bins, Gaussian, LogisticMixture, StudentT
+from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.densities import MIN_SCALE, Bins, Gaussian, LogisticMixture, StudentT
-from tokenv.lm.generate import generate
-from tokenv.lm.series import DENSITIES, SeriesCodec
 from tokenv.lm.unet import UNet
 
 FAMILIES = {
@@ -247,7 +247,7 @@ def test_likelihoods_are_computed_in_float32_or_finer(density):
 
 
 def test_a_model_writes_on():
-    from agents.fixed import Uniform
+    from tokenv.agents.fixed import Uniform
 
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1), SeriesCodec(16, 2))
     prompt = make_symbol(torch.randn(2, 5, 2))

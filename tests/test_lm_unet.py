@@ -6,18 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenv.agents.learned import Learned
+from tokenv.estimators.recipes import reinforce
 from torch import nn
 
-from agents.learned import Learned
-from estimators.recipes import reinforce
 from tokenv import keys
-from tokenv.lm.codec import Codec
+from tokenv.env.rollout import rollout
+from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters
 from tokenv.lm.layers import Linear
-from tokenv.lm.pooling import segment, select
+from tokenv.lm.poolings.select import segment, select
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 LENGTH = 14
 masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2)

@@ -11,12 +11,12 @@ ROOT = Path(__file__).parent.parent
 USE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import agents, estimators, tokenv
-assert all(sys.argv[1] in module.__file__ for module in (agents, estimators, tokenv))
-from tokenv.settings import named_configs, resolve
+import tokenv, tokenv.agents, tokenv.estimators
+assert all(sys.argv[1] in module.__file__ for module in (tokenv, tokenv.agents, tokenv.estimators))
+from tokenv.config.files import named_configs, resolve
 assert "quick" in named_configs() and sys.argv[1] in str(named_configs()["quick"])
 assert resolve(["configs/quick.yaml"], {}) == resolve(["quick"], {})
-import tokenv.experiment, tokenv.testing
+import tokenv.cli.experiment, tokenv.testing
 from tokenv.report.html import Passage, segment_page
 from tokenv.report.characters import characters
 assert "<html" in segment_page([Passage("t", characters(b"ab", [0.1, 0.9], [True, False]))], title="t", facts={})

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.estimators.rate import BinomialPrior, RatioLoss, ratio_loss
+from tokenv.estimators.statistics import masked_mean
 
-from estimators.rate import BinomialPrior, RatioLoss, ratio_loss
-from estimators.statistics import masked_mean
 from tokenv import keys
 
 RATE = 0.2

@@ -5,8 +5,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from tokenv import registry
-from tokenv.registry import ESTIMATORS, build, find
+from tokenv.config import registry
+from tokenv.config.registry import ESTIMATORS, build, find
+from tokenv.run.build import build_agent
 
 
 class Package:
@@ -30,12 +31,12 @@ def installed(monkeypatch):
 
 
 def test_an_installed_packages_name_is_found(installed):
-    installed(("strange", "odd", "estimators.recipes:rloo"))
+    installed(("strange", "odd", "tokenv.estimators.recipes:rloo"))
     assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).num_samples == 3
 
 
 def test_nothing_is_imported_before_it_is_named(installed):
-    installed(("strange", "odd", "antigravity_of_ours:fly"), ("other", "even", "estimators.recipes:rloo"))
+    installed(("strange", "odd", "antigravity_of_ours:fly"), ("other", "even", "tokenv.estimators.recipes:rloo"))
     find("estimator", "even", ESTIMATORS)
     assert "antigravity_of_ours" not in sys.modules
     with pytest.raises(ValueError, match="'odd' cannot be imported"):
@@ -55,7 +56,8 @@ def test_two_packages_with_one_name_are_an_error(installed, second):
 
 
 def test_one_package_seen_twice_is_one_package(installed):
-    installed(("strange", "odd", "estimators.recipes:rloo"), ("strange", "odd", "estimators.recipes:rloo"))
+    claim = ("strange", "odd", "tokenv.estimators.recipes:rloo")
+    installed(claim, claim)
     assert find("estimator", "odd", ESTIMATORS)
 
 
@@ -83,4 +85,4 @@ def test_every_built_in_name_can_be_imported(table):
 
 def test_options_without_which_nothing_can_be_built_are_asked_for():
     with pytest.raises(ValueError, match=r"agent\.load is missing: agent 'loaded' cannot be built without it"):
-        registry.build("agent", {"name": "loaded"}, registry.AGENTS, rate=0.2)
+        build_agent({"name": "loaded"}, rate=0.2)

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from test_report_html import Page
 
-from tokenv.report.characters import characters
-from tokenv.report.compared import Agreement, ComparedMethod, Comparison, Pair
-from tokenv.report.comparison import write_report
-from tokenv.report.comparison_numbers import (
+from tokenv.compare.compared import Agreement, ComparedMethod, Comparison, Pair
+from tokenv.compare.report.numbers import (
     agreement,
     colour_scale,
     conclusion,
@@ -28,9 +26,11 @@ from tokenv.report.comparison_numbers import (
     seed_band,
     to_flops,
 )
-from tokenv.report.comparison_page import comparison_page
-from tokenv.report.comparison_pictures import draw_pictures, styles
-from tokenv.report.comparison_tables import print_comparison
+from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.pictures import draw_pictures, styles
+from tokenv.compare.report.tables import print_comparison
+from tokenv.compare.report.write import write_report
+from tokenv.report.characters import characters
 
 ALL = ["methods", "differences", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
 FINITE = st.floats(-1e6, 1e6)

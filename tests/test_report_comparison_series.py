@@ -10,11 +10,11 @@ from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_se
 from matplotlib.image import imread
 from test_report_html import Page
 
-from tokenv.report.comparison import write_report
-from tokenv.report.comparison_numbers import agreement, ranked
-from tokenv.report.comparison_page import comparison_page
-from tokenv.report.comparison_pictures import draw_pictures
-from tokenv.report.comparison_tables import print_comparison
+from tokenv.compare.report.numbers import agreement, ranked
+from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.pictures import draw_pictures
+from tokenv.compare.report.tables import print_comparison
+from tokenv.compare.report.write import write_report
 from tokenv.report.words import SERIES
 
 

@@ -4,14 +4,14 @@ import gymnasium
 import pytest
 import torch
 
-import tokenv.gym
+import tokenv.env.gym
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
 
 
 @pytest.mark.slow
 def test_ppo_learns_without_any_change():
-    env = gymnasium.make(tokenv.gym.BYTES_ID)
+    env = gymnasium.make(tokenv.env.gym.BYTES_ID)
     ppo = stable_baselines3.PPO("MultiInputPolicy", env, n_steps=127, batch_size=127, n_epochs=2, seed=0, device="cpu")
     before = [p.detach().clone() for p in ppo.policy.parameters()]
     ppo.learn(total_timesteps=3 * 127)

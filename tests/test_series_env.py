@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from tensordict.nn import TensorDictSequential
 from test_env import Noise, Scripted, random_noise
+from tokenv.agents.heuristic import Entropy
+from tokenv.agents.learned import Learned
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
-import tokenv.gym
-from agents.heuristic import Entropy
-from agents.learned import Learned
-from tokenv import checkpoint as checkpoints
+import tokenv.env.gym
 from tokenv import keys
-from tokenv.build import build_parts
-from tokenv.config import Config
-from tokenv.data.series import frame
+from tokenv.cli.experiment import run_command
+from tokenv.config.files import resolve
+from tokenv.config.schema import Config
+from tokenv.data.series.windows import frame
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
-from tokenv.evaluate import Evaluation, boundary_scores, evaluate
-from tokenv.experiment import run_command
-from tokenv.gym import SERIES_ID
+from tokenv.env.gym import SERIES_ID
+from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.series import DENSITIES, SeriesCodec
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
-from tokenv.settings import resolve
-from tokenv.train import train
+from tokenv.run.evaluate import Evaluation, boundary_scores, evaluate
+from tokenv.run.parts import build_parts
+from tokenv.run.train import train
+from tokenv.storage import checkpoints
 
 WIDTH, CONTEXT = 16, 3
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
@@ -203,7 +203,7 @@ def test_gymnasiums_checker_passes():
 
 
 def test_both_faces_are_the_same_everywhere():
-    envs, again = (gymnasium.make_vec(f"tokenv.gym:{SERIES_ID}", num_envs=2) for _ in range(2))
+    envs, again = (gymnasium.make_vec(f"tokenv.env.gym:{SERIES_ID}", num_envs=2) for _ in range(2))
     first, second = envs.reset(seed=5), again.reset(seed=5)
     assert_array_equal(first[0]["encoding"], second[0]["encoding"])
     single = gymnasium.make(SERIES_ID)
@@ -220,7 +220,7 @@ def test_both_faces_are_the_same_everywhere():
 
 def test_registering_again_changes_nothing():
     spec = gymnasium.registry[SERIES_ID]
-    tokenv.gym.register()
+    tokenv.env.gym.register()
     assert gymnasium.registry[SERIES_ID] is spec
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 
-from estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 from tokenv import keys
 
 POINTS = 40_000  # midpoints of the noise

@@ -8,13 +8,13 @@ from enumeration import EXACT, flat_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tokenv.agents.strict import Strict
+from tokenv.estimators.recipes import early_exit
 
-from agents.strict import Strict
-from estimators.recipes import early_exit
 from tokenv import keys
+from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 WIDTH = 8
 

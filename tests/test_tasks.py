@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenv.agents.fixed import Uniform
+from tokenv.agents.heuristic import Whitespace
 
-from agents.fixed import Uniform
-from agents.heuristic import Whitespace
 from tokenv import keys
-from tokenv.build import Parts
-from tokenv.experiment import run_command
-from tokenv.rollout import rollout
+from tokenv.cli.experiment import run_command
+from tokenv.env.rollout import rollout
+from tokenv.run.parts import Parts
 from tokenv.tasks.formats import TASKS, Question, load_questions
 from tokenv.tasks.score import answer_bits, score
 

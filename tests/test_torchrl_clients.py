@@ -4,16 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensordict.nn import TensorDictModule
+from tokenv.agents.learned import Learned
+from tokenv.estimators.credit import discounted_sum
 from torch import nn
 from torch.testing import assert_close
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 
-from agents.learned import Learned
-from estimators.credit import discounted_sum
 from tokenv import keys
 from tokenv.data.source import TensorSource
-from tokenv.env import TokenizationEnv
+from tokenv.env.stepping import TokenizationEnv
 
 # TorchRL warns of its own classes when its collectors are imported, hence the imports inside of functions.
 pytestmark = [

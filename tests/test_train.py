@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tokenv import checkpoint as checkpoints
-from tokenv import train as training
-from tokenv.build import build_parts
-from tokenv.config import Config, TrainConfig
-from tokenv.settings import resolve
-from tokenv.train import History, NotFiniteError, learning_rate, train
+from tokenv.config.files import resolve
+from tokenv.config.schema import Config, TrainConfig
+from tokenv.run import train as training
+from tokenv.run.parts import build_parts
+from tokenv.run.train import History, NotFiniteError, learning_rate, train
+from tokenv.storage import checkpoints
 
 
 def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tokenv import checkpoint as checkpoints
-from tokenv import registry
-from tokenv.settings import merge, resolve
-from tokenv.train import train
+from tokenv.config import registry
+from tokenv.config.files import merge, resolve
+from tokenv.run.train import train
+from tokenv.storage import checkpoints
 
 AGENTS = {
     "window 0": {"agent": {"name": "learned", "window": 0}},

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv import settings as tokenv_settings
-from tokenv.build import build_parts
-from tokenv.experiment import run_command
-from tokenv.report.variance import draw_cost, draw_credit, draw_progress, print_variance, products, write_csv
+from tokenv.cli.experiment import run_command
+from tokenv.config import files as tokenv_settings
+from tokenv.run.parts import build_parts
 from tokenv.variance import lab
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import Scene, draw_gradient, true_gradient
 from tokenv.variance.options import VarianceOptions, parse
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_csv
 from tokenv.variance.statistics import moments
 
 SHORT = 6
@@ -256,8 +256,8 @@ def test_estimators_that_cannot_be_read_say_why(text, message):
 
 def test_specifications_are_calls():
     assert parse("rloo(gamma=GAMMA, num_samples=3)", 0.9).options == {"name": "rloo", "gamma": 0.9, "num_samples": 3}
-    own = parse("estimators.recipes:rloo(num_samples=3)", 0.9)
-    assert own.options == {"name": "estimators.recipes:rloo", "num_samples": 3}
+    own = parse("tokenv.estimators.recipes:rloo(num_samples=3)", 0.9)
+    assert own.options == {"name": "tokenv.estimators.recipes:rloo", "num_samples": 3}
 
 
 @pytest.mark.parametrize(

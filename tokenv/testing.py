@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from agents.learned import Learned
-from tokenv import keys, registry
+from tokenv import keys
+from tokenv.agents.learned import Learned
+from tokenv.config import registry
+from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rollout import rollout
 
 BATCH, LENGTH, WIDTH, RATE = 2, 5, 8, 0.4
 GROUP, GROUPS = 100, 60  # draws of an estimator that draws numbers of its own

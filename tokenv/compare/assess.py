@@ -12,15 +12,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv import keys, registry
-from tokenv.build import Parts
+from tokenv import keys
 from tokenv.compare.assessment import VERSION, Assessment, Passage, Window, assessed, keep
-from tokenv.config import Config
-from tokenv.data.bpe import train_bpe
+from tokenv.config import registry
+from tokenv.config.schema import Config
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
-from tokenv.data.series import SeriesData, load_series
-from tokenv.evaluate import (
+from tokenv.data.series.windows import SeriesData, load_series
+from tokenv.data.text.bpe import train_bpe
+from tokenv.lm.codecs.series import VALUE
+from tokenv.run.evaluate import (
     boundary_scores,
     evaluate,
     held_out_rollouts,
@@ -28,9 +29,9 @@ from tokenv.evaluate import (
     sequence_losses,
     sequence_sums,
 )
-from tokenv.hardware import prepare
-from tokenv.lm.series import VALUE
-from tokenv.looking import load_run
+from tokenv.run.hardware import prepare
+from tokenv.run.parts import Parts
+from tokenv.run.stored import load_run
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 

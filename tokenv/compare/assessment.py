@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tokenv import checkpoint as checkpoints
-from tokenv.files import write_atomically
+from tokenv.storage import checkpoints
+from tokenv.storage.atomic import write_atomically
 
 FILE = "assessment.json"
 VERSION = 2

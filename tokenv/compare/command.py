@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from tokenv.build import build_parts
+from tokenv.compare.compared import Comparison
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.result import build, by_settings, check_one_kind, finished, measured
 from tokenv.compare.runner import run_all
-from tokenv.report.compared import Comparison
+from tokenv.run.parts import build_parts
 
 
 def check_methods(options: CompareOptions) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import yaml
 
+from tokenv.cli.experiment import run_command
 from tokenv.compare.assess import assess
 from tokenv.compare.store import find_run
-from tokenv.experiment import run_command
-from tokenv.settings import resolve
+from tokenv.config.files import resolve
 
 
 def work(config_file: str, store: str, passages: str, bpe_vocabulary: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenv.config import Config, check_keys, make
-from tokenv.settings import COMMAND_LINE, config_path, load_yaml, merge, resolve
+from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
+from tokenv.config.schema import Config, check_keys, make
 
 
 @dataclass(frozen=True)

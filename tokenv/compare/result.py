@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenv import checkpoint as checkpoints
-from tokenv.build import build_parts
 from tokenv.compare.assess import assess
 from tokenv.compare.assessment import Assessment, Window
+from tokenv.compare.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
 from tokenv.compare.notes import notes
 from tokenv.compare.statistics import Scores, compare, sentence
 from tokenv.compare.store import StoredRun, read_run
-from tokenv.config import Config
+from tokenv.config.schema import Config
 from tokenv.report.characters import characters
-from tokenv.report.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
 from tokenv.report.series import Patched
 from tokenv.report.words import WORDS, in_words
+from tokenv.run.parts import build_parts
+from tokenv.storage import checkpoints
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenv import checkpoint as checkpoints
-from tokenv.config import Config
-from tokenv.settings import resolve
+from tokenv.config.files import resolve
+from tokenv.config.schema import Config
+from tokenv.storage import checkpoints
 
 SAME_RUN_IN_SPITE_OF = ("hardware", "checkpoint")  # these change no result, or only its last digits
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on

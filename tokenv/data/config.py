@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tokenv.data.series_config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 
 BUILT_IN = ("python", "prose", "words")
 HUB_PREFIX = "hub:"

@@ -8,13 +8,13 @@ from typing import Protocol
 from tqdm import tqdm
 
 from tokenv.data.config import HUB_PREFIX, DataConfig
-from tokenv.data.documents import read_documents
-from tokenv.data.hub import HubData
+from tokenv.data.hub.dataset import HubData
 from tokenv.data.memory import MemoryData
 from tokenv.data.pieces import Document, SequenceBatch
-from tokenv.data.series import load_series
+from tokenv.data.series.windows import load_series
 from tokenv.data.split import split_documents, split_from
 from tokenv.data.stream import Blocks, TrainStream
+from tokenv.data.text.documents import read_documents
 
 __all__ = ["Corpus", "SequenceBatch", "TrainStream", "load_corpus"]
 

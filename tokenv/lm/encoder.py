@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenv.lm.attention import attention_for
-from tokenv.lm.codec import Codec, new_head
+from tokenv.lm.codecs.base import Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from tokenv.lm.attention import Attend, attention_for
-from tokenv.lm.codec import ByteCodec, Codec, new_head
+from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
 from tokenv.lm.layers import Linear, RMSNorm
-from tokenv.lm.mean_pooling import Mean
-from tokenv.lm.pooling import Pooling, Select
-from tokenv.lm.relaxed import relaxed_attention
-from tokenv.lm.smoothing import Smooth
+from tokenv.lm.poolings.mean import Mean
+from tokenv.lm.poolings.relaxed import relaxed_attention
+from tokenv.lm.poolings.select import Pooling, Select
+from tokenv.lm.poolings.smooth import Smooth
 
 _POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
 

@@ -48,7 +48,7 @@ def segment_page(
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
     return render(
-        "segment.html.jinja",
+        "report/segment.html.jinja",
         title=visible(title),
         facts=[(visible(name), visible(value)) for name, value in facts.items()],
         passages=[(visible(p.title), coloured(p.characters, scale)) for p in passages],
@@ -57,10 +57,10 @@ def segment_page(
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill one of this package's templates; whatever text comes in is escaped.
+    """Fill a template; whatever text comes in is escaped.
 
     Args:
-        template: Its file's name.
+        template: Its file, from the package's own folder on, such as ``report/segment.html.jinja``.
         values: What its variables stand for.
 
     Returns:
@@ -113,6 +113,6 @@ def _digits(probability: float) -> str:
 
 @cache
 def _environment() -> Environment:
-    folder = files("tokenv.report")
+    folder = files("tokenv")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

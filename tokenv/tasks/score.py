@@ -11,8 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv import keys
-from tokenv.build import Parts
-from tokenv.rollout import rollout
+from tokenv.env.rollout import rollout
+from tokenv.run.parts import Parts
 from tokenv.tasks.formats import Question
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv.build import Parts
-from tokenv.config import LossConfig
+from tokenv.config.schema import LossConfig
+from tokenv.env.rollout import rescore, rollout
 from tokenv.lm.flops import update_flops
-from tokenv.rollout import rescore, rollout
-from tokenv.train import compute_losses, total_loss
+from tokenv.run.parts import Parts
+from tokenv.run.train import compute_losses, total_loss
 
 
 @dataclass(frozen=True)

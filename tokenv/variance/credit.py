@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from estimators.branching import BitFlip
 from tokenv import keys
-from tokenv.rollout import rollout
+from tokenv.env.rollout import rollout
+from tokenv.estimators.branching import BitFlip
 from tokenv.variance.draws import Scene
 
 

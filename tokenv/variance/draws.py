@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from estimators.statistics import masked_mean
 from tokenv import keys
-from tokenv.build import Parts
-from tokenv.rollout import rollout
+from tokenv.env.rollout import rollout
+from tokenv.estimators.statistics import masked_mean
+from tokenv.run.parts import Parts
 
 COMPONENTS = ("logits", "policy", "encoder")
 MOST_COORDINATES = 65_536

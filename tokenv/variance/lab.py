@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv import checkpoint as checkpoints
-from tokenv import registry
-from tokenv.build import Parts, build_parts
-from tokenv.config import Config, make
+from tokenv.config import registry
+from tokenv.config.schema import Config, make
 from tokenv.data.corpus import load_corpus
-from tokenv.files import write_atomically
-from tokenv.hardware import prepare
-from tokenv.rollout import rollout
-from tokenv.train import train
+from tokenv.env.rollout import rollout
+from tokenv.run.hardware import prepare
+from tokenv.run.parts import Parts, build_parts
+from tokenv.run.train import train
+from tokenv.storage import checkpoints
+from tokenv.storage.atomic import write_atomically
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, policy_objective, true_gradient

@@ -6,8 +6,8 @@ import ast
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenv import registry
-from tokenv.config import Config
+from tokenv.config import registry
+from tokenv.config.schema import Config
 
 DEFAULT_ESTIMATORS = (
     # the paper's own steps

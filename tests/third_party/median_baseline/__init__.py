@@ -1,11 +1,10 @@
 """Somebody else's baseline: the median over the other samples of the same text."""
 
 import torch
-
-from estimators.base import Part, chain
-from estimators.credit import Discount
-from estimators.rewards import EarlyExit
-from estimators.surrogates import ScoreFunction
+from tokenv.estimators.base import Part, chain
+from tokenv.estimators.credit import Discount
+from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.surrogates import ScoreFunction
 
 
 class MedianOfOthers(Part):

@@ -1,0 +1,1 @@
+"""Speed, memory and the cost of learning boundaries."""

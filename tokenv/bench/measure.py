@@ -1,0 +1,222 @@
+"""Speed, memory, and what learning the boundaries costs: all from one interleaved run."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tokenv.config.schema import Config
+from tokenv.data.source import TensorSource
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_share, update_flops
+from tokenv.lm.unet import UNet
+from tokenv.run.hardware import prepare, resolve_device
+from tokenv.run.parts import Parts, build_parts
+from tokenv.run.train import compute_losses, make_optimizer, total_loss
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    Args:
+        config: model, batch (``train.batch_size`` x ``data.seq_len``) and hardware; the data are random bytes.
+        repeats: timed rounds; every round times every variant once.
+        stepping: also time stepping through the environment against the one-pass rollout.
+
+    Raises:
+        ValueError: fewer than one round.
+    """
+
+    config: Config
+    repeats: int = 5
+    stepping: bool = True
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats = {self.repeats}: expected at least 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What Sacred stores."""
+        return self.config.as_dict() | {"repeats": self.repeats, "stepping": self.stepping}
+
+
+def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
+    """Measure.
+
+    Returns:
+        ``tables``: title to printable rows; ``figures``: name to number.
+    """
+    config = options.config
+    prepare(config.hardware)
+    device = resolve_device(config.hardware.device)
+    parts = build_parts(config, device)
+    parts.train()
+    batch, length = config.train.batch_size, config.data.seq_len
+    symbol_BN = torch.randint(0, 256, (batch, length))
+    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window)
+    optimizer = make_optimizer(config.train, parts.named_parameters())
+    symbol_BN = symbol_BN.to(device)
+    given_BT = (torch.rand(batch, length - 1, device=device) < config.rate).long()
+    given_BT[:, 0] = 1
+    tokens = int(given_BT.sum(1).max()) * batch
+
+    def learned() -> None:
+        td = env.rollout(parts.agent, **parts.rollout_options)
+        _update(total_loss(compute_losses(td, parts), config.loss), optimizer)
+
+    def given() -> None:
+        _update(_given_loss(parts.lm, symbol_BN, given_BT, early=False), optimizer)
+
+    def given_early() -> None:
+        _update(_given_loss(parts.lm, symbol_BN, given_BT, early=True), optimizer)
+
+    with torch.no_grad():
+        observation = env.rollout(parts.agent)
+    noise = torch.rand(batch, length - 1, device=device)
+
+    @torch.no_grad()
+    def draw() -> None:
+        parts.agent.draw(observation, noise)
+
+    variants = {"learned": learned, "given": given, "given_early": given_early, "draw": draw}
+    seconds = _interleave(variants, options.repeats, device, progress)
+    memory = _peak_memory(device)
+
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    policy = parts.policy_parameters
+    symbols = batch * length
+    flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
+    peak = _matrix_peak(parts, device)
+    figures: dict[str, Any] = {
+        "step_seconds": median["learned"],
+        "step_seconds_min": min(seconds["learned"]),
+        "step_seconds_max": max(seconds["learned"]),
+        "bytes_per_second": symbols / median["learned"],
+        "peak_memory_gib": memory,
+        "draw_share": median["draw"] / median["learned"],
+        "time_over_given": _ratio(seconds["learned"], seconds["given"]),
+        "time_over_given_with_early_exit": _ratio(seconds["learned"], seconds["given_early"]),
+        "flops_policy_share": policy_share(parts.lm, symbols, tokens, policy),
+        "flops_early_exit_share": early_exit_share(parts.lm, symbols, tokens),
+        "model_tflops_per_second": flops / median["learned"] / 1e12,
+        "matrix_peak_tflops_per_second": peak / 1e12,
+        "model_flops_utilisation": flops / median["learned"] / peak,
+    }
+    if options.stepping:
+        figures["stepping_over_one_pass"] = _stepping_ratio(env, parts, device)
+    return {"tables": _tables(figures, parts, config, device), "figures": figures}
+
+
+def _given_loss(lm: UNet, symbol_BN: Tensor, action_BT: Tensor, *, early: bool) -> Tensor:
+    """An ordinary language-model step with given boundaries, with or without the early exit's loss."""
+    x_BTD, target = lm.encode(symbol_BN)[:, :-1], symbol_BN[:, 1:]
+    loss = -lm.codec.log_prob(lm.decode(x_BTD, action_BT), target).mean()
+    return loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean() if early else loss
+
+
+def _update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time(work: Callable[[], Any], device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    work()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _interleave(
+    variants: dict[str, Callable[[], None]], repeats: int, device: torch.device, progress: bool
+) -> dict[str, list[float]]:
+    """Seconds of every variant in every round, after two rounds of warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in tqdm(range(repeats + 2), desc="bench", unit="round", disable=not progress):
+        for name, work in variants.items():
+            elapsed = _time(work, device)
+            if number >= 2:
+                seconds[name].append(elapsed)
+    return seconds
+
+
+def _ratio(a: list[float], b: list[float]) -> float:
+    """Median of the ratios of neighbours in time."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+def _matrix_peak(parts: Parts, device: torch.device) -> float:
+    """FLOP/s of a large square matrix product in the model's precision, best of ten."""
+    size = 8192 if device.type == "cuda" else 2048
+    dtype = parts.lm.compute_dtype or parts.lm.head.weight.dtype
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    return 2 * size**3 / min(_time(lambda: a @ b, device) for _ in range(10))
+
+
+@torch.no_grad()
+def _stepping_ratio(env: TokenizationEnv, parts: Parts, device: torch.device) -> float:
+    """Seconds of an episode step by step, over seconds of the same in one pass."""
+    one_pass = [_time(lambda: env.rollout(parts.agent), device) for _ in range(3)]
+    stepping = _time(lambda: env.rollout(env.source.seq_len, parts.agent), device)
+    return stepping / statistics.median(one_pass)
+
+
+def _peak_memory(device: torch.device) -> float:
+    """GiB: allocated on the GPU, or resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return peak_resident_memory()
+
+
+def peak_resident_memory() -> float:
+    """Largest resident memory of this process so far, in GiB."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**30
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch.device) -> dict[str, dict[str, str]]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    model = config.model
+    size = sum(p.numel() for p in parts.lm.parameters())
+    speed = {
+        "machine": f"{name}, torch {torch.__version__}",
+        "model": f"{size / 1e6:.1f}M parameters ({matrix_parameters(parts.lm) / 1e6:.1f}M in matrices), width "
+        f"{model.width}, {model.down_layers}/{model.mid_layers}/{model.up_layers} layers",
+        "batch": f"{config.train.batch_size} x {config.data.seq_len} bytes, {parts.lm.compute_dtype}",
+        "step": f"{figures['step_seconds']:.3f} s ({figures['step_seconds_min']:.3f} to "
+        f"{figures['step_seconds_max']:.3f})",
+        "speed": f"{figures['bytes_per_second']:,.0f} bytes per second",
+        "peak memory": f"{figures['peak_memory_gib']:.2f} GiB",
+        "utilisation": f"{figures['model_flops_utilisation']:.1%} of a matrix product's "
+        f"{figures['matrix_peak_tflops_per_second']:.3g} TFLOP/s",
+    }
+    cost = {
+        "drawing boundaries": f"{figures['draw_share']:.1%} of a step",
+        "time over given boundaries": f"{figures['time_over_given'] - 1:+.1%}",
+        "the same, early exit in both": f"{figures['time_over_given_with_early_exit'] - 1:+.1%}",
+        "FLOPs of the policy": f"{figures['flops_policy_share']:.4%} of the model with given boundaries",
+        "FLOPs of the early exit": f"{figures['flops_early_exit_share']:.3%} of it",
+    }
+    if "stepping_over_one_pass" in figures:
+        cost["stepping over one pass"] = f"{figures['stepping_over_one_pass']:.0f} times the seconds"
+    return {"speed": speed, "cost of learning the boundaries": cost}

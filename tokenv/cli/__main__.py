@@ -1,0 +1,5 @@
+"""``python -m tokenv.cli``."""
+
+from tokenv.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""A comparison as pictures, tables and one page."""

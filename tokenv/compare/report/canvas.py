@@ -1,0 +1,113 @@
+"""What pictures of a comparison are drawn on: themes for light and for dark pages, legends that fit, PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from tokenv.compare.report.numbers import plain
+
+_WIDTH, _DPI, _LETTER = 5.6, 180, 0.062  # inches, dots an inch, inches of one letter of a legend
+_LONGEST = 30  # letters of a name in a picture
+_COMMON = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "grid.linewidth": 0.6,
+    "legend.columnspacing": 1.4,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "text.parse_math": False,
+}
+
+
+def _theme(page: str, ink: str, grid: str) -> Any:  # matplotlib's type of it spells all its keys
+    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+    return {
+        **_COMMON,
+        "figure.facecolor": page,
+        "axes.facecolor": page,
+        "grid.color": grid,
+        **dict.fromkeys(inked, ink),
+    }
+
+
+_LIGHT = _theme("#ffffff", "#1b1b1b", "#e4e4e4")
+_DARK = _theme("#121416", "#e6e6e6", "#303438")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture.
+
+    Attributes:
+        name: of its file, without suffix.
+        caption: what it shows, in words.
+        light: PNG for a light page.
+        dark: PNG for a dark page.
+    """
+
+    name: str
+    caption: str
+    light: bytes
+    dark: bytes
+
+
+def short(name: str) -> str:
+    """A name on one line, its end left out where it is long."""
+    name = plain(name)
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+
+
+def draw_both(name: str, caption: str, height: float, draw: Callable[[Figure], None]) -> Picture:
+    """Draw a picture for both pages.
+
+    Args:
+        name: of the picture.
+        caption: of the picture.
+        height: in inches.
+        draw: fills an empty figure; ``mpl.rcParams["text.color"]`` is then the page's ink.
+    """
+    drawn = []
+    for theme in (_LIGHT, _DARK):
+        buffer = io.BytesIO()
+        with mpl.rc_context(theme), warnings.catch_warnings():
+            # A name in a script that the fonts lack shows as boxes; the page beside it shows the name.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+            draw(figure)
+            figure.savefig(buffer, format="png")
+        drawn.append(buffer.getvalue())
+    return Picture(name, caption, *drawn)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend below everything, in as many columns as fit."""
+    columns = legend_columns(names)
+    # A label that begins with an underscore would be taken for "not in the legend": the names are set afterwards.
+    legend = figure.legend(handles, ["x"] * len(names), loc="outside lower center", ncols=columns)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)
+
+
+def legend_columns(names: Sequence[str]) -> int:
+    """As many columns as fit, none shorter than the others by more than one."""
+    for rows in range(1, len(names)):
+        columns = math.ceil(len(names) / rows)
+        widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
+        if sum(0.55 + _LETTER * letters for letters in widest) <= _WIDTH:
+            return columns
+    return 1

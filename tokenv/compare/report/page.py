@@ -1,0 +1,142 @@
+"""A comparison of methods as a web page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from tokenv.compare.compared import ComparedMethod, Comparison, Pair
+from tokenv.compare.report.canvas import Picture
+from tokenv.compare.report.numbers import (
+    agreement,
+    colour_scale,
+    conclusion,
+    error_on_test,
+    number,
+    oriented,
+    over_seeds,
+    plain,
+    ranked,
+    references,
+    targets,
+    with_error,
+)
+from tokenv.compare.report.pictures import styles
+from tokenv.report.characters import visible
+from tokenv.report.html import coloured, legend, render
+
+T = TypeVar("T")
+
+_MANY = 6  # sentences on pairs that are shown at once
+
+
+def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
+    """Show who is best, how sure that is, how training went, and the same text or windows, cut by every method.
+
+    Args:
+        comparison: what to show.
+        pictures: what `tokenv.compare.report.pictures.draw_pictures` drew of it.
+
+    Returns:
+        One HTML document, to be written as UTF-8. It loads nothing and runs no script.
+    """
+    looks = styles(comparison)
+    scale = colour_scale(comparison)
+    return render(
+        "compare/report/comparison.html.jinja",
+        title=visible(comparison.title),
+        conclusion=[visible(sentence) for sentence in conclusion(comparison)],
+        failed=_shown(comparison.failed),
+        facts=_shown(comparison.facts),
+        looks=[looks[method.name] for method in comparison.methods],
+        unit=visible(comparison.unit_in_words),
+        words=comparison.words,
+        columns=_columns(comparison),
+        methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison.has_test))),
+        targets=targets(comparison),
+        matrix=_rows(comparison, _differences(comparison)),
+        sentences=[visible(pair.sentence) for pair in comparison.pairs],
+        many=len(comparison.pairs) > _MANY,
+        pictures={name: _embedded(picture) for name, picture in pictures.items()},
+        windows=[name for name in pictures if name.startswith("window-")],
+        references=[visible(name) for name in references(comparison)],
+        agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
+        passages=[
+            (visible(heading), _rows(comparison, partial(_spans, passage=i, scale=scale)))
+            for i, heading in enumerate(comparison.passages)
+        ],
+        notes=[visible(note) for note in comparison.notes],
+        **legend(scale),
+    )
+
+
+def _rows(comparison: Comparison, shown: Callable[[ComparedMethod], T]) -> list[tuple[int, str, T]]:
+    """Number (of its look), name and whatever is shown of every method, best first."""
+    number_of = {method.name: i for i, method in enumerate(comparison.methods)}
+    return [(number_of[method.name], plain(method.name), shown(method)) for method in ranked(comparison)]
+
+
+def _shown(rows: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(visible(name), visible(value)) for name, value in rows.items()]
+
+
+def _settings(method: ComparedMethod) -> str:
+    return ", ".join(f"{plain(key)} = {plain(value)}" for key, value in method.settings.items())
+
+
+def _columns(comparison: Comparison) -> list[str]:
+    words, test = comparison.words, ["test"] if comparison.has_test else []
+    loss = [visible(comparison.unit_in_words), f"± {words.document}s", "each seed", *test, "early exit"]
+    return [*loss, f"boundaries / {words.symbol}", "FLOPs", "seconds"]
+
+
+def _cells(method: ComparedMethod, has_test: bool) -> list[str]:
+    """One text for each of ``_columns``."""
+    return [
+        with_error(method.loss, method.seed_error),
+        number(method.document_error),
+        " ".join(number(run.loss) for run in method.runs),
+        *([with_error(over_seeds(method, "loss_test"), error_on_test(method))] if has_test else []),
+        number(over_seeds(method, "loss_early")),
+        number(over_seeds(method, "boundary_rate"), ".3f"),
+        number(over_seeds(method, "flops"), ".2e"),
+        number(over_seeds(method, "seconds"), ",.0f"),
+    ]
+
+
+def _differences(comparison: Comparison) -> Callable[[ComparedMethod], list[tuple[str, str, str] | None]]:
+    """Method to its cells of the matrix: style class, text and tooltip against every other; None against itself."""
+    pairs, columns = oriented(comparison), ranked(comparison)
+    return lambda row: [None if row is other else _cell(pairs.get((row.name, other.name))) for other in columns]
+
+
+def _cell(pair: Pair | None) -> tuple[str, str, str]:
+    if pair is None:
+        return ("unknown", "–", "not compared")
+    low, high = (number(end, "+.4f") for end in pair.interval)
+    tip = f"{visible(pair.sentence)} ({plain(pair.first)} − {plain(pair.second)}, 95% interval: {low} to {high})"
+    return (pair.verdict.replace(" ", "-"), number(pair.difference, "+.4f"), tip)
+
+
+def _embedded(picture: Picture) -> dict[str, str]:
+    light, dark = (
+        "data:image/png;base64," + base64.b64encode(image).decode("ascii") for image in (picture.light, picture.dark)
+    )
+    return {"caption": picture.caption, "light": light, "dark": dark}
+
+
+def _scores(method: ComparedMethod, held: Sequence[str]) -> list[str]:
+    """Precision, recall and F1 against each of the references."""
+    cells = []
+    for reference in held:
+        found = agreement(method, reference)
+        cells += [number(x, ".3f") for x in (found.precision, found.recall, found.f1)] if found else ["–"] * 3
+    return cells
+
+
+def _spans(method: ComparedMethod, passage: int, scale: tuple[float, float]) -> list[tuple[str, str, str]]:
+    """The passage as the first seed cut it; empty if there is none."""
+    texts = method.runs[0].passages
+    return coloured(texts[passage], scale) if passage < len(texts) else []

@@ -1,0 +1,266 @@
+"""A comparison of methods as pictures, each for light and for dark pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from tokenv.compare.compared import ComparedMethod, Comparison
+from tokenv.compare.report.canvas import Picture, draw_both, legend_below, legend_columns, short
+from tokenv.compare.report.numbers import (
+    Band,
+    length_shares,
+    loss_metric,
+    method_band,
+    oriented,
+    plain,
+    ranked,
+    targets,
+)
+from tokenv.compare.report.windows import draw_windows
+
+# Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_LINES = ("solid", "dashed", "dotted", "dashdot")
+_MARKERS = "osD^vPX*<>ph"
+VERDICTS = {"better": "#0072B2", "worse": "#D55E00", "not separable": "#8a8a8a"}
+
+_BAND = "band from the lowest to the highest seed"
+_SPIKE = 0.5  # a share of tokens of one length that would press all other methods flat
+
+
+class Style(NamedTuple):
+    """How a method's lines look: colour as ``#rrggbb``, line style by its CSS-like name, marker."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+def styles(comparison: Comparison) -> dict[str, Style]:
+    """Method to its look in all pictures, by its place in the comparison."""
+    return {
+        method.name: Style(
+            _COLOURS[i % len(_COLOURS)], _LINES[i // len(_COLOURS) % len(_LINES)], _MARKERS[i % len(_MARKERS)]
+        )
+        for i, method in enumerate(comparison.methods)
+    }
+
+
+def _line_picture(
+    name: str, caption: str, curves: Mapping[str, Band], looks: Mapping[str, Style], finish: Callable[[Axes], None]
+) -> Picture:
+    """Lines with bands, one a method, and a legend.
+
+    Args:
+        name: of the picture.
+        caption: of the picture.
+        curves: method to what is drawn; at least one.
+        looks: method to style.
+        finish: sets the axes' labels, limits and formats.
+    """
+    names = [short(method) for method in curves]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        handles = []
+        for method, band in curves.items():
+            look = looks[method]
+            each = max(1, len(band.x) // 8)
+            # Markers of different methods stand at different places, or they would hide one another.
+            first = list(looks).index(method) * each // len(looks)
+            axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, lw=0)
+            handles += axes.plot(
+                band.x, band.mean, color=look.colour, ls=look.line, marker=look.marker, markevery=(first, each)
+            )
+        finish(axes)
+        legend_below(figure, handles, names)
+
+    rows = math.ceil(len(names) / legend_columns(names))
+    return draw_both(name, caption, 3.6 + 0.19 * rows, draw)
+
+
+def _rows(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
+    """One row a method, the first on top."""
+    axes.set_yticks(range(len(methods)), [short(method.name) for method in methods])
+    axes.set_ylim(len(methods) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+    """The loss of every method and seed."""
+    unit, documents = comparison.unit_in_words, f"{comparison.words.document}s"
+    if not any(math.isfinite(method.loss) for method in methods):
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for row, method in enumerate(methods):
+            look = looks[method.name]
+            for error, width, alpha in ((method.document_error, 1.2, 1.0), (method.seed_error, 6.0, 0.35)):
+                if math.isfinite(error):
+                    ends = (method.loss - error, method.loss + error)
+                    axes.plot(ends, (row, row), color=look.colour, lw=width, alpha=alpha, solid_capstyle="butt")
+            seeds = [run.loss for run in method.runs]
+            axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=look.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(method.loss, row, look.marker, color=look.colour, ms=6)
+        _rows(axes, methods)
+        axes.set_xlabel(f"held-out {unit} (left is better)")
+        ink = mpl.rcParams["text.color"]
+        handles = (
+            Line2D([], [], color=ink, marker="D", ls="", ms=5),
+            Line2D([], [], color=ink, marker="o", mfc="none", ls="", ms=3.5),
+            Line2D([], [], color=ink, lw=6, alpha=0.35),
+            Line2D([], [], color=ink, lw=1.2),
+        )
+        legend_below(figure, handles, ("mean", "one seed", "± s.e. (seeds)", f"± s.e. ({documents})"))
+
+    caption = (
+        f"{unit.capitalize()}: mean, each seed, and standard errors over seeds and over {documents}. All methods are "
+        f"held against the same {documents}, so most of that error is common to them: whether two differ is told by "
+        "the intervals of their difference."
+    )
+    return draw_both("methods", caption, 1.2 + 0.34 * len(methods), draw)
+
+
+def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> Picture | None:
+    """Every method minus the best, with 95% intervals."""
+    best, pairs = methods[0], oriented(comparison)
+    against = [pairs.get((method.name, best.name)) for method in methods]
+    if not any(pair and math.isfinite(pair.difference) for pair in against):
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.axvline(0, color=mpl.rcParams["text.color"], lw=0.8)
+        axes.plot(0, 0, "D", color=mpl.rcParams["text.color"], ms=5)
+        for row, pair in enumerate(against):
+            if pair:
+                colour = VERDICTS.get(pair.verdict, VERDICTS["not separable"])
+                if all(map(math.isfinite, pair.interval)):
+                    axes.plot(pair.interval, (row, row), color=colour, lw=2, marker="|", ms=7)
+                axes.plot(pair.difference, row, "o", color=colour, ms=5)
+        _rows(axes, methods)
+        axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
+        names = [name for name in VERDICTS if any(pair and pair.verdict == name for pair in against)]
+        handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
+        legend_below(figure, handles, names)
+
+    caption = (
+        f"Difference from {plain(best.name)}, with its 95% interval. An interval that holds 0 means: not separable."
+    )
+    return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
+
+
+def _bands(methods: Sequence[ComparedMethod], metric: str, by_flops: bool = False) -> dict[str, Band]:
+    found = ((method.name, method_band(method, metric, by_flops)) for method in methods)
+    return {name: band for name, band in found if band is not None}
+
+
+def _show_the_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
+    """Set limits by what comes after each first third: the first steps' losses would press all else flat."""
+    late = [band.mean[band.x >= band.x[-1] / 3] for band in curves.values()]
+    low, high = min(map(np.min, late)), max(map(np.max, late))
+    margin = 0.06 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+
+
+def _losses(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Iterator[Picture]:
+    metric = loss_metric(comparison)
+    kind = "validation" if metric.startswith("validation/") else "training (running mean)"
+    loss, symbols = comparison.unit_in_words, f"{comparison.words.symbol}s"
+    for name, by_flops, spent in ((f"loss-{symbols}", False, symbols), ("loss-flops", True, "FLOPs")):
+        curves = _bands(methods, metric, by_flops)
+        if not curves:
+            continue
+
+        def finish(axes: Axes, curves: Mapping[str, Band] = curves, spent: str = spent) -> None:
+            _show_the_late_part(axes, curves)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.set(xlabel=f"training {spent}", ylabel=f"{kind} {loss}")
+
+        caption = (
+            f"{kind.capitalize()} {loss} against training {spent}: mean over the seeds; {_BAND}. "
+            "The axis is cut above what the first third of training leaves behind."
+        )
+        yield _line_picture(name, caption, curves, looks, finish)
+
+
+def _policies(
+    comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]
+) -> Iterator[Picture]:
+    symbol = comparison.words.symbol
+    kinds = (
+        ("boundary-rate", "train/boundary_rate", f"boundaries per {symbol}", f"Boundaries per {symbol}"),
+        ("neg-log-prob", "train/neg_log_prob", "mean −log π, nats per decision", "Mean −log π of the decisions drawn"),
+    )
+    for name, metric, unit, what in kinds:
+        curves = _bands(methods, metric)
+        if not curves:
+            continue
+
+        def finish(axes: Axes, unit: str = unit, has_target: bool = name == "boundary-rate") -> None:
+            if has_target:
+                for rate in comparison.target_rates:
+                    axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.set(xlabel=f"training {symbol}s", ylabel=unit)
+            axes.set_ylim(bottom=0)
+
+        target = f" Thin dashes: aimed at, {targets(comparison)}." if name == "boundary-rate" else ""
+        caption = f"{what} over training: running mean, mean over the seeds; {_BAND}.{target}"
+        yield _line_picture(name, caption, curves, looks, finish)
+
+
+def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+    words = comparison.words
+    shares = {method.name: np.array(length_shares(method)) for method in methods}
+    curves = {name: Band(np.arange(len(y)) + 1.0, y, y, y) for name, y in shares.items() if len(y)}
+    if not curves:
+        return None
+    last = max(len(band.x) for band in curves.values())
+    peaks = {name: band.mean.max() for name, band in curves.items()}
+    top = max((peak for peak in peaks.values() if peak <= _SPIKE), default=1.0)
+    beyond = [f"{plain(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
+
+    def finish(axes: Axes) -> None:
+        axes.set(
+            xlabel=f"{words.symbol}s of a {words.token} ({last}: that many or more)", ylabel=f"share of {words.tokens}"
+        )
+        axes.set_ylim(0, 1.1 * top)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    caption = f"How long {words.tokens} are on held-out {words.data}, mean over the seeds."
+    if beyond:
+        caption += f" Beyond the axis: {'; '.join(beyond)}."
+    return _line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
+
+
+def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
+    """Draw everything there is something to draw of.
+
+    Returns:
+        Name to picture: ``methods``, ``differences``, ``loss-bytes`` (of series ``loss-steps``), ``loss-flops``,
+        ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so on, in this
+        order, those without anything to show left out.
+    """
+    methods, looks = ranked(comparison), styles(comparison)
+    pictures = [
+        _dots(comparison, methods, looks),
+        _differences(comparison, methods),
+        *_losses(comparison, methods, looks),
+        *_policies(comparison, methods, looks),
+        _lengths(comparison, methods, looks),
+        *draw_windows(comparison),
+    ]
+    return {picture.name: picture for picture in pictures if picture}

@@ -1,0 +1,135 @@
+"""A comparison of methods as CSV files and in the terminal."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from tokenv.compare.compared import Comparison
+from tokenv.compare.report.numbers import (
+    agreement,
+    conclusion,
+    error_on_test,
+    length_shares,
+    number,
+    over_seeds,
+    plain,
+    ranked,
+    references,
+    with_error,
+)
+from tokenv.report.characters import visible
+from tokenv.report.table import console
+
+_SCORES = ("precision", "recall", "f1")
+
+
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    # Folders may have names that are no valid Unicode.
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def _figures(comparison: Comparison) -> dict[str, str]:
+    """Column to attribute of ``ComparedRun``, beside the loss."""
+    test = {f"test_{comparison.unit}": "loss_test"} if comparison.has_test else {}
+    early = {f"{comparison.unit}_early": "loss_early"}
+    return test | early | {name: name for name in ("boundary_rate", "flops", "seconds")}
+
+
+def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write every figure, in full precision; one that is missing is ``nan`` or empty.
+
+    Args:
+        comparison: what to write.
+        folder: an existing folder.
+
+    Returns:
+        ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
+        ``patch-lengths.csv``), shares by method. Losses are in columns of their unit's name.
+    """
+    held, figures, words = references(comparison), _figures(comparison), comparison.words
+    scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
+
+    def scores(found: Iterable[Any]) -> list[Any]:
+        return [getattr(one, score) if one else "" for one in found for score in _SCORES]
+
+    methods = ranked(comparison)
+    rows = [
+        [
+            method.name,
+            len(method.runs),
+            method.loss,
+            method.seed_error,
+            method.document_error,
+            *(over_seeds(method, name) for name in figures.values()),
+            *scores(agreement(method, reference) for reference in held),
+        ]
+        for method in methods
+    ]
+    errors = (comparison.unit, "seed_error", "document_error")
+    paths = [_write(folder / "methods.csv", ["method", "seeds", *errors, *figures, *scored], rows)]
+
+    rows = [
+        [
+            method.name,
+            run.seed,
+            run.folder,
+            run.loss,
+            *(getattr(run, name) for name in figures.values()),
+            *scores(run.agreement.get(reference) for reference in held),
+        ]
+        for method in methods
+        for run in method.runs
+    ]
+    paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
+
+    header = ["first", "second", "difference", "low", "high", "verdict", "sentence"]
+    rows = [[p.first, p.second, p.difference, *p.interval, p.verdict, p.sentence] for p in comparison.pairs]
+    paths.append(_write(folder / "pairs.csv", header, rows))
+
+    rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
+    paths.append(_write(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
+    return paths
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line a method, best first, for a rich console."""
+    table = Table(title=Text(visible(comparison.title)), title_justify="left")
+    table.add_column("method", overflow="fold")
+    test = ("test ± seeds",) if comparison.has_test else ()
+    for name in (f"{comparison.unit_in_words} ± seeds", *test, "early exit", "rate", "FLOPs", "seconds"):
+        table.add_column(name, justify="right")
+    for method in ranked(comparison):
+        table.add_row(
+            Text(plain(method.name)),
+            with_error(method.loss, method.seed_error),
+            *(with_error(over_seeds(method, "loss_test"), error_on_test(method)) for _ in test),
+            number(over_seeds(method, "loss_early")),
+            number(over_seeds(method, "boundary_rate"), ".3f"),
+            number(over_seeds(method, "flops"), ".2e"),
+            number(over_seeds(method, "seconds"), ",.0f"),
+        )
+    return table
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print the table, who is best, and the sentences on the best method's pairs."""
+    shown = console(wide=120)
+    shown.print(comparison_table(comparison))
+    for sentence in conclusion(comparison):
+        shown.print(sentence)
+    best = ranked(comparison)[0].name
+    for pair in comparison.pairs:
+        if best in (pair.first, pair.second):
+            shown.print(f"- {visible(pair.sentence)}")
+    for run, reason in comparison.failed.items():
+        shown.print(f"did not finish: {plain(run)}: {visible(reason)}")

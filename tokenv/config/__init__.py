@@ -1,0 +1,1 @@
+"""From YAML and key=value to one checked configuration."""

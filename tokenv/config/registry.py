@@ -1,0 +1,188 @@
+"""From names to classes. Nothing is imported until it is named."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+
+class Table(Mapping[str, str]):
+    """Built-in names, and those that installed packages register under an entry-point group.
+
+    As a mapping it holds what is built in: name to ``package.module:Class``.
+
+    Args:
+        group: entry-point group, such as ``tokenv.estimators``.
+        builtin: what comes with tokenv.
+    """
+
+    def __init__(self, group: str, builtin: Mapping[str, str]) -> None:
+        self.group, self._builtin = group, dict(builtin)
+
+    def __getitem__(self, name: str) -> str:
+        return self._builtin[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._builtin)
+
+    def __len__(self) -> int:
+        return len(self._builtin)
+
+    def names(self) -> list[str]:
+        """All names, those of other packages included."""
+        return sorted({*self, *(entry.name for entry in entry_points(group=self.group))})
+
+    def target(self, name: str) -> str | None:
+        """``package.module:Class`` for a name; None if nobody has it.
+
+        Raises:
+            ValueError: two packages claim the name.
+        """
+        others = {
+            (entry.dist.name if entry.dist else "an unknown package", entry.value)
+            for entry in entry_points(group=self.group)
+            if entry.name == name
+        }
+        claims = sorted(others | ({("tokenv", self._builtin[name])} if name in self else set()))
+        if len(claims) > 1:
+            whose = " and ".join(f"{package} ({value})" for package, value in claims)
+            raise ValueError(
+                f"{name!r} in {self.group} is claimed by {whose}: uninstall one of them, or name the class itself as "
+                "package.module:Class"
+            )
+        return claims[0][1] if claims else None
+
+
+AGENTS = Table(
+    "tokenv.agents",
+    {
+        "learned": "tokenv.agents.learned:Learned",
+        "strict": "tokenv.agents.strict:Strict",
+        "nawrot": "tokenv.agents.gumbel:Nawrot",
+        "hnet": "tokenv.agents.router:HNet",
+        "uniform": "tokenv.agents.fixed:Uniform",
+        "random": "tokenv.agents.fixed:Random",
+        "never": "tokenv.agents.fixed:Never",
+        "whitespace": "tokenv.agents.heuristic:Whitespace",
+        "entropy": "tokenv.agents.heuristic:Entropy",
+        "bpe": "tokenv.agents.guided:BPE",
+    },
+)
+ESTIMATORS = Table(
+    "tokenv.estimators",
+    {
+        name: f"tokenv.estimators.recipes:{name}"
+        for name in (
+            "naive",
+            "early_exit",
+            "reinforce",
+            "leave_one_out",
+            "moving_average",
+            "lambda_return",
+            "standardised",
+            "rloo",
+            "reinpatch",
+            "ppo",
+            "off_policy",
+            "arm",
+            "disarm",
+            "arms",
+            "bitflip",
+            "branch",
+            "rebar",
+            "relax",
+            "straight",
+            "gumbel",
+            "reinmax",
+            "gumbel_rao",
+            "path",
+        )
+    },
+)
+CODECS = Table(
+    "tokenv.codecs", {"bytes": "tokenv.lm.codecs.base:ByteCodec", "series": "tokenv.lm.codecs.series:SeriesCodec"}
+)
+RATE_TARGETS = Table(
+    "tokenv.rate_targets",
+    {
+        "logit_pressure": "tokenv.estimators.rate:LogitPressure",
+        "binomial": "tokenv.estimators.rate:BinomialPrior",
+        "ratio": "tokenv.estimators.rate:RatioLoss",
+    },
+)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint for a mistyped name: the nearest known one, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+
+
+def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
+    """The class or recipe that a name stands for.
+
+    Args:
+        kind: what is looked for, for messages, such as ``agent``.
+        name: a name of ``table``, or ``package.module:Class`` for one of your own.
+        table: where names are looked up.
+
+    Raises:
+        ValueError: the name is unknown, or nothing can be imported under it.
+    """
+    target = name if ":" in name else table.target(name)
+    if target is None:
+        hint = nearest(name, table.names())
+        raise ValueError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{kind}.name = {name!r} is {found!r}: expected a class or a function that builds one")
+    return found
+
+
+def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -> Any:
+    """Build what a section of the configuration names.
+
+    Args:
+        kind: the section, such as ``agent``.
+        options: ``name`` and the keyword arguments that its constructor takes.
+        table: see ``find``.
+        context: what the program itself knows (width, rate, ...); passed where the constructor asks for it, and
+            overridden by ``options``.
+
+    Raises:
+        ValueError: an option is unknown to the constructor, or the constructor refuses a value.
+    """
+    given = {name: value for name, value in options.items() if name != "name"}
+    return construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
+
+
+def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+    """Call a class or recipe with its options, and with what it asks for of the context.
+
+    Args:
+        whose: for messages: section and name, such as ``agent 'learned'``.
+        found: class or function.
+        options: keyword arguments for it.
+        context: passed where its signature asks for it, and overridden by ``options``.
+
+    Raises:
+        ValueError: an option is unknown to it or missing, or it refuses a value.
+    """
+    parameters = inspect.signature(found).parameters
+    known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    for name in options:
+        if name not in known and len(known) == len(parameters):
+            hint = nearest(name, [*known, "name"])
+            raise ValueError(f"{whose.partition(' ')[0]}.{name} is no option of {whose}: {hint}")
+    arguments = {name: value for name, value in context.items() if name in known} | dict(options)
+    for name, parameter in parameters.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if named and parameter.default is parameter.empty and name not in arguments:
+            raise ValueError(f"{whose.partition(' ')[0]}.{name} is missing: {whose} cannot be built without it")
+    return found(**arguments)

@@ -1,0 +1,1 @@
+"""Data sets streamed from the Hugging Face hub."""

@@ -1,0 +1,1 @@
+"""Time series: tables, synthetic ones, windows."""

@@ -1,0 +1,205 @@
+"""Reading series from CSV and parquet files and from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import glob
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets.io.parquet import ParquetDatasetReader
+
+from tokenv.data.series.config import SeriesConfig
+
+MISSING = {"", "nan", "na", "n/a", "null", "none"}
+DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Series recorded together.
+
+    Attributes:
+        name: Where it comes from, for people.
+        columns: The C channels' names.
+        value_LC: float64 [L, C], NaN where missing.
+        date_L: The rows' dates as they were written; None if there are none.
+        gold_L: bool [L], True at the last step before a change; None if unknown.
+    """
+
+    name: str
+    columns: list[str]
+    value_LC: np.ndarray[Any, Any]
+    date_L: list[str] | None = None
+    gold_L: np.ndarray[Any, Any] | None = None
+
+
+def read_csv(path: Path, config: SeriesConfig) -> Recording:
+    """Read a CSV file with a header, one row a step.
+
+    Empty cells and those that say NaN, NA, null or none are missing values.
+
+    Args:
+        path: The file.
+        config: Names the columns.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a column is unknown, a value is no finite number, or dates are unsorted or repeated.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read as CSV in UTF-8: {error}: convert it") from error
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
+    cells = ((f"{path} line {line}", dict(zip(header, row, strict=True))) for line, row in rows)
+    return _long(path.name, str(path), header, cells, config)
+
+
+def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
+    """Read a parquet file: one row a step, or, where the columns hold lists, one row a series.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: As for `read_csv`, or if the file is broken.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
+    try:
+        rows = list(ParquetDatasetReader(glob.escape(str(path)), split="train", streaming=True).read())
+    except Exception as error:  # the reader raises its own kinds
+        raise ValueError(f"{path} cannot be read as parquet: {error}: repair it") from error
+    return _from_rows(path.name, str(path), rows, config)
+
+
+def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig) -> list[Recording]:
+    """Read a data set of the hub as a whole: one row a step, or, where the columns hold lists, one row a series.
+
+    Raises:
+        ValueError: As for `read_csv`.
+    """
+    rows = list(datasets.load_dataset(name, hub_config, split=split, streaming=True))
+    return _from_rows(name, f"hub data set {name!r}", rows, config)
+
+
+def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
+    header = list(rows[0]) if rows else []
+    columns = _value_columns(where, header, config, dated=False)
+    if not rows or not all(isinstance(rows[0][column], list | tuple) for column in columns):
+        cells = ((f"{where} row {number}", row) for number, row in enumerate(rows))
+        return [_long(name, where, header, cells, config)]
+    found = []
+    for number, row in enumerate(rows):
+        place = f"{where} row {number}"
+        lengths = {len(row[column]) for column in columns}
+        if len(lengths) > 1:
+            raise ValueError(f"{place} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
+        each = [[_number(x, f"{place}, step {i}", column) for i, x in enumerate(row[column])] for column in columns]
+        found.append(Recording(f"{name} row {number}", columns, np.array(each, dtype=np.float64).T))
+    return found
+
+
+def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated: bool = True) -> list[str]:
+    if len(set(header)) < len(header):
+        raise ValueError(f"{where} has a column twice: {', '.join(header)}: rename one")
+    if dated and config.date is not None and config.date not in header:
+        raise ValueError(
+            f"{where} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set data.series.date"
+            " to one, or to null if there is none and rows are in order"
+        )
+    for column in config.columns:
+        if column not in header:
+            near = difflib.get_close_matches(column, header, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
+            raise ValueError(f"{where} has no column {column!r}, which data.series.columns names: {hint}")
+    columns = list(config.columns) or [column for column in header if column != config.date]
+    if not columns:
+        raise ValueError(f"{where} has no value column; expected at least one beside {config.date!r}: add one")
+    return columns
+
+
+def _long(
+    name: str, where: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
+) -> Recording:
+    columns = _value_columns(where, header, config)
+    dates: list[tuple[str, Any]] = []
+    values = []
+    for place, row in cells:
+        if config.date is not None:
+            dates.append((place, row[config.date]))
+        values.append([_number(row[column], place, column) for column in columns])
+    _check_order(dates, config.date)
+    value_LC = np.array(values, dtype=np.float64).reshape(-1, len(columns))
+    return Recording(name, columns, value_LC, [str(value) for _, value in dates] if dates else None)
+
+
+def _number(value: Any, place: str, column: str) -> float:
+    if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
+            "it, or name the value columns in data.series.columns"
+        ) from None
+    if math.isinf(number):
+        raise ValueError(f"{place}, column {column!r}: {value!r} is not finite; expected a number: mend it")
+    return number
+
+
+def _check_order(dates: list[tuple[str, Any]], column: str | None) -> None:
+    advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
+    before: Any = None
+    for (place, value), now in zip(dates, _moments(dates, column), strict=True):
+        try:
+            if before is not None and now == before:
+                raise ValueError(f"{place}: the date {value} is that of the row before: {advice}")
+            if before is not None and now < before:
+                raise ValueError(f"{place}: the date {value} is earlier than that of the row before: {advice}")
+        except TypeError:  # a number after a date, or a time zone after none
+            raise ValueError(f"{place}: the date {value} is of another kind than that of the row before") from None
+        before = now
+
+
+def _moments(dates: list[tuple[str, Any]], column: str | None) -> Iterator[Any]:
+    for place, value in dates:
+        now = _moment(value)
+        if now is None:
+            raise ValueError(f"{place}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00")
+        yield now
+
+
+def _moment(value: Any) -> Any:
+    """What dates are compared by; None for what is no date."""
+    if isinstance(value, datetime | date | int | float):
+        return value
+    text = str(value).strip()
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    for layout in DATE_FORMATS:
+        try:
+            return datetime.strptime(text, layout)
+        except ValueError:
+            continue
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

@@ -1,0 +1,1 @@
+"""Texts: built in, made up, local files."""

@@ -1,0 +1,130 @@
+"""Reading documents from the built-in corpora and from local files."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from datasets.io.json import JsonDatasetReader
+from datasets.io.parquet import ParquetDatasetReader
+
+from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
+from tokenv.data.pieces import Document
+from tokenv.data.text.builtin import documents_dataset, prose_documents, python_documents
+from tokenv.data.text.words import words_documents
+
+TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
+JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
+PARQUET_SUFFIXES = (".parquet",)
+ACCEPTED = (
+    f"one of {', '.join(BUILT_IN)}; a file or folder of {' '.join(TEXT_SUFFIXES)}, "
+    f".jsonl or .json (also .gz .xz .zst) or .parquet; or {HUB_PREFIX}owner/name"
+)
+
+
+def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
+    """Read the documents of a built-in corpus or of a local file or folder.
+
+    A folder is read with all below it: its text files, one document each, or, where it has no text file
+    but perhaps a README, its .parquet files (else its .jsonl and .json files), one document a row.
+
+    Args:
+        source: A built-in name or a path.
+        config: Names the text column and sizes the synthetic language.
+
+    Yields:
+        The documents in a fixed order.
+
+    Raises:
+        FileNotFoundError: If `source` is neither a built-in name nor a path that exists.
+        ValueError: If a file is of no known kind or broken, or its rows lack the text column.
+    """
+    if source == "python":
+        yield from _from_rows(python_documents())
+    elif source == "prose":
+        yield from _from_rows(prose_documents())
+    elif source == "words":
+        yield from _from_rows(words_documents(config.words_lexicon, config.words_documents, config.seed))
+    else:
+        root = Path(source).expanduser()
+        for path in (files := _find_files(source, root)):
+            if not path.name.endswith(TEXT_SUFFIXES):
+                yield from _read_table(path, config.column)
+        texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
+        names = [path.relative_to(root).as_posix() if path != root else path.name for path in texts]
+        yield from _from_rows(documents_dataset(names, [path.read_bytes() for path in texts]))
+
+
+def content_of(row: Mapping[str, Any], column: str, where: str) -> bytes:
+    """Return the bytes of a row's text; a missing value is an empty document.
+
+    Args:
+        row: One row of a data set.
+        column: The text column.
+        where: The row's data set, for the error.
+
+    Raises:
+        ValueError: If the row lacks the column, or holds something other than str or bytes there.
+    """
+    if column not in row:
+        raise ValueError(f"{where} has no column {column!r} but {', '.join(row)}: set data.column to one")
+    value = row[column]
+    if value is None:
+        return b""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(
+            f"column {column!r} of {where} holds {type(value).__name__}, expected text: "
+            f"set data.column to a text column of {', '.join(row)}"
+        )
+    try:
+        return value.encode("utf-8", errors="surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return value.encode("utf-8", errors="replace")
+
+
+def _from_rows(rows: Dataset) -> Iterator[Document]:
+    for row in rows:
+        yield Document(row["name"], row["content"], row.get("gold"))
+
+
+def _find_files(source: str, root: Path) -> list[Path]:
+    if root.is_file():
+        if not root.name.endswith(TEXT_SUFFIXES + JSON_SUFFIXES + PARQUET_SUFFIXES):
+            raise ValueError(f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it")
+        return [root]
+    if not root.is_dir():
+        near = difflib.get_close_matches(source, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise FileNotFoundError(f"data source {source!r} does not exist; {hint}expected {ACCEPTED}")
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
+    parquet = [path for path in files if path.name.endswith(PARQUET_SUFFIXES)]
+    tables = parquet or [path for path in files if path.name.endswith(JSON_SUFFIXES)]
+    # Published data sets carry a README, and often their description as .json, beside their tables.
+    chosen = tables if tables and all(path.stem.upper() == "README" for path in texts) else texts
+    if not chosen:
+        raise ValueError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
+    return chosen
+
+
+def _read_table(path: Path, column: str) -> Iterator[Document]:
+    for number, row in enumerate(_table_rows(path)):
+        yield Document(f"{path.name} row {number}", content_of(row, column, str(path)))
+
+
+def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    kind = "parquet" if path.name.endswith(PARQUET_SUFFIXES) else "json"
+    reader = ParquetDatasetReader if kind == "parquet" else JsonDatasetReader
+    try:
+        # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
+        yield from reader(glob.escape(str(path)), split="train", streaming=True).read()
+    except StopIteration:  # how the json reader says that a file is empty
+        return
+    except Exception as error:  # each reader and each compression raises its own kind
+        raise ValueError(f"{path} cannot be read as {kind}: {error}: repair it or leave it out") from error

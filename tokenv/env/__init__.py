@@ -1,0 +1,1 @@
+"""The environment: one observation, one-pass rollouts, stepping, gymnasium's face, writing on."""

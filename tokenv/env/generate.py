@@ -1,0 +1,129 @@
+"""Writing on: an agent draws the boundaries, the model the symbols, one after the other."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from tokenv import keys
+from tokenv.lm.incremental import Decoder
+from tokenv.lm.unet import UNet
+
+
+class ActsAtOnePosition(Protocol):
+    """What generating asks of an agent; see ``tokenv.agents.base.Agent``."""
+
+    in_keys: list[str]
+    window: int
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Read an observation and its noise, write ``action`` and ``boundary_prob``."""
+
+
+class Generated(NamedTuple):
+    """Prompts and what follows them.
+
+    Attributes:
+        symbol_BN: prompt and continuation; ends early once every row has stopped.
+        action_BN: 1 where a token ends, in the prompt and in the continuation.
+        boundary_prob_BN: the agent's probability of that.
+        length_B: symbols of each row up to and including its stop sequence, N without one. What follows in the row
+            was written while other rows had not stopped yet.
+    """
+
+    symbol_BN: Tensor
+    action_BN: Tensor
+    boundary_prob_BN: Tensor
+    length_B: Tensor
+
+
+@torch.no_grad()
+def generate(
+    lm: UNet,
+    agent: ActsAtOnePosition,
+    prompt: Tensor,
+    max_new: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    stop: Sequence[Any] | bytes | None = None,
+    generator: torch.Generator | None = None,
+) -> Generated:
+    """Continue prompts.
+
+    All of the boundaries' noise, [B, P + max_new], is the first thing drawn from ``generator``: a one-pass draw over
+    the result with this noise gives the same boundaries.
+
+    Args:
+        lm: the model.
+        agent: draws the boundaries, as it is; call ``agent.eval()`` before, if it has been training.
+        prompt: symbols [B, P, *symbol_shape], P >= 1.
+        max_new: symbols to write after the prompt.
+        temperature: 0 takes the most probable symbol; deterministic but for the boundaries.
+        top_p: nucleus that symbols are drawn from.
+        stop: a row is finished once this sequence of symbols stands in its continuation.
+        generator: of noise and symbols, on the model's device.
+
+    Raises:
+        ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` is below 1, ``stop`` is empty, or
+            ``temperature`` or ``top_p`` is out of range.
+    """
+    shape = lm.codec.symbol_shape
+    if prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape:
+        raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected {('B', 'P', *shape)}")
+    if 0 in prompt.shape[:2]:
+        raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected at least one row and one symbol")
+    if max_new < 1:
+        raise ValueError(f"max_new = {max_new}: expected at least 1")
+    if stop is not None and not len(stop):
+        raise ValueError("stop is empty: expected at least one symbol, or None")
+    device, dtype = lm.head.weight.device, lm.codec.symbol_dtype
+    (batch, given), longest = prompt.shape[:2], prompt.shape[1] + max_new
+    ending = None if stop is None else torch.as_tensor(list(stop), dtype=dtype, device=device)
+
+    noise_BN = torch.rand(batch, longest, device=device, generator=generator)
+    decoder = Decoder(lm, batch, longest)
+    last_actions_Bw = torch.zeros(batch, agent.window, device=device)
+    symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
+    symbol_BN[:, :given] = prompt
+    length_B = torch.full((batch,), longest, device=device)
+    actions, probs = [], []
+    for i in range(longest):
+        x_BD = decoder.encode(symbol_BN[:, i])
+        observation = _observe(decoder, symbol_BN[:, i], x_BD, last_actions_Bw, noise_BN[:, i])
+        if keys.EARLY_ENTROPY in agent.in_keys:
+            observation.set(keys.EARLY_ENTROPY, lm.early_entropy(x_BD))
+        acted = agent(observation)
+        actions.append(acted[keys.ACTION])
+        probs.append(acted[keys.BOUNDARY_PROB])
+        if ending is not None and i + 1 - given >= len(ending):
+            stands_B = (symbol_BN[:, i + 1 - len(ending) : i + 1] == ending).flatten(1).all(1)
+            length_B = torch.where(stands_B, length_B.clamp(max=i + 1), length_B)
+            if bool((length_B <= i + 1).all()):
+                break
+        if i + 1 == longest:
+            break
+        last_actions_Bw = torch.cat([acted[keys.ACTION][:, None].float(), last_actions_Bw], 1)[:, : agent.window]
+        parameters = decoder.decode(x_BD, acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
+        if i + 1 >= given:
+            symbol_BN[:, i + 1] = lm.codec.sample(
+                parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]
+            )
+    return Generated(symbol_BN[:, : len(actions)], torch.stack(actions, 1), torch.stack(probs, 1), length_B)
+
+
+def _observe(decoder: Decoder, symbol_B: Tensor, x_BD: Tensor, last_actions_Bw: Tensor, noise_B: Tensor) -> TensorDict:
+    return TensorDict(
+        {
+            keys.SYMBOL: symbol_B,
+            keys.ENCODING: x_BD,
+            keys.LAST_ACTIONS: last_actions_Bw,
+            keys.POSITION: decoder.position_B.clone(),
+            keys.TOKEN_COUNT: decoder.count_B.clone(),
+            keys.DECISION_MASK: decoder.position_B > 0,
+            keys.NOISE: noise_B,
+        },
+        batch_size=symbol_B.shape[:1],
+    )

@@ -1,0 +1,1 @@
+"""Series continued: forecasts, their scores and pictures."""

@@ -1,0 +1,1 @@
+"""What the U-Net reads and predicts."""

@@ -1,0 +1,208 @@
+"""Real values in, a density over the next value out, both normalised by a frame that the source puts into the symbol.
+
+A symbol is [C, 5]: for every channel the value (NaN where missing), the location and scale of its sequence's frame,
+whether its likelihood counts, and the last value before it that is not missing (the location, where there is none).
+The codec thereby has no state, and a sequence's frame, statistics of its leading context, moves nothing but what that
+context is shown for.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenv.lm.codecs.base import Codec
+from tokenv.lm.codecs.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
+from tokenv.lm.layers import Linear
+
+VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
+DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
+
+
+class SeriesCodec(Codec):
+    """Real-valued symbols of C channels, whose density factorises over the channels given the past.
+
+    Likelihoods are in nats on the values' original scale, summed over a symbol's channels: exactly 0 for values that
+    are missing or do not count. Missing values are read as learned vectors.
+
+    Args:
+        width: model width D.
+        channels: values C of one symbol.
+        density: ``gaussian``, ``student_t``, ``logistic_mixture`` or ``bins``.
+        components: of ``logistic_mixture``.
+        bins: of ``bins``.
+        reach: of ``bins``: half the range they cover, in standard deviations of the context.
+        residual: the density is that of the difference from the last value that is known, not from the frame's
+            location; for series whose level wanders.
+
+    Raises:
+        ValueError: an unknown density, or a size out of range.
+    """
+
+    symbol_dtype = torch.float64
+    unit = "nats_per_value"
+    nats_per_unit = 1.0
+
+    def __init__(
+        self,
+        width: int,
+        channels: int = 1,
+        density: str = "student_t",
+        components: int = 4,
+        bins: int = 64,
+        reach: float = 5.0,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"codec.channels = {channels}: expected at least 1")
+        if density not in DENSITIES:
+            raise ValueError(f"codec.density = {density!r}: expected one of {', '.join(DENSITIES)}")
+        self.density: Density
+        if density == "logistic_mixture":
+            self.density = LogisticMixture(components)
+        elif density == "bins":
+            self.density = Bins(bins, reach)
+        else:
+            self.density = Gaussian() if density == "gaussian" else StudentT()
+        self.channels, self.residual = channels, residual
+        self.symbol_shape = (channels, 5)
+        self.num_parameters = channels * self.density.num_parameters
+        self.lift = Linear(2 * channels, width)  # a channel's value, and the vector of its being missing
+        self.bias = nn.Parameter(torch.randn(width))
+        self.mix = Linear(width, width)
+
+    def embed(self, symbol: Tensor) -> Tensor:
+        """[.., C, 5] -> [.., D]. Far outliers are read on a logarithmic scale."""
+        z, seen = self._normalised(symbol)
+        read = torch.cat([torch.asinh(z), (~seen).to(z.dtype)], -1).to(self.bias.dtype)
+        lifted = self.lift(read)
+        return lifted + self.mix(F.gelu(lifted + self.bias))
+
+    def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
+        """[.., C * P], [.., C, 5] -> [..] in nats."""
+        return self._log_prob(parameters, symbol, (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE])
+
+    def log_prob_ahead(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+        """[.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H] in nats; see ``Codec``."""
+        return self._log_prob(parameters, target, self.base(symbol).unsqueeze(-2))
+
+    def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor) -> Tensor:
+        raw = self._raw(parameters)
+        z, seen = self._normalised(symbol)
+        if self.residual:
+            z = torch.where(seen, z - base, 0.0)
+        log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - symbol[..., SCALE].log().to(raw.dtype)
+        return torch.where(seen & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
+
+    def base(self, symbol: Tensor) -> Tensor:
+        """Where the density of what follows a symbol has its zero, in units of the frame: [.., C, 5] -> [.., C]."""
+        if not self.residual:
+            return torch.zeros_like(symbol[..., VALUE])
+        last = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
+        return (last - symbol[..., LOCATION]) / symbol[..., SCALE]
+
+    def counted(self, symbol: Tensor) -> Tensor:
+        """How many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
+        return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Differential entropy in nats, in units of the frame's scale, summed over channels: [.., C * P] -> [..].
+
+        On the original scale it is larger by log(scale), which is the same for a whole sequence. Closed form but for
+        ``logistic_mixture``: see its own.
+        """
+        return self.density.entropy(self._raw(parameters)).sum(-1)
+
+    def mean(self, parameters: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0) -> Tensor:
+        """Expected values on the original scale: [.., C * P] and a frame's [.., C] each -> [.., C].
+
+        Where the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.
+        """
+        return location + scale * self.density.mean(self._raw(parameters))
+
+    def quantile(
+        self,
+        parameters: Tensor,
+        q: Tensor | float,
+        location: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
+    ) -> Tensor:
+        """Quantiles of every channel on the original scale.
+
+        Args:
+            parameters: [.., C * P].
+            q: probabilities strictly between 0 and 1, broadcast with [.., C].
+            location: of the frame, [.., C].
+            scale: of the frame, [.., C].
+
+        Returns:
+            [.., C].
+
+        Raises:
+            ValueError: a probability outside (0, 1).
+        """
+        raw = self._raw(parameters)
+        q = torch.as_tensor(q, dtype=raw.dtype, device=raw.device)
+        if not bool(((q > 0) & (q < 1)).all()):
+            raise ValueError(f"q = {q.tolist()}: expected probabilities strictly between 0 and 1")
+        return location + scale * self.density.quantile(raw, q)
+
+    def cdf(
+        self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """P(x <= value) of every channel, for values on the original scale: [.., C * P], [.., C] -> [.., C]."""
+        raw = self._raw(parameters)
+        return self.density.cdf(raw, ((value - location) / scale).to(raw.dtype))
+
+    def sample(
+        self,
+        parameters: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        """Draw symbols in units of the frame, as nothing here knows it: [.., C * P] -> [.., C, 5].
+
+        Their own frame is (0, 1), in which they embed as the same value in its sequence's frame would: for values on
+        the original scale multiply by that one's scale and add its location.
+
+        Args:
+            parameters: [.., C * P].
+            temperature: factor of the deviation from the median; 0 gives the median.
+            top_p: the central share of every channel's probability that is drawn from.
+            generator: of the draws.
+            after: the symbols before, [.., C, 5]; None for ones at their frame's location.
+
+        Raises:
+            ValueError: temperature below 0 or ``top_p`` outside (0, 1].
+        """
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature = {temperature}: expected 0 (the median) or more")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
+        raw = self._raw(parameters)
+        half = torch.full(raw.shape[:-1], 0.5, dtype=raw.dtype, device=raw.device)
+        drawn = torch.rand(half.shape, dtype=raw.dtype, device=raw.device, generator=generator)
+        tiny = torch.finfo(raw.dtype).eps / 2
+        q = (half + top_p * (drawn - half)).clamp(tiny, 1 - tiny)
+        median = self.density.quantile(raw, half)
+        value = median + temperature * (self.density.quantile(raw, q) - median)
+        base = torch.zeros_like(value) if after is None else self.base(after)
+        one = torch.ones_like(value)
+        return torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
+
+    def _raw(self, parameters: Tensor) -> Tensor:
+        """Every channel's raw parameters in float32 or finer: [.., C * P] -> [.., C, P]."""
+        fine = parameters if parameters.dtype == torch.float64 else parameters.float()
+        return fine.unflatten(-1, (self.channels, -1))
+
+    @staticmethod
+    def _normalised(symbol: Tensor) -> tuple[Tensor, Tensor]:
+        """Values in units of their frame, 0 where missing, and where they are not missing; both [.., C]."""
+        seen = ~symbol[..., VALUE].isnan()
+        z = (symbol[..., VALUE] - symbol[..., LOCATION]) / symbol[..., SCALE]
+        return torch.where(seen, z, 0.0), seen

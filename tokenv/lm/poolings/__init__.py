@@ -1,0 +1,1 @@
+"""From symbols to tokens and back."""

@@ -1,0 +1,122 @@
+"""Codecs and agents from the sections that name them; an agent may be an earlier run's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenv.agents.base import Agent
+from tokenv.agents.loaded import Loaded
+from tokenv.config import registry
+from tokenv.config.from_run import LOADED
+from tokenv.lm.codecs.base import Codec
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.encoder import Encoder
+from tokenv.lm.incremental import Reader
+from tokenv.storage import checkpoints
+
+ENCODERS_OWN = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
+
+
+def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) -> Codec:
+    """Build what a model reads and predicts.
+
+    Args:
+        section: ``name`` of the codec and its options.
+        model: size of the model.
+        channels: values of one symbol, of series.
+
+    Raises:
+        ValueError: the name or an option is unknown, or a value out of range.
+    """
+    context = {"width": model.width, "softcap": model.output_softcap, "channels": channels}
+    codec: Codec = registry.build("codec", section, registry.CODECS, **context)
+    return codec
+
+
+def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
+    """Build who draws the boundaries.
+
+    Args:
+        section: ``name`` of the agent and its options; as ``complete_section`` gives it for an earlier run's.
+        context: what the run knows and an agent may ask for.
+
+    Raises:
+        FileNotFoundError: the checkpoint of an earlier run is gone.
+        ValueError: the name or an option is unknown, or a value out of range.
+    """
+    if section["name"] != LOADED:
+        agent: Agent = registry.build("agent", section, registry.AGENTS, **context)
+        return agent
+    options = {name: value for name, value in section.items() if name != "name"}
+    made: Loaded = registry.construct(f"agent {LOADED!r}", load_agent, options, **context)
+    return made
+
+
+def load_agent(
+    load: str,
+    trained: Mapping[str, Any],
+    rate: float,
+    seq_len: int,
+    codec: Codec,
+    compute_dtype: torch.dtype | None,
+    pretrained: bool,
+    train_tokenizer: Any,
+    frozen: bool = True,
+) -> Loaded:
+    """Build an agent of an earlier run.
+
+    Args:
+        load: its checkpoint.
+        trained: how it was built; see ``complete_section``.
+        rate: of the new run.
+        seq_len: of the new run.
+        codec: of the new run.
+        compute_dtype: precision of the encoder's activations.
+        pretrained: read its parameters from ``load``; else they are anything.
+        train_tokenizer: for agents that ask for it.
+        frozen: whether nothing of it learns.
+
+    Raises:
+        ValueError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
+    """
+    if trained["rate"] != rate:
+        raise ValueError(
+            f"rate = {rate:g}: the agent that agent.load = {load!r} names was trained for another; expected "
+            f"rate={trained['rate']:g}"
+        )
+    model = UNetConfig(**trained["model"])
+    own = build_codec(trained["codec"], model, trained["channels"])
+    if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
+        raise ValueError(
+            f"agent.load = {load!r}: its agent reads symbols of shape {own.symbol_shape} and type {own.symbol_dtype}, "
+            f"but those of this run's data have {codec.symbol_shape} and {codec.symbol_dtype}: load an agent that was "
+            "trained on data of this kind"
+        )
+    encoder = Encoder(model, own, compute_dtype)
+    context = {"width": model.width, "rate": rate, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
+    agent = registry.build("agent", trained["agent"], registry.AGENTS, **context)
+    if not agent.state_dict():
+        name = trained["agent"]["name"]
+        raise ValueError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
+    made = Loaded(agent, encoder, partial(Reader, encoder), frozen=frozen)
+    if pretrained:
+        made.load_state_dict(_tensors(Path(load)))
+    return made
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """What of a checkpoint a ``Loaded`` agent holds, by its names."""
+    tensors, state = checkpoints.load_model(path)
+    of_agent = {name.removeprefix("agent."): value for name, value in tensors.items() if name.startswith("agent.")}
+    if state["config"]["agent"]["name"] == LOADED:
+        return of_agent
+    of_encoder = {
+        f"encoder.{name.removeprefix('lm.')}": value for name, value in tensors.items() if name.startswith(ENCODERS_OWN)
+    }
+    return {f"agent.{name}": value for name, value in of_agent.items()} | of_encoder

@@ -1,0 +1,218 @@
+"""How well a model predicts held-out sequences, and where its boundaries fall."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from tqdm import tqdm
+
+from tokenv import keys
+from tokenv.data.pieces import SequenceBatch
+from tokenv.env.rollout import rollout
+from tokenv.lm.codecs.base import Codec
+from tokenv.run.parts import Parts
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out figures.
+
+    Attributes:
+        unit: what the losses are measured in: the codec's, such as ``bits_per_byte``.
+        loss: mean over all predicted symbols, or values.
+        standard_error: of that mean, documents being the independent units.
+        loss_early: the same from the early exit.
+        boundary_rate: boundaries per symbol, as drawn.
+        entropy: of the policy, in nats per decision.
+        boundary_f1: F1 of the drawn boundaries against the true ones, where the corpus knows them.
+        boundary_precision: share of drawn boundaries that are true.
+        boundary_recall: share of true boundaries that are drawn.
+    """
+
+    unit: str
+    loss: float
+    standard_error: float
+    loss_early: float
+    boundary_rate: float
+    entropy: float
+    boundary_f1: float | None = None
+    boundary_precision: float | None = None
+    boundary_recall: float | None = None
+
+    def metrics(self) -> dict[str, Any]:
+        """All figures by the names they are logged under: the losses by their unit's."""
+        values = asdict(self)
+        unit = values.pop("unit")
+        names = {"loss": unit, "loss_early": f"{unit}_early"}
+        return {names.get(name, name): value for name, value in values.items()}
+
+    @classmethod
+    def from_metrics(cls, values: dict[str, Any], unit: str) -> "Evaluation":
+        """What ``metrics`` was called on."""
+        names = {unit: "loss", f"{unit}_early": "loss_early"}
+        return cls(unit, **{names.get(name, name): value for name, value in values.items()})
+
+
+def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
+    """Standard error of ``value_B.mean()`` when values of one cluster depend on one another.
+
+    ``sqrt(C / (C - 1) * sum_c (sum_{b in c} (v_b - mean))^2) / B`` for C clusters (Liang & Zeger 1986); NaN for one.
+    """
+    _, index_B = cluster_B.unique(return_inverse=True)
+    clusters = int(index_B.max()) + 1
+    if clusters < 2:
+        return math.nan
+    deviation_B = value_B.double() - value_B.double().mean()
+    total_C = torch.zeros(clusters, dtype=torch.float64).index_add_(0, index_B, deviation_B)
+    return math.sqrt(clusters / (clusters - 1) * total_C.square().sum().item()) / len(value_B)
+
+
+@torch.no_grad()
+def held_out_rollouts(
+    parts: Parts,
+    batch: SequenceBatch,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    threshold: bool = False,
+    progress: bool = False,
+) -> Iterator[TensorDictBase]:
+    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate``.
+
+    Yields:
+        Rollouts of batch size [B, T] without gradients, in the sequences' order.
+    """
+    was_training = parts.lm.training
+    parts.train(False)
+    device = parts.lm.head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    starts = range(0, len(batch), batch_size)
+    for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
+        symbol_BN = batch.symbol_BN[start : start + batch_size].to(device)
+        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
+        yield rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
+    parts.train(was_training)
+
+
+def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
+    """What the losses of a rollout's sequences are made of.
+
+    Returns:
+        ``late`` and ``early``: negative log-likelihood per symbol, in the codec's unit; ``counted``, where a symbol is
+        not always one likelihood: how many it has, per symbol. Float64 [B] each, on the CPU.
+    """
+    sums = {
+        "late": _per_symbol(-td[keys.LOG_LIKELIHOOD]) / codec.nats_per_unit,
+        "early": _per_symbol(-td[keys.LOG_LIKELIHOOD_EARLY]) / codec.nats_per_unit,
+    }
+    counted_BT = codec.counted(td["next", keys.SYMBOL])
+    return sums if counted_BT is None else sums | {"counted": _per_symbol(counted_BT)}
+
+
+def joined(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Figures of some sequences at a time, behind one another: at least one mapping, all of the same keys."""
+    return {name: torch.cat([column[name] for column in columns]) for name in columns[0]}
+
+
+def sequence_losses(sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Each sequence's share in the loss and in the early exit's, of all that ``sequence_sums`` says of it.
+
+    Returns:
+        Float64 [B] each. Their means are the losses over all that has a likelihood, and the means' standard errors
+        those of the losses (linearised where they are ratios).
+    """
+    counted_B = sums.get("counted")
+    if counted_B is None:
+        return sums["late"], sums["early"]
+    return _shares(sums["late"], counted_B), _shares(sums["early"], counted_B)
+
+
+def _per_symbol(x_BT: Tensor) -> Tensor:
+    return x_BT.double().mean(-1).cpu()
+
+
+def _shares(total_B: Tensor, counted_B: Tensor) -> Tensor:
+    """Values whose mean is the ratio of the means, and whose standard error is the ratio's (linearised): [B]."""
+    ratio = total_B.mean() / counted_B.mean()
+    return ratio + (total_B - ratio * counted_B) / counted_B.mean()
+
+
+def evaluate(
+    parts: Parts,
+    batch: SequenceBatch,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    threshold: bool = False,
+    tolerance: int = 0,
+    progress: bool = False,
+) -> Evaluation:
+    """Score held-out sequences.
+
+    Args:
+        parts: model and agent; left in the mode they were in.
+        batch: the sequences.
+        batch_size: sequences of one pass.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        tolerance: symbols that a boundary may be off a true one and still count as found.
+        progress: show a bar.
+    """
+    codec = parts.lm.codec
+    rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress)
+    whole = joined(
+        [
+            sequence_sums(td, codec)
+            | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
+            for td in rollouts
+        ]
+    )
+    action_BT = whole["action"]
+    late_B, early_B = sequence_losses(whole)
+    scores = {}
+    if batch.gold_BN is not None:
+        scores = boundary_scores(action_BT[:, 1:].bool(), batch.gold_BN[:, 1:-1], tolerance)
+    return Evaluation(
+        unit=codec.unit,
+        loss=late_B.mean().item(),
+        standard_error=clustered_standard_error(late_B, batch.document_B),
+        loss_early=early_B.mean().item(),
+        boundary_rate=action_BT.double().mean().item(),
+        entropy=whole["entropy"].mean().item(),
+        **scores,
+    )
+
+
+def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str, float]:
+    """Precision, recall and F1 of drawn against true boundaries.
+
+    Args:
+        drawn: bool [.., T].
+        gold: bool, of the same shape.
+        tolerance: positions that a boundary may be off the true one it is matched with. Matching is one to one, and
+            finds as many pairs as there can be.
+    """
+    hits = (drawn & gold).sum().item() if not tolerance else _matches(drawn, gold, tolerance)
+    precision, recall = hits / max(drawn.sum().item(), 1), hits / max(gold.sum().item(), 1)
+    f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
+    return {"boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1}
+
+
+def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:
+    """Most pairs at most ``tolerance`` apart: on a line, the two earliest unmatched that fit can always be one."""
+    hits = 0
+    for drawn_T, gold_T in zip(drawn.flatten(0, -2), gold.flatten(0, -2), strict=True):
+        left, right = (where_T.nonzero().flatten().tolist() for where_T in (drawn_T, gold_T))
+        i = j = 0
+        while i < len(left) and j < len(right):
+            if abs(left[i] - right[j]) <= tolerance:
+                hits, i, j = hits + 1, i + 1, j + 1
+            elif left[i] < right[j]:
+                i += 1
+            else:
+                j += 1
+    return hits

@@ -1,0 +1,142 @@
+"""From a configuration to the things it names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from tokenv.config import registry
+from tokenv.config.schema import Config
+from tokenv.data.corpus import load_corpus
+from tokenv.data.text.bpe import train_bpe
+from tokenv.lm.flops import Passes, matrix_parameters
+from tokenv.lm.unet import UNet
+from tokenv.run.build import build_agent, build_codec
+from tokenv.run.hardware import resolve_device, resolve_precision
+
+
+@dataclass
+class Parts:
+    """What learns, and from what.
+
+    Attributes:
+        lm: the U-Net.
+        agent: draws the boundaries.
+        estimator: rewards to ``loss_policy``; None for an agent that does not learn.
+        rate_target: keeps the rate, as ``loss_rate``; None for an agent that does not learn.
+    """
+
+    lm: UNet
+    agent: Any
+    estimator: Any
+    rate_target: TensorDictModuleBase | None
+
+    @property
+    def rollout_options(self) -> dict[str, Any]:
+        """What the estimator asks of a rollout."""
+        return {} if self.estimator is None else self.estimator.rollout_options()
+
+    @property
+    def num_epochs(self) -> int:
+        """Gradient steps on one rollout."""
+        return 1 if self.estimator is None else self.estimator.num_epochs
+
+    @property
+    def policy_parameters(self) -> int:
+        """Entries of the policy's matrices, for counting FLOPs; a third of them where they only go forward."""
+        frozen = not any(p.requires_grad for p in self.agent.parameters())
+        return matrix_parameters(self.agent) // (3 if frozen else 1)
+
+    @property
+    def passes(self) -> Passes:
+        """Passes of one update."""
+        wishes = self.rollout_options
+        samples = wishes.get("num_samples", 1)
+        learning = 1 if wishes.get("reward_only") else samples
+        everything_is_a_token = "relax" in wishes and self.lm.config.pooling == "select"
+        return Passes(
+            learning=0 if everything_is_a_token else learning,
+            reward_only=samples - learning,
+            relaxed=(learning if everything_is_a_token else 0) + (2 if "relaxations" in wishes else 0),
+            replays=self.num_epochs - 1,
+        )
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Everything that is trained, by a name that says whose it is: ``lm.``, ``agent.`` or ``estimator.``."""
+        modules = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        return {
+            f"{owner}.{name}": parameter
+            for owner, module in modules.items()
+            if module is not None
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of all parts."""
+        return {f"{owner}.{k}": v for owner, module in self._modules() for k, v in module.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load what ``state_dict`` gave."""
+        for owner, module in self._modules():
+            mine = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
+            module.load_state_dict(mine)
+
+    def train(self, mode: bool = True) -> None:
+        """Training (or evaluation) mode for all parts."""
+        for _, module in self._modules():
+            module.train(mode)
+
+    def _modules(self) -> list[tuple[str, torch.nn.Module]]:
+        named = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        return [(owner, module) for owner, module in named.items() if module is not None]
+
+
+def build_parts(config: Config, device: torch.device | None = None, *, pretrained: bool = True) -> Parts:
+    """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
+
+    Args:
+        config: the run.
+        device: where to build; None for the configuration's own device.
+        pretrained: read the parameters of an agent that ``agent.load`` names; not where all parameters are replaced
+            anyway. On the meta device there are none.
+
+    Raises:
+        FileNotFoundError: the checkpoint that ``agent.load`` names is gone.
+        ValueError: a name or an option in the configuration is unknown, or a value out of range.
+    """
+    device = resolve_device(config.hardware.device) if device is None else device
+    precision = resolve_precision(config.hardware.precision, device)
+    torch.manual_seed(config.seed)
+
+    def train_tokenizer(vocabulary_size: int) -> Path:
+        return train_bpe(load_corpus(config.data), vocabulary_size)
+
+    with device:
+        codec = build_codec(config.codec, config.model, config.data.series.channels)
+        lm = UNet(config.model, codec, compute_dtype=precision)
+        context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
+        agent = build_agent(
+            config.agent,
+            **context,
+            train_tokenizer=train_tokenizer,
+            codec=codec,
+            compute_dtype=precision,
+            pretrained=pretrained and device.type != "meta",
+        )
+        estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
+        rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    if agent.pooling not in (None, config.model.pooling):
+        raise ValueError(
+            f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
+            f"model.pooling={agent.pooling}, which this agent is made for"
+        )
+    if precision == torch.float64:
+        lm, agent = lm.double(), agent.double()
+    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
+        lm.compile_layers()
+    if not agent.learns:
+        estimator = rate_target = None
+    return Parts(lm, agent, estimator, rate_target)
