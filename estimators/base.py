@@ -7,7 +7,7 @@ optimizer is a chain of gradient transformations::
     reinforce = chain(EarlyExit(), Discount(gamma=0.99), BatchCentre(), ScoreFunction())
 
 Parts that care how boundaries are drawn (antithetic pairs, off-policy actions, relaxed boundaries) override one of the
-hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.rollout_options`` hands them to the rollout.
+hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.sampling`` hands them to the rollout.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +19,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 
 NestedKey = str | tuple[str, ...]
 
@@ -52,8 +53,8 @@ class Part(TensorDictModuleBase, ABC):
         in_keys: what it reads; a chain refuses a part whose keys nobody has written.
         out_keys: what it writes.
         unbiased: whether it keeps the gradient's expectation; a chain is unbiased if all of its parts are.
-        independent: whether it is valid only for policies that ignore their own past (window 0); a rollout with
-            another policy is refused.
+        independent: whether it is valid only for policies that ignore their own past (window 0); a run with another
+            policy is refused.
         samples: samples K per sequence that it needs at least.
         even: whether K must be even.
         reward_only: whether the samples after the first serve rewards only: the language model does not learn from
@@ -105,6 +106,7 @@ class Chain(TensorDictModuleBase):
             sample without a dimension of its own.
 
     Attributes:
+        sampling: what the chain asks of a rollout.
         unbiased: whether the expected gradient is the true one.
         independent: whether only policies that ignore their own past are valid.
         num_epochs: gradient steps on one rollout.
@@ -120,10 +122,14 @@ class Chain(TensorDictModuleBase):
             raise ValueError("chain() without parts: expected at least one, such as ScoreFunction()")
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
-        self.parts, self.num_samples = list(parts), num_samples
-        self._hooks = {name: _hook(name, parts) for name in HOOKS}
+        self.parts = list(parts)
+        self.sampling = Sampling(
+            num_samples=num_samples,
+            reward_only=num_samples is not None and any(part.reward_only for part in parts),
+            **{name: _hook(name, parts) for name in HOOKS},
+        )
         known = set(ROLLOUT_KEYS)
-        if self._hooks["relaxations"] is not None:
+        if self.sampling.relaxations is not None:
             known.add(keys.LOG_LIKELIHOOD_RELAXED)
         for number, part in enumerate(parts):
             _check_samples(part, num_samples)
@@ -138,16 +144,6 @@ class Chain(TensorDictModuleBase):
         self.unbiased = all(part.unbiased for part in parts)
         self.independent = any(part.independent for part in parts)
         self.num_epochs = max(part.num_epochs for part in parts)
-
-    def rollout_options(self) -> dict[str, Any]:
-        """What the chain asks of a rollout, as keyword arguments of ``tokenv.env.rollout.rollout``."""
-        options: dict[str, Any] = {name: hook for name, hook in self._hooks.items() if hook is not None}
-        if self.num_samples is not None:
-            options["num_samples"] = self.num_samples
-            options["reward_only"] = any(part.reward_only for part in self.parts)
-        if self.independent:
-            options["independent"] = True
-        return options
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply all parts to a rollout, in place."""

@@ -43,7 +43,7 @@ def pretrain(env: TokenizationEnv, agent: Learned, steps: int) -> None:
     """Teach the language model to read boundaries that the untrained policy draws at random."""
     optimizer = torch.optim.AdamW(env.lm.parameters(), lr=1e-2)
     for _ in range(steps):
-        td = env.rollout(agent)
+        td = env.one_pass(agent)
         loss = -td[keys.LOG_LIKELIHOOD].mean() - td[keys.LOG_LIKELIHOOD_EARLY].mean()
         loss.backward()
         optimizer.step()
@@ -85,7 +85,7 @@ def train(env: TokenizationEnv, agent: Learned, name: str, batches: int, epochs:
 def measure(env: TokenizationEnv, agent: Learned) -> dict[str, float]:
     """Mean reward (nats a symbol), entropy (nats a decision) and boundary rate over sixteen rollouts."""
     env.set_seed(1)
-    td = TensorDict.cat([env.rollout(agent) for _ in range(16)])
+    td = TensorDict.cat([env.one_pass(agent) for _ in range(16)])
     return {
         "reward": td[keys.REWARD].mean().item(),
         "entropy": td[keys.ENTROPY][td[keys.DECISION_MASK]].mean().item(),

@@ -8,6 +8,7 @@ from tokenv.agents.learned import Learned
 from torch import nn
 
 from tokenv import keys
+from tokenv.enumeration import all_boundaries
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -63,10 +64,8 @@ class Enumeration:
             self.agent.projection.weight.normal_(std=0.5)
             self.lm.early_head.weight.normal_()
         self.symbol_BN = torch.randint(256, (batch, length))
-        free = length - 2  # the first symbol's boundary is forced, the last one's predicts nothing
-        bits = torch.tensor(list(itertools.product((0, 1), repeat=batch * free))).view(-1, batch, free)
-        self.mask_KBT = nn.functional.pad(bits, (1, 0), value=1)
-        self.masks_CT = self.mask_KBT[: 2**free, -1]
+        self.mask_KBT = all_boundaries(length, batch)
+        self.masks_CT = all_boundaries(length)[:, 0]
         self.encoder = [*self.lm.codec.parameters(), *self.lm.down.parameters()]
         self.policy = list(self.agent.parameters())
         self.inputs = [*self.policy, *self.encoder]
@@ -126,7 +125,7 @@ class Enumeration:
         mask = torch.ones(noise.shape[-2:], dtype=torch.bool)
         mask[:, 0] = False
         with rand_gives(None if offset_CP is None else offset_CP[:, None, None]):
-            coupled = estimator.rollout_options()["couple"](noise, mask, None)
+            coupled = estimator.sampling.couple(noise, mask, None)
         return self.samples(coupled)
 
     def branched(self, estimator, samples, positions=1):

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from tokenv import keys
 from tokenv.cli.experiment import run_command
 from tokenv.config.files import merge, resolve
+from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
 from tokenv.env.generate import generate
 from tokenv.env.rollout import rollout
@@ -65,7 +66,7 @@ def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, b
     symbol_BN = torch.randint(256, (batch, length), generator=generator)
     noise_BT = random_noise(batch, length - 1)
     env = TokenizationEnv(new, TensorSource(symbol_BN), batch, window=mine.window)
-    at_once = env.rollout(mine, noise=noise_BT).detach()
+    at_once = env.one_pass(mine, noise=noise_BT).detach()
     as_ever = rollout(old, agent, symbol_BN, noise=noise_BT)
     assert torch.equal(at_once[keys.ACTION], as_ever[keys.ACTION])
     assert_close(at_once[keys.BOUNDARY_PROB], as_ever[keys.BOUNDARY_PROB])
@@ -79,7 +80,7 @@ def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, b
 
 def test_it_scores_what_it_draws():
     mine = load(make_lm(), make_agent("learned"), frozen=False)
-    td = rollout(make_lm(seed=1), mine, torch.randint(256, (2, 9)), num_samples=3)
+    td = rollout(make_lm(seed=1), mine, torch.randint(256, (2, 9)), Sampling(num_samples=3))
     again = mine.score(td[0].select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.ACTION])
     assert_close(again[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
 

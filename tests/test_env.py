@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
@@ -148,7 +149,7 @@ def test_stepping_equals_one_pass(name, data):
     reads_entropy = keys.EARLY_ENTROPY in agent.in_keys
     env = make_env(random_symbols(batch, length), lm, window=window, early_entropy=reads_entropy)
     stepped = step_through(env, agent, noise_BT)
-    one_pass = env.rollout(agent, noise=noise_BT)
+    one_pass = env.one_pass(agent, noise=noise_BT)
     assert stepped.batch_size == (batch, length - 1)
     assert_same(stepped.detach(), one_pass.detach())
 
@@ -159,7 +160,7 @@ def test_the_observation_holds_w_actions(window):
     agent, noise_BT = make_learned(window), random_noise(2, 9)
     stepped = step_through(env, agent, noise_BT)
     assert stepped[keys.LAST_ACTIONS].shape == (2, 9, window)
-    assert_same(stepped.detach(), env.rollout(agent, noise=noise_BT).detach())
+    assert_same(stepped.detach(), env.one_pass(agent, noise=noise_BT).detach())
 
 
 def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
@@ -169,7 +170,7 @@ def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
     env.source.position = 0
     stepped = step_through(env, Scripted(), noise_BT)
     env.source.position = 0
-    assert_same(stepped.detach(), env.rollout(Scripted(), noise=noise_BT).detach())
+    assert_same(stepped.detach(), env.one_pass(Scripted(), noise=noise_BT).detach())
     prob = lm.codec.logits(lm.early_exit(lm.encode(symbol_BN))).softmax(-1)
     entropy_BN = -(prob * prob.log()).sum(-1)
     assert_close(stepped[keys.EARLY_ENTROPY], entropy_BN[:, :-1], **TOLERANCE)
@@ -178,7 +179,7 @@ def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
     plain = make_env(symbol_BN, lm)
     assert keys.EARLY_ENTROPY not in step_through(plain, Scripted(), noise_BT)
     plain.source.position = 0
-    assert keys.EARLY_ENTROPY not in plain.rollout(Scripted(), noise=noise_BT)
+    assert keys.EARLY_ENTROPY not in plain.one_pass(Scripted(), noise=noise_BT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,7 +191,7 @@ def test_keys_shapes_and_dtypes_agree_in_other_precisions(dtype):
     env = make_env(random_symbols(2, 10), lm)
     check_env_specs(env)
     agent, noise_BT = Learned(WIDTH), torch.rand(2, 9)
-    stepped, one_pass = step_through(env, agent, noise_BT), env.rollout(agent, noise=noise_BT)
+    stepped, one_pass = step_through(env, agent, noise_BT), env.one_pass(agent, noise=noise_BT)
     assert stepped[keys.ENCODING].dtype == dtype
 
     def layout(td):
@@ -213,10 +214,10 @@ def test_without_noise_a_generator_decides():
     env = make_env(random_symbols(2, 12))
     agent = Random(0.3, 12)
     env.set_seed(3)
-    first = env.rollout(agent)
+    first = env.one_pass(agent)
     env.set_seed(3)
-    assert_same(env.rollout(agent), first)
-    assert not torch.equal(env.rollout(agent)[keys.NOISE], first[keys.NOISE])
+    assert_same(env.one_pass(agent), first)
+    assert not torch.equal(env.one_pass(agent)[keys.NOISE], first[keys.NOISE])
 
 
 # --- TorchRL's contract ---
@@ -293,7 +294,7 @@ def test_the_first_symbol_closes_a_token_whatever_the_action_says():
 
 
 def test_nobody_decides_at_either_end():
-    td = make_env(random_symbols(2, 6)).rollout(Random(0.5, 6))
+    td = make_env(random_symbols(2, 6)).one_pass(Random(0.5, 6))
     assert td[keys.DECISION_MASK].tolist() == [[False, True, True, True, True]] * 2
     assert td["next", keys.DECISION_MASK].tolist() == [[True, True, True, True, False]] * 2
 
@@ -302,7 +303,7 @@ def test_origins_follow_the_rows():
     env = TokenizationEnv(make_lm(), TensorSource(random_symbols(5, 4)), 2)
     env.reset()
     assert env.origin == ["sequence 0", "sequence 1"]
-    env.rollout(Random(0.5, 4))
+    env.one_pass(Random(0.5, 4))
     assert env.origin == ["sequence 2", "sequence 3"]
 
 
@@ -329,10 +330,10 @@ def test_samples_are_separate_rollouts_that_share_one_encoding(name, monkeypatch
 
 def test_num_samples_draws_fresh_noise_for_each():
     env = make_env(random_symbols(2, 12))
-    td = env.rollout(make_learned(), num_samples=3)
+    td = env.one_pass(make_learned(), Sampling(num_samples=3))
     assert td.batch_size == (3, 2, 11)
     assert td[keys.NOISE].unique().numel() == 3 * 2 * 11
-    assert env.rollout(make_learned(), num_samples=1).batch_size == (1, 2, 11)
+    assert env.one_pass(make_learned(), Sampling(num_samples=1)).batch_size == (1, 2, 11)
 
 
 # --- causality ---
@@ -432,7 +433,7 @@ def test_fixed_agents_draw_nothing_in_the_padding(agent):
 @pytest.mark.parametrize("samples", [None, 2])
 def test_the_one_pass_rollout_carries_gradients(samples):
     lm, agent = make_lm(), make_learned()
-    td = rollout(lm, agent, random_symbols(2, 12), num_samples=samples)
+    td = rollout(lm, agent, random_symbols(2, 12), Sampling(num_samples=samples))
 
     def reached(scalar):
         parameters = dict(lm.named_parameters(prefix="lm")) | dict(agent.named_parameters(prefix="agent"))
@@ -460,7 +461,7 @@ def test_the_one_pass_rollout_carries_gradients(samples):
 
 def test_with_reward_only_the_model_learns_from_the_first_sample_as_if_it_were_alone():
     lm, agent, symbol_BN, noise = make_lm(), make_learned(), random_symbols(2, 9), random_noise(3, 2, 8)
-    td = rollout(lm, agent, symbol_BN, noise=noise, reward_only=True)
+    td = rollout(lm, agent, symbol_BN, Sampling(reward_only=True), noise=noise)
     alone = rollout(lm, agent, symbol_BN, noise=noise[0])
     loss = (td[keys.LOG_LIKELIHOOD] * td[keys.SAMPLE_WEIGHT]).sum()
     inputs = [*lm.head.parameters(), *lm.mid.parameters(), *lm.down.parameters()]
@@ -488,8 +489,6 @@ def test_errors_say_what_was_expected():
         TokenizationEnv(lm, source, 0)
     with pytest.raises(ValueError, match="window = -1: expected 0 or more"):
         TokenizationEnv(lm, source, 1, window=-1)
-    with pytest.raises(ValueError, match="options by keyword only, such as num_samples=4"):
-        TokenizationEnv(lm, source, 1).rollout(Scripted(), 3)
     with pytest.raises(ValueError, match=r"hold 2 earlier actions and the policy reads 3: .* window=3 or more"):
         TokenizationEnv(lm, source, 1, window=2).rollout(5, make_learned(3))
 

@@ -303,8 +303,8 @@ def test_a_chain_knows_what_it_reads_and_writes():
 
 
 def test_a_chain_may_ask_for_samples():
-    assert chain(EarlyExit()).num_samples is None
-    assert chain(EarlyExit(), num_samples=4).num_samples == 4
+    assert chain(EarlyExit()).sampling.num_samples is None
+    assert chain(EarlyExit(), num_samples=4).sampling.num_samples == 4
     with pytest.raises(ValueError, match="num_samples = 0"):
         chain(EarlyExit(), num_samples=0)
 

@@ -18,6 +18,7 @@ from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax
 from tokenv.estimators.surrogates import ScoreFunction
 
 from tokenv import keys
+from tokenv.contracts import Sampling, check_fit
 from tokenv.env.rollout import rollout
 
 
@@ -66,9 +67,9 @@ def test_group_relative_scales_and_turns(world, samples):
 
 
 def test_reinpatch_can_leave_further_samples_to_the_policy_alone():
-    options = [f(num_samples=3, reward_only=True).rollout_options() for f in (recipes.reinpatch, recipes.rloo)]
-    assert options[0] == options[1]
-    assert options[0]["reward_only"]
+    wanted = [f(num_samples=3, reward_only=True).sampling for f in (recipes.reinpatch, recipes.rloo)]
+    assert wanted[0] == wanted[1]
+    assert wanted[0].reward_only
 
 
 def test_standardising_a_small_batch_shrinks_and_turns(world):
@@ -109,7 +110,7 @@ def test_a_horizon_weighs_too_few_decisions(world):
     for horizon in (0, 1, 2):
         estimator = recipes.off_policy(rate, gamma=1.0, horizon=horizon)
         assert not estimator.unbiased
-        td, _ = world.rollout(**estimator.rollout_options())
+        td, _ = world.rollout(sampling=estimator.sampling)
         bias.append(relative_bias(world.gradient(estimator, td.unsqueeze(1), weight_KB), true))
     assert bias[0] > bias[1] > 0.01
     assert bias[2] < 1e-10
@@ -126,7 +127,7 @@ def test_straight_through_estimates_another_gradient(world):
     noise = conditional_noise(prob, action, within)
     for part in (StraightThrough(), ReinMax(), GumbelSigmoid(), GumbelRao(draws=4)):
         assert not part.unbiased
-        td = rollout(world.lm, world.agent, world.symbol_BN, noise=noise, relax=part.relax)
+        td = rollout(world.lm, world.agent, world.symbol_BN, Sampling(relax=part.relax), noise=noise)
         assert torch.equal(td[keys.ACTION], action)
         weight_CB = td[keys.ACTION_LOG_PROB].detach().sum(-1).exp() / 64
         torch.testing.assert_close(weight_CB.sum(0), torch.ones(2).double())
@@ -141,7 +142,7 @@ def test_what_needs_an_independent_policy_refuses_another(name):
     estimator = recipes.relax(width=8) if name == "relax" else getattr(recipes, name)()
     assert estimator.independent
     with pytest.raises(ValueError, match="give the learned agent window=0"):
-        rollout(world.lm, world.agent, world.symbol_BN, **estimator.rollout_options())
+        check_fit(estimator, world.agent, "select")
 
 
 @pytest.mark.parametrize("name", ["arm", "disarm"])
@@ -173,4 +174,4 @@ def test_the_strict_policy_scores_only_what_it_draws():
             agent.score(observation, action)
     estimator = recipes.off_policy(0.4)
     with pytest.raises(ValueError, match="the policy's own draws"):
-        rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(20, 2, 4).double(), **estimator.rollout_options())
+        rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(20, 2, 4).double(), sampling=estimator.sampling)

@@ -89,7 +89,7 @@ class Bandit:
             batch_size=action.shape,
         )
         with rand_gives(self.fresh_CBT):
-            soft = estimator.rollout_options()["relaxations"](td, self.mask_BT, noise, None)
+            soft = estimator.sampling.relaxations(td, self.mask_BT, noise, None)
         early = torch.randn(action.shape).double()
         relaxed = torch.stack([self.reward(s) for s in soft.unbind(-1)], -1)
         td.set(keys.LOG_LIKELIHOOD, self.reward(action) + early).set(keys.LOG_LIKELIHOOD_EARLY, early)
@@ -128,6 +128,6 @@ def test_noise_at_its_ends_gives_finite_gradients(dtype):
     world, estimator = Enumeration(0), recipes.relax(width=8).to(dtype)
     torch.nn.init.normal_(estimator.parts[-1].network[-1].weight)
     noise = torch.tensor([[0.5, 0.0, 1.0, 0.3], [0.2, 1.0, 0.6, 0.0]], dtype=dtype)
-    td = rollout(world.lm.to(dtype), world.agent.to(dtype), world.symbol_BN, noise=noise, **estimator.rollout_options())
+    td = rollout(world.lm.to(dtype), world.agent.to(dtype), world.symbol_BN, noise=noise, sampling=estimator.sampling)
     loss = estimator(td)[keys.LOSS_POLICY].sum()
     assert flat_gradient(loss, [*estimator.parameters(), *world.policy]).isfinite().all()

@@ -66,7 +66,7 @@ def test_moving_average_of_earlier_rollouts(window):
 @WINDOWS
 def test_boundaries_of_a_fixed_rate(window):
     world, estimator = Enumeration(window), make("off_policy")
-    td, _ = world.rollout(**estimator.rollout_options())
+    td, _ = world.rollout(sampling=estimator.sampling)
     drawn = world.mask_KBT[..., 1:].double()
     weight_CB = (drawn * math.log(RATE / (1 - RATE)) + math.log(1 - RATE)).sum(-1).exp()
     assert weight_CB.prod(-1).sum().item() == pytest.approx(1.0)

@@ -7,6 +7,7 @@ from tokenv.agents.learned import Learned
 from tokenv.estimators.recipes import reinforce
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 from tokenv.env.rollout import rollout
 from tokenv.lm.attention import flex_attention, reference_attention
 from tokenv.lm.config import UNetConfig
@@ -92,7 +93,7 @@ def test_stepping_equals_one_pass():
 def test_a_bfloat16_step_is_finite(samples):
     lm, agent = (module.cuda() for module in models(torch.bfloat16))
     symbol_BN, _ = random_sequences()
-    td = reinforce()(rollout(lm, agent, symbol_BN.cuda(), num_samples=samples))
+    td = reinforce()(rollout(lm, agent, symbol_BN.cuda(), Sampling(num_samples=samples)))
     late, early = td[keys.LOG_LIKELIHOOD], td[keys.LOG_LIKELIHOOD_EARLY]
     assert late.dtype == torch.float32
     (td[keys.LOSS_POLICY] - late - 0.1 * early).mean().backward()

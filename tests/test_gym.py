@@ -78,7 +78,7 @@ def test_defaults_are_the_same_everywhere():
 
 def test_an_episode_is_the_torchrl_environments(lm, symbol_BN):
     agent = Learned(16, window=3)
-    expected = TokenizationEnv(lm, TensorSource(symbol_BN), 1, window=3).rollout(agent).detach()[0]
+    expected = TokenizationEnv(lm, TensorSource(symbol_BN), 1, window=3).one_pass(agent).detach()[0]
     env = gymnasium.make(BYTES_ID, lm=lm, source=TensorSource(symbol_BN), window=3)
     observation, info = env.reset()
     for i in range(STEPS):

@@ -32,7 +32,7 @@ def installed(monkeypatch):
 
 def test_an_installed_packages_name_is_found(installed):
     installed(("strange", "odd", "tokenv.estimators.recipes:rloo"))
-    assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).num_samples == 3
+    assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).sampling.num_samples == 3
 
 
 def test_nothing_is_imported_before_it_is_named(installed):

@@ -24,6 +24,7 @@ from tokenv import keys
 from tokenv.cli.experiment import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
+from tokenv.contracts import Sampling
 from tokenv.data.series.windows import frame
 from tokenv.data.source import TensorSource
 from tokenv.env.gym import SERIES_ID
@@ -98,7 +99,7 @@ def test_stepping_equals_one_pass(density, seed, batch, length, channels, missin
     env = make_env(framed(random_values(batch, length, channels, missing, seed)), lm)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0
-    one_pass = env.rollout(agent, noise=noise_BT).detach()
+    one_pass = env.one_pass(agent, noise=noise_BT).detach()
     assert set(stepped.keys(True, True)) == set(one_pass.keys(True, True))
     for key in stepped.keys(True, True):
         assert_close(stepped[key], one_pass[key], **TOLERANCE)
@@ -111,7 +112,7 @@ def test_stepping_equals_one_pass(density, seed, batch, length, channels, missin
 def test_torchrls_specs_hold(missing):
     env = make_env(framed(random_values(3, 9, 2, missing)), make_lm(2), early_entropy=True)
     check_env_specs(env)
-    assert env.rollout(Scripted())[keys.REWARD].isfinite().all()
+    assert env.one_pass(Scripted())[keys.REWARD].isfinite().all()
 
 
 @settings(deadline=None, max_examples=25)
@@ -151,7 +152,7 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
     torch.manual_seed(seed)
     lm, agent = make_lm(residual=residual, horizon=horizon), make_learned()
     symbol_BN = framed(random_values(2, 8, seed=seed))
-    td = rollout(lm, agent, symbol_BN, num_samples=samples, reward_only=samples is not None)
+    td = rollout(lm, agent, symbol_BN, Sampling(samples, reward_only=samples is not None))
     first = td if samples is None else td[0]
     y_BTD = lm.read_out(lm.encode(symbol_BN)[:, :-1], first[keys.ACTION])
     for i in range(7):
@@ -188,7 +189,7 @@ def test_agents_that_read_the_early_entropy_work():
     noise_BT = random_noise(2, 9)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0
-    assert torch.equal(stepped[keys.ACTION], env.rollout(agent, noise=noise_BT)[keys.ACTION])
+    assert torch.equal(stepped[keys.ACTION], env.one_pass(agent, noise=noise_BT)[keys.ACTION])
 
 
 # --- gymnasium ---

@@ -12,6 +12,7 @@ from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 
@@ -187,13 +188,13 @@ def test_transforms_apply(env, agent):
 def test_reward2go_is_discounted_sum(env, agent, gamma):
     from torchrl.objectives.value.functional import reward2go
 
-    td = env.rollout(agent)
+    td = env.one_pass(agent)
     theirs = reward2go(td[keys.REWARD], td[keys.DONE], gamma)
     assert_close(theirs[..., 0], discounted_sum(td[keys.REWARD][..., 0], gamma))
 
 
 def test_the_distribution_takes_stored_data_of_any_shape(env, agent):
-    td = env.rollout(agent, num_samples=2).detach()
+    td = env.one_pass(agent, Sampling(num_samples=2)).detach()
     flat = td.reshape(-1)
     assert_close(agent.get_dist(td).log_prob(td[keys.ACTION]), td[keys.ACTION_LOG_PROB], check_dtype=False)
     scores = agent.get_dist(flat).log_prob(flat[keys.ACTION])

@@ -9,19 +9,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv import keys
 from tokenv.agents.learned import Learned
 from tokenv.config import registry
+from tokenv.contracts import check_fit
+from tokenv.enumeration import all_boundaries, forcing
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -59,10 +59,10 @@ class _World:
     def rollout(self, estimator: Any, seed: int = 0, symbol_BN: Tensor | None = None, **options: Any) -> TensorDictBase:
         symbols = self.symbol_BN if symbol_BN is None else symbol_BN
         generator = torch.Generator().manual_seed(seed)
-        samples = () if estimator.num_samples is None else (estimator.num_samples,)
+        sampling = estimator.sampling
+        samples = () if sampling.num_samples is None else (sampling.num_samples,)
         noise = torch.rand(*samples, len(symbols), LENGTH - 1, generator=generator, dtype=torch.float64)
-        options |= estimator.rollout_options()
-        return rollout(self.lm, self.agent, symbols, noise=noise, generator=generator, **options)
+        return rollout(self.lm, self.agent, symbols, sampling, noise=noise, generator=generator, **options)
 
     def gradient(self, loss: Tensor) -> Tensor:
         return torch.cat(
@@ -130,7 +130,7 @@ def _objective(td: TensorDictBase) -> Tensor:
 
 def _check_refusal(name: str, estimator: Any, world: _World) -> None:
     try:
-        world.rollout(estimator)
+        check_fit(estimator, world.agent, world.lm.config.pooling)
     except ValueError:
         return
     raise AssertionError(f"estimator {name}: declares itself independent, but a policy with a past was not refused")
@@ -139,7 +139,7 @@ def _check_refusal(name: str, estimator: Any, world: _World) -> None:
 def _check_loss(name: str, build: Callable[[], Any], world: _World) -> None:
     estimator = build()
     writes = keys.LOSS_POLICY in estimator.out_keys
-    relaxes = "relax" in estimator.rollout_options()
+    relaxes = estimator.sampling.relax is not None
     own_path = not writes and not relaxes
     _need(
         not own_path or keys.BOUNDARY_PROB in estimator.in_keys,
@@ -208,27 +208,16 @@ def _check_state(name: str, build: Callable[[], Any], world: _World) -> None:
     _need(torch.equal(first, second), name, "a state_dict does not bring its state back: register buffers")
 
 
-def _all_masks() -> Tensor:
-    """All boundaries of all sequences: [C, B, T]."""
-    free = BATCH * (LENGTH - 2)
-    bits = torch.tensor(list(itertools.product((0, 1), repeat=free))).view(-1, BATCH, LENGTH - 2)
-    return F.pad(bits, (1, 0), value=1)
-
-
-def _forcing(mask: Tensor) -> Tensor:
-    """Noise that decides so: 0 forces a boundary, 1 forces none."""
-    return (1 - mask).double()
-
-
 def _check_unbiased(name: str, build: Callable[[], Any], world: _World) -> None:
-    enumerated = rollout(world.lm, world.agent, world.symbol_BN, noise=_forcing(_all_masks()))
+    enumerated = rollout(world.lm, world.agent, world.symbol_BN, noise=forcing(all_boundaries(LENGTH, BATCH)))
     log_prob_C = enumerated[keys.ACTION_LOG_PROB].sum((1, 2))
     likelihood_C = enumerated[keys.LOG_LIKELIHOOD].detach().sum((1, 2))
     true = world.gradient(-(log_prob_C.exp() * likelihood_C).sum())
     estimator = build()
-    wishes = set(estimator.rollout_options()) & {"couple", "propose", "relaxations"}
-    samples = estimator.num_samples or 1
-    if not wishes and len(log_prob_C) ** samples <= 2**13:
+    sampling = estimator.sampling
+    hooked = any(hook is not None for hook in (sampling.couple, sampling.propose, sampling.relaxations))
+    samples = sampling.samples
+    if not hooked and len(log_prob_C) ** samples <= 2**13:
         mean = _enumerate(build, world, enumerated, log_prob_C, samples)
         off = ((mean - true).norm() / true.norm()).item()
         _need(
@@ -252,7 +241,7 @@ def _enumerate(
     combinations = torch.cartesian_prod(*[torch.arange(len(log_prob_C))] * samples).view(-1, samples)
     weight = log_prob_C.detach()[combinations].sum(-1).exp()
     estimator = build()
-    td = enumerated[combinations] if estimator.num_samples is not None else enumerated[combinations[:, 0]]
+    td = enumerated[combinations] if estimator.sampling.num_samples is not None else enumerated[combinations[:, 0]]
     if list(estimator.buffers()):  # what it remembers must come from a rollout of its own, not from all at once
         losses = torch.stack([build()(one)[keys.LOSS_POLICY] for one in td.unbind(0)])
     else:

@@ -71,7 +71,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     tokens = int(given_BT.sum(1).max()) * batch
 
     def learned() -> None:
-        td = env.rollout(parts.agent, **parts.rollout_options)
+        td = env.one_pass(parts.agent, sampling=parts.sampling)
         _update(total_loss(compute_losses(td, parts), config.loss), optimizer)
 
     def given() -> None:
@@ -81,7 +81,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         _update(_given_loss(parts.lm, symbol_BN, given_BT, early=True), optimizer)
 
     with torch.no_grad():
-        observation = env.rollout(parts.agent)
+        observation = env.one_pass(parts.agent)
     noise = torch.rand(batch, length - 1, device=device)
 
     @torch.no_grad()
@@ -172,7 +172,7 @@ def _matrix_peak(parts: Parts, device: torch.device) -> float:
 @torch.no_grad()
 def _stepping_ratio(env: TokenizationEnv, parts: Parts, device: torch.device) -> float:
     """Seconds of an episode step by step, over seconds of the same in one pass."""
-    one_pass = [_time(lambda: env.rollout(parts.agent), device) for _ in range(3)]
+    one_pass = [_time(lambda: env.one_pass(parts.agent), device) for _ in range(3)]
     stepping = _time(lambda: env.rollout(env.source.seq_len, parts.agent), device)
     return stepping / statistics.median(one_pass)
 

@@ -1,25 +1,16 @@
 """Writing on: an agent draws the boundaries, the model the symbols, one after the other."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.contracts import ActsAtOnePosition
+from tokenv.env.observation import Observer
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
-
-
-class ActsAtOnePosition(Protocol):
-    """What generating asks of an agent; see ``tokenv.agents.base.Agent``."""
-
-    in_keys: list[str]
-    window: int
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read an observation and its noise, write ``action`` and ``boundary_prob``."""
 
 
 class Generated(NamedTuple):
@@ -85,16 +76,19 @@ def generate(
 
     noise_BN = torch.rand(batch, longest, device=device, generator=generator)
     decoder = Decoder(lm, batch, longest)
-    last_actions_Bw = torch.zeros(batch, agent.window, device=device)
+    observer = Observer.of(agent)
+    last_actions_Bw = observer.nothing_yet(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt
     length_B = torch.full((batch,), longest, device=device)
     actions, probs = [], []
     for i in range(longest):
         x_BD = decoder.encode(symbol_BN[:, i])
-        observation = _observe(decoder, symbol_BN[:, i], x_BD, last_actions_Bw, noise_BN[:, i])
-        if keys.EARLY_ENTROPY in agent.in_keys:
-            observation.set(keys.EARLY_ENTROPY, lm.early_entropy(x_BD))
+        position_B = decoder.position_B.clone()
+        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0)
+        observation.update(
+            {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B.clone(), keys.NOISE: noise_BN[:, i]}
+        )
         acted = agent(observation)
         actions.append(acted[keys.ACTION])
         probs.append(acted[keys.BOUNDARY_PROB])
@@ -105,25 +99,10 @@ def generate(
                 break
         if i + 1 == longest:
             break
-        last_actions_Bw = torch.cat([acted[keys.ACTION][:, None].float(), last_actions_Bw], 1)[:, : agent.window]
+        last_actions_Bw = observer.pushed(last_actions_Bw, acted[keys.ACTION])
         parameters = decoder.decode(x_BD, acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
         if i + 1 >= given:
             symbol_BN[:, i + 1] = lm.codec.sample(
                 parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]
             )
     return Generated(symbol_BN[:, : len(actions)], torch.stack(actions, 1), torch.stack(probs, 1), length_B)
-
-
-def _observe(decoder: Decoder, symbol_B: Tensor, x_BD: Tensor, last_actions_Bw: Tensor, noise_B: Tensor) -> TensorDict:
-    return TensorDict(
-        {
-            keys.SYMBOL: symbol_B,
-            keys.ENCODING: x_BD,
-            keys.LAST_ACTIONS: last_actions_Bw,
-            keys.POSITION: decoder.position_B.clone(),
-            keys.TOKEN_COUNT: decoder.count_B.clone(),
-            keys.DECISION_MASK: decoder.position_B > 0,
-            keys.NOISE: noise_B,
-        },
-        batch_size=symbol_B.shape[:1],
-    )

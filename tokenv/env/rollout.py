@@ -1,11 +1,14 @@
 """Whole episodes in one pass: encode once, draw all boundaries, one pass through middle and decoder.
 
 The result is what stepping through ``TokenizationEnv`` would return for the same noise (the project's central test),
-but it carries gradients and costs what an ordinary forward pass costs.
+but it carries gradients and costs what an ordinary forward pass costs. ``rollout`` has four stages: who decides where
+(``_Sequences``), what is decided (``_decide``), what the model then predicts (``_predict``), and the record of it all
+(``_record``).
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,56 +16,150 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.contracts import DrawsBoundaries, Sampling
+from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 
+ONE_SAMPLE = Sampling()
+OBSERVED = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])  # of the symbol itself: part of observations
 
-class DrawsBoundaries(Protocol):
-    """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
 
-    in_keys: list[str]
-    window: int
+@dataclass(frozen=True)
+class _Sequences:
+    """Sequences and who decides where.
+
+    Attributes:
+        symbol_BN: the symbols.
+        length_B: symbols of each sequence; what follows is padding.
+        position_BN: 0 to N - 1 in every row.
+        valid_BT: whether the prediction made at i is of a symbol, not of padding.
+        decision_mask_BN: nobody decides at the first symbol, nor where nothing is left to predict.
+    """
+
+    symbol_BN: Tensor
+    length_B: Tensor
+    position_BN: Tensor
+    valid_BT: Tensor
+    decision_mask_BN: Tensor
+
+    @classmethod
+    def of(cls, symbol_BN: Tensor, length_B: Tensor | None) -> _Sequences:
+        batch, length = symbol_BN.shape[:2]
+        position_N = torch.arange(length, device=symbol_BN.device)
+        if length_B is None:
+            length_B = torch.full((batch,), length, device=symbol_BN.device)
+        valid_BT = position_N[1:] < length_B[:, None]
+        decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0)
+        return cls(symbol_BN, length_B, position_N.expand(batch, -1), valid_BT, decision_mask_BN)
 
     @property
-    def autoregressive(self) -> bool:
-        """Whether a decision depends on earlier ones."""
-
-    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """Draw all boundaries of all sequences."""
-
-    def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """What ``draw`` gives, for boundaries that are given."""
+    def target_BT(self) -> Tensor:
+        """The symbol that is predicted at i."""
+        return self.symbol_BN[:, 1:]
 
 
-def _at_all_symbols(
+def rollout(
+    lm: UNet,
+    agent: DrawsBoundaries,
     symbol_BN: Tensor,
-    encoding_BND: Tensor,
-    decision_mask_BN: Tensor,
-    action: Tensor,
-    likelihoods: dict[str, Tensor],
-    window: int,
-    entropy_BN: Tensor | None,
-) -> TensorDict:
-    """Observations at all N symbols, given the T = N - 1 actions and likelihoods; batch size [.., N]."""
-    position_N = torch.arange(symbol_BN.shape[1], device=symbol_BN.device)
-    tensors = {
-        keys.SYMBOL: symbol_BN,
-        keys.ENCODING: encoding_BND.detach(),
-        keys.POSITION: position_N.expand(decision_mask_BN.shape),
-        keys.DECISION_MASK: decision_mask_BN,
+    sampling: Sampling = ONE_SAMPLE,
+    *,
+    noise: Tensor | None = None,
+    length_B: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    observer: Observer | None = None,
+) -> TensorDictBase:
+    """Let an agent draw the boundaries of whole sequences, and reward it.
+
+    Args:
+        lm: the model.
+        agent: draws the boundaries.
+        symbol_BN: the sequences, [B, N, *symbol_shape].
+        sampling: what an estimator asks for: ``estimator.sampling``.
+        noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given. 0
+            forces a boundary, 1 forces none.
+        length_B: symbols of each sequence where they differ; what follows is padding.
+        generator: of the noise, on the device of the sequences.
+        observer: what the observations hold; None for what the agent reads.
+
+    Returns:
+        A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
+        noise, the agent's outputs, and under ``next`` the observation at symbol i + 1 with ``log_likelihood`` and
+        ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
+        Gradients flow through the agent's outputs and through the ``next`` log-likelihoods; rewards and
+        everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
+        holds from each sequence's own end on.
+    """
+    observer = (observer or Observer.of(agent)).serving(agent)
+    sequences = _Sequences.of(symbol_BN, length_B)
+    decision_mask_BT = sequences.decision_mask_BN[:, :-1]
+    if noise is None:
+        samples = () if sampling.num_samples is None else (sampling.num_samples,)
+        noise = torch.rand(*samples, *decision_mask_BT.shape, device=symbol_BN.device, generator=generator)
+    if sampling.couple is not None:
+        noise = sampling.couple(noise, decision_mask_BT, generator)
+    encoding_BND = lm.encode(symbol_BN)
+    at_symbols = observer.at_symbols(lm, symbol_BN, encoding_BND, sequences.position_BN, sequences.decision_mask_BN)
+    drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
+    predicted = _predict(lm, encoding_BND[:, :-1], sequences, drawn, sampling, generator)
+    return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
+
+
+def _decide(agent: DrawsBoundaries, decisions: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
+    """What the agent answers at T symbols, and the noise that decided; batch size [.., B, T]."""
+    decision_mask_BT = decisions[keys.DECISION_MASK]
+    proposed = None if sampling.propose is None else sampling.propose(noise)
+    if proposed is None:
+        drawn = agent.draw(decisions, noise)
+    else:
+        forced_BT = (decisions[keys.POSITION] == 0).long()
+        drawn = agent.score(decisions, torch.where(decision_mask_BT, proposed, forced_BT))
+    if sampling.relax is not None:
+        drawn.set(keys.BOUNDARY, sampling.relax(drawn, decision_mask_BT, noise))
+    if sampling.reward_only:
+        first = torch.zeros_like(drawn[keys.ACTION_LOG_PROB])
+        first[0] = 1.0
+        drawn.set(keys.SAMPLE_WEIGHT, first)
+    return drawn.set(keys.NOISE, noise)
+
+
+def _predict(
+    lm: UNet,
+    x_BTD: Tensor,
+    sequences: _Sequences,
+    drawn: TensorDictBase,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> dict[str, Tensor]:
+    """Log-likelihoods of the next symbols under the drawn boundaries, by name under ``next``; [.., B, T] each."""
+    action, boundary = drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None)
+    target_BT, valid_BT = sequences.target_BT, sequences.valid_BT
+    if sampling.reward_only:
+        y = _read_out(lm, x_BTD, action[:1])
+        with torch.no_grad():
+            further = _log_likelihood(lm, _read_out(lm, x_BTD, action[1:]), target_BT)
+        late = torch.cat([_log_likelihood(lm, y, target_BT), further])
+    else:
+        y = _read_out(lm, x_BTD, action, boundary)
+        late = _log_likelihood(lm, y, target_BT)
+    early_BT = lm.codec.log_prob(lm.early_exit(x_BTD), target_BT)
+    predicted = {
+        keys.LOG_LIKELIHOOD[1]: late.where(valid_BT, 0.0),
+        keys.LOG_LIKELIHOOD_EARLY[1]: early_BT.where(valid_BT, 0.0).expand(action.shape),
     }
-    if entropy_BN is not None:
-        tensors[keys.EARLY_ENTROPY] = entropy_BN
-    samples = action.shape[:-2]
-    observation = {name: x.expand(*samples, *x.shape) for name, x in tensors.items()}
-    action = F.pad(action, (0, 1))
-    length = action.shape[-1]
-    observation[keys.TOKEN_COUNT] = action.cumsum(-1) - action
-    earlier = [F.pad(action, (j, 0))[..., :length] for j in range(1, window + 1)]
-    observation[keys.LAST_ACTIONS] = (
-        torch.stack(earlier, -1).float() if earlier else action.new_zeros((*action.shape, 0)).float()
-    )
-    observation |= {name: F.pad(x, (1, 0)) for name, x in likelihoods.items()}
-    return TensorDict(observation, batch_size=action.shape)
+    if sampling.relaxations is not None:
+        soft = sampling.relaxations(drawn, sequences.decision_mask_BN[:, :-1], drawn[keys.NOISE], generator)
+        each = [_log_likelihood(lm, _read_out(lm, x_BTD.detach(), action, s), target_BT) for s in soft.unbind(-1)]
+        predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
+    if 0 < lm.config.horizon < sequences.symbol_BN.shape[1]:
+        # Samples that only earn a reward have none, and weigh nothing.
+        total, count = _direct(lm, y, sequences)
+        padding = (0, 0, 0, 0, 0, len(action) - len(total)) if sampling.reward_only else (0, 0)
+        predicted |= {
+            keys.LOG_LIKELIHOOD_DIRECT[1]: F.pad(total, padding),
+            keys.DIRECT_COUNT[1]: F.pad(count, padding),
+        }
+    return predicted
 
 
 def _read_out(lm: UNet, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
@@ -78,16 +175,17 @@ def _log_likelihood(lm: UNet, y: Tensor, target_BT: Tensor) -> Tensor:
     return lm.codec.log_prob(lm.head(y), target_BT.expand(*y.shape[:-3], *target_BT.shape))
 
 
-def _direct(lm: UNet, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
+def _direct(lm: UNet, y: Tensor, sequences: _Sequences) -> tuple[Tensor, Tensor]:
     """The direct head's log-likelihood of the next H symbols, and their number: [.., B, T, D] -> [.., B, T] each.
 
     Both are 0 where the sequence has no H symbols more.
     """
+    valid_BT = sequences.valid_BT
     steps = valid_BT.shape[1] - lm.config.horizon + 1
-    target_BSH = symbol_BN[:, 1:].unfold(1, lm.config.horizon, 1).movedim(-1, 2)
+    target_BSH = sequences.target_BT.unfold(1, lm.config.horizon, 1).movedim(-1, 2)
     whole_BS = valid_BT[:, -steps:]
     samples = y.shape[:-3]
-    symbol_BS = symbol_BN[:, :steps]
+    symbol_BS = sequences.symbol_BN[:, :steps]
     log_prob = lm.codec.log_prob_ahead(
         lm.direct(y[..., :steps, :]),
         symbol_BS.expand(*samples, *symbol_BS.shape),
@@ -100,139 +198,28 @@ def _direct(lm: UNet, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[T
     return F.pad(log_prob.where(whole_BS, 0.0), rest), count
 
 
-def rollout(
-    lm: UNet,
-    agent: DrawsBoundaries,
-    symbol_BN: Tensor,
-    *,
-    window: int | None = None,
-    early_entropy: bool = False,
-    noise: Tensor | None = None,
-    num_samples: int | None = None,
-    length_B: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    reward_only: bool = False,
-    independent: bool = False,
-    couple: Callable[..., Tensor] | None = None,
-    propose: Callable[..., Tensor | None] | None = None,
-    relax: Callable[..., Tensor] | None = None,
-    relaxations: Callable[..., Tensor] | None = None,
+def _record(
+    observer: Observer,
+    at_symbols: TensorDictBase,
+    sequences: _Sequences,
+    drawn: TensorDictBase,
+    predicted: dict[str, Tensor],
 ) -> TensorDictBase:
-    """Let an agent draw the boundaries of whole sequences, and reward it.
-
-    The options from ``reward_only`` on are an estimator's wishes: ``rollout(..., **estimator.rollout_options())``.
-
-    Args:
-        lm: the model.
-        agent: draws the boundaries.
-        symbol_BN: the sequences, [B, N, *symbol_shape].
-        window: how many earlier actions the observations hold; None for as many as the agent reads.
-        early_entropy: whether the observations hold ``early_entropy``; they do in any case if the agent reads it.
-        noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given. 0
-            forces a boundary, 1 forces none.
-        num_samples: K samples of the boundaries of every sequence share one encoder pass and come as a leading
-            dimension; None gives one sample and no such dimension.
-        length_B: symbols of each sequence where they differ; what follows is padding.
-        generator: of the noise, on the device of the sequences.
-        reward_only: samples after the first are decoded without gradient, and weigh nothing (``sample_weight``) in
-            the language model's loss.
-        independent: refuse an agent whose decisions depend on earlier ones.
-        couple: makes the samples' noise dependent; for the four hooks see ``tokenv.estimators.base.Part``.
-        propose: draws the actions instead of the agent.
-        relax: makes the boundaries that the pooling reads differentiable.
-        relaxations: further, relaxed boundaries whose likelihoods are wanted.
-
-    Returns:
-        A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
-        noise, the agent's outputs, and under ``next`` the observation at symbol i + 1 with ``log_likelihood`` and
-        ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
-        Gradients flow through the agent's outputs and through the ``next`` log-likelihoods; rewards and
-        everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
-        holds from each sequence's own end on.
-
-    Raises:
-        ValueError: the estimator is not valid for this agent or model.
-    """
-    if independent and agent.autoregressive:
-        raise ValueError(
-            f"this estimator is biased for policies whose decisions depend on earlier ones, and this "
-            f"{type(agent).__name__} agent's do: give the learned agent window=0, or choose an estimator that is "
-            "valid for every policy, such as rloo or branch"
-        )
-    if relaxations is not None and lm.config.pooling != "select":
-        raise ValueError(f"model.pooling = {lm.config.pooling!r}: this estimator's relaxed passes need 'select'")
-    batch, length = symbol_BN.shape[:2]
-    position_N = torch.arange(length, device=symbol_BN.device)
-    if length_B is None:
-        length_B = torch.full((batch,), length, device=symbol_BN.device)
-    valid_BT = position_N[1:] < length_B[:, None]  # the prediction made at i is of a symbol, not of padding
-    # Nobody decides at the first symbol, nor where nothing is left to predict.
-    decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0)
-    decision_mask_BT = decision_mask_BN[:, :-1]
-    if noise is None:
-        samples = () if num_samples is None else (num_samples,)
-        noise = torch.rand(*samples, batch, length - 1, device=symbol_BN.device, generator=generator)
-    if couple is not None:
-        noise = couple(noise, decision_mask_BT, generator)
-
-    encoding_BND = lm.encode(symbol_BN)
-    x_BTD = encoding_BND[:, :-1]
-    decisions = TensorDict(
-        {
-            keys.SYMBOL: symbol_BN[:, :-1],
-            keys.ENCODING: x_BTD,
-            keys.POSITION: position_N[:-1].expand(batch, -1),
-            keys.DECISION_MASK: decision_mask_BT,
-        },
-        batch_size=(batch, length - 1),
-    )
-    entropy_BN = None
-    if early_entropy or keys.EARLY_ENTROPY in agent.in_keys:
-        entropy_BN = lm.early_entropy(encoding_BND)
-        decisions.set(keys.EARLY_ENTROPY, entropy_BN[:, :-1])
-    proposed = None if propose is None else propose(noise)
-    if proposed is None:
-        drawn = agent.draw(decisions, noise)
-    else:
-        drawn = agent.score(decisions, torch.where(decision_mask_BT, proposed, (position_N[:-1] == 0).long()))
+    """Observations, decisions and what came of them, as TorchRL records an episode; batch size [.., B, T]."""
     action = drawn[keys.ACTION]
-    if relax is not None:
-        drawn.set(keys.BOUNDARY, relax(drawn, decision_mask_BT, noise))
-    boundary = drawn.get(keys.BOUNDARY, None)
-
-    target_BT = symbol_BN[:, 1:]
-    y = _read_out(lm, x_BTD, action[:1] if reward_only else action, None if reward_only else boundary)
-    late = _log_likelihood(lm, y, target_BT)
-    if reward_only:
-        with torch.no_grad():
-            further = _log_likelihood(lm, _read_out(lm, x_BTD, action[1:]), target_BT)
-        late = torch.cat([late, further])
-    late = late.where(valid_BT, 0.0)
-    early = lm.codec.log_prob(lm.early_exit(x_BTD), target_BT).where(valid_BT, 0.0).expand(action.shape)
-    likelihoods = {keys.LOG_LIKELIHOOD[1]: late, keys.LOG_LIKELIHOOD_EARLY[1]: early}
-    more: dict[str, Any] = {}
-    if relaxations is not None:
-        soft = relaxations(drawn, decision_mask_BT, noise, generator)
-        each = [_log_likelihood(lm, _read_out(lm, x_BTD.detach(), action, s), target_BT) for s in soft.unbind(-1)]
-        more[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
-    if 0 < lm.config.horizon < length:
-        # Samples that only earn a reward have none, and weigh nothing.
-        total, count = _direct(lm, y, symbol_BN, valid_BT)
-        padding = (0, 0, 0, 0, 0, len(action) - len(total)) if reward_only else (0, 0)
-        more |= {keys.LOG_LIKELIHOOD_DIRECT[1]: F.pad(total, padding), keys.DIRECT_COUNT[1]: F.pad(count, padding)}
-
-    window = agent.window if window is None else window
-    observation = _at_all_symbols(symbol_BN, encoding_BND, decision_mask_BN, action, likelihoods, window, entropy_BN)
-    done = (position_N[1:] >= length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
+    late, early = (predicted[name] for name in OBSERVED)
+    observation = at_symbols.expand(*action.shape[:-2], *at_symbols.shape).clone(recurse=False)
+    observation.update(observer.past(F.pad(action, (0, 1))))
+    # At symbol i + 1 the likelihoods are that symbol's; the first is given.
+    observation.update({name: F.pad(predicted[name], (1, 0)) for name in OBSERVED})
+    position_T = sequences.position_BN[:, 1:]
+    done = (position_T >= sequences.length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update(
-        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done} | more
+        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done}
     )
+    following.update({name: x for name, x in predicted.items() if name not in OBSERVED})
     root = observation[..., :-1].detach().update(drawn)
-    root.update({keys.NOISE: noise, "done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})
-    if reward_only:
-        first = torch.zeros_like(late)
-        first[0] = 1.0
-        root.set(keys.SAMPLE_WEIGHT, first)
+    root.update({"done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})
     return root.set("next", following)
 
 
@@ -252,10 +239,14 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
     if keys.OLD_LOG_PROB not in again:
         again.set(keys.OLD_LOG_PROB, again[keys.ACTION_LOG_PROB].detach())
     one_sample = tensordict[(0,) * (tensordict.dim() - 2)]
-    encoding_BTD = lm.encode(one_sample[keys.SYMBOL])
-    observation = one_sample.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK).set(keys.ENCODING, encoding_BTD)
-    if keys.EARLY_ENTROPY in tensordict:
-        observation.set(keys.EARLY_ENTROPY, lm.early_entropy(encoding_BTD))
-        again.set(keys.EARLY_ENTROPY, observation[keys.EARLY_ENTROPY].expand(tensordict.shape))
-    again.update(agent.score(observation, tensordict[keys.ACTION]))
-    return again.set(keys.ENCODING, encoding_BTD.detach().expand(*tensordict.shape, -1))
+    observer = Observer(0, keys.EARLY_ENTROPY in tensordict)
+    observation = observer.at_symbols(
+        lm,
+        one_sample[keys.SYMBOL],
+        lm.encode(one_sample[keys.SYMBOL]),
+        one_sample[keys.POSITION],
+        one_sample[keys.DECISION_MASK],
+    )
+    fresh = observation.detach().expand(tensordict.shape)
+    again.update(fresh.select(keys.ENCODING, keys.EARLY_ENTROPY, strict=False))
+    return again.update(agent.score(observation, tensordict[keys.ACTION]))

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Categorical, Unbounded
 from torchrl.envs import EnvBase
 
 from tokenv import keys
+from tokenv.contracts import DrawsBoundaries, Sampling
 from tokenv.data.source import Source
-from tokenv.env.rollout import rollout as one_pass
+from tokenv.env.observation import Observer
+from tokenv.env.rollout import ONE_SAMPLE, rollout
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 
@@ -31,7 +33,7 @@ class TokenizationEnv(EnvBase):
     The episode ends with the sequence, after T = N - 1 steps.
 
     Stepping is incremental: a symbol costs the same wherever it stands, but for the tokens it attends to.
-    ``rollout`` with one of our agents takes the one-pass way and returns the same.
+    ``one_pass`` lets one of our agents draw all boundaries at once, and returns the same.
 
     Args:
         lm: the model; its early exit is the baseline of the reward. Its device is the environment's.
@@ -55,56 +57,56 @@ class TokenizationEnv(EnvBase):
         if window < 0:
             raise ValueError(f"window = {window}: expected 0 or more earlier actions")
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
-        self.lm, self.source, self.window, self.early_entropy = lm, source, window, early_entropy
+        self.lm, self.source, self.observer = lm, source, Observer(window, early_entropy)
         self.generator = torch.Generator(self.device)
         self._decoder = Decoder(lm, batch_size, source.seq_len)
         self._symbol_BN = torch.zeros(
             batch_size, source.seq_len, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
         )
-        self._last_actions_Bw = torch.zeros(batch_size, window, device=self.device)
+        self._last_actions_Bw = self.observer.nothing_yet(batch_size, self.device)
         self.origin: list[str] = [""] * batch_size
         self._make_specs(batch_size)
 
     def _make_specs(self, batch: int) -> None:
-        codec, device = self.lm.codec, self.device
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.
         fine = torch.float64 if self._decoder.dtype == torch.float64 else torch.float32
-        number = Unbounded((batch,), dtype=fine, device=device)
-        count = Bounded(0, self.source.seq_len, (batch,), dtype=torch.int64, device=device)
-        self.observation_spec = Composite(
-            {
-                keys.SYMBOL: Unbounded((batch, *codec.symbol_shape), dtype=codec.symbol_dtype, device=device),
-                keys.ENCODING: Unbounded((batch, self.lm.config.width), dtype=self._decoder.dtype, device=device),
-                keys.LAST_ACTIONS: Bounded(0, 1, (batch, self.window), dtype=torch.float32, device=device),
-                keys.POSITION: count,
-                keys.TOKEN_COUNT: count.clone(),
-                keys.DECISION_MASK: Binary(shape=(batch,), dtype=torch.bool, device=device),
-                keys.LOG_LIKELIHOOD[1]: number,
-                keys.LOG_LIKELIHOOD_EARLY[1]: number.clone(),
-            },
-            shape=(batch,),
-        )
-        if self.early_entropy:
-            self.observation_spec[keys.EARLY_ENTROPY] = number.clone()
-        self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=device)
-        self.reward_spec = Unbounded((batch, 1), dtype=fine, device=device)
+        number = Unbounded((batch,), dtype=fine, device=self.device)
+        length, dtype = self.source.seq_len, self._decoder.dtype
+        self.observation_spec = self.observer.specs(self.lm, batch, length, dtype, number)
+        self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=self.device)
+        self.reward_spec = Unbounded((batch, 1), dtype=fine, device=self.device)
 
-    def rollout(self, max_steps: Any = None, policy: Any = None, *args: Any, **options: Any) -> TensorDictBase:
-        """A rollout, one-pass or step by step.
+    def one_pass(
+        self,
+        agent: DrawsBoundaries,
+        sampling: Sampling = ONE_SAMPLE,
+        *,
+        noise: Tensor | None = None,
+        length_B: Tensor | None = None,
+    ) -> TensorDictBase:
+        """Take fresh sequences and let an agent draw all their boundaries in one pass.
 
-        ``rollout(agent, noise=..., num_samples=...)`` with an agent that can ``draw`` whole sequences takes fresh
-        sequences and lets it draw all boundaries in one pass: see ``tokenv.env.rollout.rollout`` for the options and
-        the result, which carries gradients. ``rollout(max_steps, policy, ...)`` is TorchRL's: it steps, and with
-        the same agent and noise returns the same, without gradients into the model.
+        The same as ``rollout(max_steps, agent)``, TorchRL's, which steps, with the same noise; but with gradients.
+
+        Args:
+            agent: draws the boundaries.
+            sampling: what an estimator asks for: ``estimator.sampling``.
+            noise: see ``tokenv.env.rollout.rollout``; drawn from this environment's generator where not given.
+            length_B: see there.
+
+        Returns:
+            A rollout of batch size [B, T] or [K, B, T].
         """
-        if not hasattr(max_steps, "draw"):
-            return super().rollout(max_steps, policy, *args, **options)
-        if policy is not None or args:
-            raise ValueError("rollout(agent) takes options by keyword only, such as num_samples=4")
-        options.setdefault("window", self.window)
-        options.setdefault("early_entropy", self.early_entropy)
-        options.setdefault("generator", self.generator)
-        return one_pass(self.lm, max_steps, self._take(range(self.batch_size[0])), **options)
+        return rollout(
+            self.lm,
+            agent,
+            self._take(range(self.batch_size[0])),
+            sampling,
+            noise=noise,
+            length_B=length_B,
+            generator=self.generator,
+            observer=self.observer,
+        )
 
     def _take(self, rows: Sequence[int]) -> Tensor:
         batch = self.source.next(len(rows))
@@ -114,24 +116,18 @@ class TokenizationEnv(EnvBase):
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, late_B: Tensor, early_B: Tensor) -> TensorDict:
         decoder = self._decoder
+        position_B = decoder.position_B.clone()
         x_BD = decoder.encode(symbol_B, rows_B)
-        observation = TensorDict(
+        decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
+        observation = self.observer.at_symbols(self.lm, symbol_B, x_BD, position_B, decides_B)
+        return observation.update(
             {
-                keys.SYMBOL: symbol_B,
-                keys.ENCODING: x_BD,
                 keys.LAST_ACTIONS: self._last_actions_Bw.clone(),
-                keys.POSITION: decoder.position_B.clone(),
                 keys.TOKEN_COUNT: decoder.count_B.clone(),
-                keys.DECISION_MASK: (decoder.position_B > 0) & (decoder.position_B < self.source.seq_len - 1),
                 keys.LOG_LIKELIHOOD[1]: late_B,
                 keys.LOG_LIKELIHOOD_EARLY[1]: early_B,
-            },
-            batch_size=self.batch_size,
-            device=self.device,
+            }
         )
-        if self.early_entropy:
-            observation.set(keys.EARLY_ENTROPY, self.lm.early_entropy(x_BD))
-        return observation
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
@@ -152,8 +148,7 @@ class TokenizationEnv(EnvBase):
         symbol_B = self._symbol_BN[rows, decoder.position_B]
         late_B = self.lm.codec.log_prob(parameters, symbol_B)
         early_B = self.lm.codec.log_prob(self.lm.early_exit(x_BD), symbol_B)
-        if self.window:
-            self._last_actions_Bw = torch.cat([action_B[:, None].float(), self._last_actions_Bw[:, :-1]], 1)
+        self._last_actions_Bw = self.observer.pushed(self._last_actions_Bw, action_B)
         done = (decoder.position_B == self.source.seq_len - 1).unsqueeze(-1)
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         return self._observe(symbol_B, everyone, late_B, early_B).update(

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from tokenv.config import registry
 from tokenv.config.schema import Config
+from tokenv.contracts import Sampling, check_fit
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe
 from tokenv.lm.flops import Passes, matrix_parameters
@@ -34,9 +35,9 @@ class Parts:
     rate_target: TensorDictModuleBase | None
 
     @property
-    def rollout_options(self) -> dict[str, Any]:
+    def sampling(self) -> Sampling:
         """What the estimator asks of a rollout."""
-        return {} if self.estimator is None else self.estimator.rollout_options()
+        return Sampling() if self.estimator is None else self.estimator.sampling
 
     @property
     def num_epochs(self) -> int:
@@ -52,14 +53,13 @@ class Parts:
     @property
     def passes(self) -> Passes:
         """Passes of one update."""
-        wishes = self.rollout_options
-        samples = wishes.get("num_samples", 1)
-        learning = 1 if wishes.get("reward_only") else samples
-        everything_is_a_token = "relax" in wishes and self.lm.config.pooling == "select"
+        wanted = self.sampling
+        learning = 1 if wanted.reward_only else wanted.samples
+        everything_is_a_token = wanted.relax is not None and self.lm.config.pooling == "select"
         return Passes(
             learning=0 if everything_is_a_token else learning,
-            reward_only=samples - learning,
-            relaxed=(learning if everything_is_a_token else 0) + (2 if "relaxations" in wishes else 0),
+            reward_only=wanted.samples - learning,
+            relaxed=(learning if everything_is_a_token else 0) + (0 if wanted.relaxations is None else 2),
             replays=self.num_epochs - 1,
         )
 
@@ -137,6 +137,8 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         lm, agent = lm.double(), agent.double()
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
         lm.compile_layers()
-    if not agent.learns:
+    if agent.learns:
+        check_fit(estimator, agent, config.model.pooling)
+    else:
         estimator = rate_target = None
     return Parts(lm, agent, estimator, rate_target)

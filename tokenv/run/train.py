@@ -236,7 +236,7 @@ def train(
 
             # The noise of a step depends on nothing but the seed and the step.
             env.set_seed((config.seed * 2_147_483_629 + step) % 2**62)
-            fresh = (env.rollout(parts.agent, **parts.rollout_options) for _ in range(config.train.accumulate))
+            fresh = (env.one_pass(parts.agent, sampling=parts.sampling) for _ in range(config.train.accumulate))
             sums, rollouts = backward(fresh, parts, config)
             sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
             sums["grad_norm_policy"] = grad_norm(parameters, "agent.")

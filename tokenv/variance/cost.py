@@ -56,7 +56,7 @@ class _Kept:
 
 def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None:
     """One update's work without the optimiser's."""
-    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, **parts.rollout_options)
+    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, sampling=parts.sampling)
     total_loss(compute_losses(td, parts), LossConfig()).backward()
     stored = td.detach()
     for _ in range(parts.num_epochs - 1):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 from tokenv.env.rollout import rollout
 from tokenv.estimators.branching import BitFlip
 from tokenv.variance.draws import Scene
@@ -45,11 +46,11 @@ def credit_by_distance(scene: Scene, draws: int, generator: torch.Generator, lon
         generator: of positions and noise.
         longest: distances 0 to longest - 1.
     """
-    parts, flip = scene.parts, BitFlip()
+    parts, pairs = scene.parts, Sampling(num_samples=2, couple=BitFlip().couple)
     longest = min(longest, scene.symbol_BN.shape[1] - 2)
     sums: Tensor = torch.zeros(5, longest, dtype=torch.float64)
     for _ in range(draws):
-        td = rollout(parts.lm, parts.agent, scene.symbol_BN, generator=generator, num_samples=2, couple=flip.couple)
+        td = rollout(parts.lm, parts.agent, scene.symbol_BN, pairs, generator=generator)
         reward = td[keys.REWARD].squeeze(-1).double().cpu()
         noise = td[keys.NOISE].cpu()
         first = ((noise[0] == 0) & (noise[1] == 1)).long().argmax(-1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv import keys
+from tokenv.enumeration import all_boundaries, forcing
 from tokenv.env.rollout import rollout
 from tokenv.estimators.statistics import masked_mean
 from tokenv.run.parts import Parts
@@ -98,7 +97,7 @@ def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> d
         generator: of the noise.
     """
     parts = scene.parts
-    td = rollout(parts.lm, parts.agent, scene.symbol_BN, generator=generator, **estimator.rollout_options())
+    td = rollout(parts.lm, parts.agent, scene.symbol_BN, generator=generator, sampling=estimator.sampling)
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
     (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
@@ -114,11 +113,10 @@ def true_gradient(scene: Scene, symbols: int = 8192) -> dict[str, Tensor]:
     """
     batch, length = scene.symbol_BN.shape[:2]
     assert length <= ENUMERABLE
-    masks = torch.tensor(list(itertools.product((0, 1), repeat=length - 2)), device=scene.symbol_BN.device)
+    action_C1T = all_boundaries(length).to(scene.symbol_BN.device)
     totals: dict[str, Tensor] = {}
-    for part in masks.split(max(1, symbols // (batch * length))):
-        action_KT = F.pad(part, (1, 0), value=1)
-        noise = (1 - action_KT).float().unsqueeze(1).expand(-1, batch, -1)  # 0 forces a boundary, 1 forces none
+    for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
+        noise = forcing(action_K1T, torch.float32).expand(-1, batch, -1)
         td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise)
         log_prob, late = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()

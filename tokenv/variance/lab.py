@@ -195,7 +195,7 @@ def _warm_up(options: VarianceOptions, scene: Scene, estimator: Any) -> None:
     estimator.train()
     for _ in range(options.warmup):
         symbol_BN = stream.next(options.batch_size).symbol_BN[:, : options.length].to(scene.symbol_BN.device)
-        td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, **estimator.rollout_options())
+        td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, sampling=estimator.sampling)
         loss = policy_objective(estimator(td))
         if optimizer is not None:
             grads = torch.autograd.grad(loss, parameters)

@@ -1,0 +1,110 @@
+"""What an agent sees: the one place where observations are built, for whole sequences and for single symbols.
+
+A new key of the observation is a name in ``tokenv.keys`` and a line or two here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import Binary, Bounded, Composite, Unbounded
+
+from tokenv import keys
+from tokenv.lm.unet import UNet
+
+
+class ReadsObservations(Protocol):
+    """What an observer asks of an agent."""
+
+    in_keys: list[str]
+    window: int
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Builds observations.
+
+    Attributes:
+        window: earlier actions w that they hold.
+        early_entropy: whether they hold the entropy of p_early(x_{i+1} | x_<=i) in nats.
+    """
+
+    window: int
+    early_entropy: bool = False
+
+    @classmethod
+    def of(cls, agent: ReadsObservations) -> Observer:
+        """What an agent needs."""
+        return cls(agent.window, keys.EARLY_ENTROPY in agent.in_keys)
+
+    def serving(self, agent: ReadsObservations) -> Observer:
+        """The same, with the early entropy if the agent reads it."""
+        return replace(self, early_entropy=self.early_entropy or keys.EARLY_ENTROPY in agent.in_keys)
+
+    def at_symbols(
+        self, lm: UNet, symbol: Tensor, encoding: Tensor, position: Tensor, decision_mask: Tensor
+    ) -> TensorDict:
+        """What stands at symbols, whatever was decided before.
+
+        Args:
+            lm: the model.
+            symbol: x_i, [.., *symbol_shape].
+            encoding: X_i, [.., D].
+            position: i, [..].
+            decision_mask: False where nobody decides, [..].
+        """
+        tensors = {
+            keys.SYMBOL: symbol,
+            keys.ENCODING: encoding,
+            keys.POSITION: position,
+            keys.DECISION_MASK: decision_mask,
+        }
+        if self.early_entropy:
+            tensors[keys.EARLY_ENTROPY] = lm.early_entropy(encoding)
+        return TensorDict(tensors, batch_size=decision_mask.shape)
+
+    def past(self, action: Tensor) -> dict[str, Tensor]:
+        """What was decided before each symbol: actions of all N symbols, [.., N]."""
+        length = action.shape[-1]
+        earlier = [F.pad(action, (j, 0))[..., :length] for j in range(1, self.window + 1)]
+        last = torch.stack(earlier, -1) if earlier else action.new_zeros((*action.shape, 0))
+        return {keys.TOKEN_COUNT: action.cumsum(-1) - action, keys.LAST_ACTIONS: last.float()}
+
+    def nothing_yet(self, batch: int, device: torch.device) -> Tensor:
+        """The last actions before the first symbol, [B, w]."""
+        return torch.zeros(batch, self.window, device=device)
+
+    def pushed(self, last_actions_Bw: Tensor, action_B: Tensor) -> Tensor:
+        """The last actions, newest first, after one more: [B, w], [B] -> [B, w]."""
+        return torch.cat([action_B[:, None].float(), last_actions_Bw], 1)[:, : self.window]
+
+    def specs(self, lm: UNet, batch: int, length: int, encoding_dtype: torch.dtype, number: Unbounded) -> Composite:
+        """TorchRL's specs of observations in a batch.
+
+        Args:
+            lm: the model.
+            batch: sequences B.
+            length: symbols N of each.
+            encoding_dtype: of X_i.
+            number: the spec of a likelihood, of shape [B].
+        """
+        device, codec = number.device, lm.codec
+        count = Bounded(0, length, (batch,), dtype=torch.int64, device=device)
+        specs = {
+            keys.SYMBOL: Unbounded((batch, *codec.symbol_shape), dtype=codec.symbol_dtype, device=device),
+            keys.ENCODING: Unbounded((batch, lm.config.width), dtype=encoding_dtype, device=device),
+            keys.LAST_ACTIONS: Bounded(0, 1, (batch, self.window), dtype=torch.float32, device=device),
+            keys.POSITION: count,
+            keys.TOKEN_COUNT: count.clone(),
+            keys.DECISION_MASK: Binary(shape=(batch,), dtype=torch.bool, device=device),
+            keys.LOG_LIKELIHOOD[1]: number,
+            keys.LOG_LIKELIHOOD_EARLY[1]: number.clone(),
+        }
+        if self.early_entropy:
+            specs[keys.EARLY_ENTROPY] = number.clone()
+        return Composite(specs, shape=(batch,))
