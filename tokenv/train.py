@@ -34,10 +34,16 @@ class NotFiniteError(RuntimeError):
 
 
 def learning_rate(config: TrainConfig, seen_bytes: int) -> float:
-    """Linear warm-up, then a cosine, both counted in bytes (paper, appendix D)."""
-    if seen_bytes < config.warmup_bytes:
-        return config.learning_rate * seen_bytes / config.warmup_bytes
-    done = min((seen_bytes - config.warmup_bytes) / (config.bytes - config.warmup_bytes), 1.0)
+    """Linear warm-up, then a cosine, both counted in bytes (paper, appendix D).
+
+    Args:
+        config: peak and end of the schedule; a warm-up that would not end before the run is a tenth of it
+            (``TrainConfig.warmup``).
+        seen_bytes: training bytes, those of the coming update included.
+    """
+    if seen_bytes < config.warmup:
+        return config.learning_rate * seen_bytes / config.warmup
+    done = min((seen_bytes - config.warmup) / (config.bytes - config.warmup), 1.0)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 
