@@ -202,6 +202,7 @@ def train(
         history = {name: (list(x), list(y)) for name, (x, y) in resume.state["history"].items()}
         validation = resume.state["validation"]
         last = Evaluation.from_metrics(validation, unit) if validation else None
+        validated_at = -1 if resume.state[unit] is None else seen
         for name, (xs, ys) in history.items():
             for x, y in zip(xs, ys, strict=True):
                 log(name, y, x)
@@ -234,6 +235,8 @@ def train(
     bar = tqdm(total=config.train.bytes, initial=seen, unit="B", unit_scale=True, desc="training", disable=not progress)
     parts.train()
     with bar, Interruptible() as interrupt:
+        if seen >= config.train.bytes:  # resumed at its end: it was killed before it had told what came out
+            save()
         while seen < config.train.bytes:
             started = time.perf_counter()
             rate = learning_rate(config.train, seen + per_step)
