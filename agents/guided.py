@@ -7,15 +7,11 @@ from pathlib import Path
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from agents.base import Agent, certain
 from tokenv import keys
-
-try:
-    from tokenizers import Tokenizer
-except ImportError as error:
-    raise ImportError("agent.name=bpe needs the tokenizers library: pip install 'tokenv[bpe]'") from error
 
 
 class BPE(Agent):
