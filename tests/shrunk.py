@@ -135,6 +135,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
             return [*line, *more, "repeats=1"]
         if command == "variance":
             more += [*words(VARIANCE), f"credit_draws={min(2, int(given.get('credit_draws', 2)))}"]
+            more += [] if "estimators" in given else ["estimators=['reinforce', 'rloo']"]
             more += ["seq_len=24"] if int(given.get("seq_len", 0)) > 24 else []
         return [*line, *more]
     small = {
