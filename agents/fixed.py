@@ -2,10 +2,10 @@
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, boundary_count, certain, forced_action
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.agents.base import Agent, boundary_count, certain, forced_action
 
 
 class _Fixed(Agent):

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, certain
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tokenv import keys
-
-try:
-    from tokenizers import Tokenizer
-except ImportError as error:
-    raise ImportError("agent.name=bpe needs the tokenizers library: pip install 'tokenv[bpe]'") from error
+from tokenv.agents.base import Agent, certain
 
 
 class BPE(Agent):

@@ -3,11 +3,11 @@
 import math
 
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
+from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
 
 
 class Nawrot(Agent):

@@ -5,11 +5,11 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, certain
-from tokenv.agents.memory import Memory
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.agents.base import Agent, certain
+from tokenv.agents.memory import Memory
 
 # Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
 # UTF-8 continuation bytes | the first bytes of UTF-8 characters.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
+from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
 
 ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent
-from tokenv.agents.memory import Memory
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.agents.base import Agent
+from tokenv.agents.memory import Memory
 
 
 class Reads(Protocol):

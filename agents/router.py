@@ -3,11 +3,11 @@
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import Agent, forced_action
-from tokenv.agents.memory import Memory
 from torch import Tensor, nn
 
 from tokenv import keys
+from tokenv.agents.base import Agent, forced_action
+from tokenv.agents.memory import Memory
 
 MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
 

@@ -2,11 +2,11 @@
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action
-from tokenv.agents.learned import Learned
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action
+from tokenv.agents.learned import Learned
 
 
 class Strict(Learned):

@@ -7,11 +7,11 @@ enumeration. So these parts refuse every policy but those with window 0. ``branc
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.surrogates import logit_loss
 
 
 class _Coupled(Part):

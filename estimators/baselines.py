@@ -2,10 +2,10 @@
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import mean_of_others, mean_over, mean_over_batch
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_of_others, mean_over, mean_over_batch
 
 
 class BatchCentre(Part):

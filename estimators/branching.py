@@ -2,11 +2,11 @@
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.surrogates import logit_loss
 
 
 def choose_positions(

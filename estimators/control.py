@@ -2,12 +2,12 @@
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import conditional_noise
-from tokenv.estimators.surrogates import logit_loss
 from torch import Tensor, nn
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import conditional_noise
+from tokenv.estimators.surrogates import logit_loss
 
 RELAXED_LOGITS = "relaxed_logits"  # z and z~ of every decision: float [.., T, 2]
 

@@ -2,11 +2,11 @@
 
 import torch.nn.functional as F
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import mean_of_others
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_of_others
 
 
 def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:

@@ -4,11 +4,11 @@ import math
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import mean_over
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import mean_over
 
 
 class FixedRateProposal(Part):

@@ -2,11 +2,11 @@
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import masked_mean, mean_over
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import masked_mean, mean_over
 
 
 class RateTarget(Part):

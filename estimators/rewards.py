@@ -1,9 +1,9 @@
 """What a prediction is worth."""
 
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
 
 from tokenv import keys
+from tokenv.estimators.base import Part
 
 
 class Likelihood(Part):

@@ -1,10 +1,10 @@
 """Keeping advantages of a size that an optimiser likes."""
 
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import masked_mean
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import masked_mean
 
 
 class Standardise(Part):

@@ -8,11 +8,11 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import conditional_noise
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import conditional_noise
 
 
 class PathGradient(Part):

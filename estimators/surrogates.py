@@ -1,10 +1,10 @@
 """From advantages to a loss whose gradient is the estimate."""
 
 from tensordict import TensorDictBase
-from tokenv.estimators.base import Part
 from torch import Tensor
 
 from tokenv import keys
+from tokenv.estimators.base import Part
 
 
 def logit_loss(gradient: Tensor, tensordict: TensorDictBase) -> Tensor:

@@ -9,7 +9,6 @@ decided here twice: from the whole sequence, as the baseline does, and from byte
 import sys
 
 from tokenv.agents.guided import BPE
-
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe

@@ -10,19 +10,19 @@ import argparse
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tokenv.agents.learned import Learned
-from tokenv.estimators.base import chain
-from tokenv.estimators.baselines import LeaveOneOutBatch
-from tokenv.estimators.credit import Discount
 from torchrl.collectors import Collector
 from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.common import LossModule
 
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.estimators.base import chain
+from tokenv.estimators.baselines import LeaveOneOutBatch
+from tokenv.estimators.credit import Discount
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 

@@ -4,10 +4,10 @@ import itertools
 from unittest import mock
 
 import torch
-from tokenv.agents.learned import Learned
 from torch import nn
 
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.enumeration import all_boundaries
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig

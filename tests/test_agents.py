@@ -8,13 +8,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.agents.base import BoundaryDistribution, forced_action
-from tokenv.agents.fixed import Random, Uniform
-from tokenv.agents.learned import Learned
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tokenv import keys
+from tokenv.agents.base import BoundaryDistribution, forced_action
+from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.learned import Learned
 
 WIDTH = 6
 seeds = st.integers(0, 10_000)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models
-from tokenv.agents.guided import BPE
 
 from tokenv import keys
+from tokenv.agents.guided import BPE
 from tokenv.cli.experiment import run_command
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus

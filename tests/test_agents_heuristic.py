@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.agents.heuristic import Entropy, Whitespace
 
 from tokenv import keys
+from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.data.source import TensorSource
 from tokenv.env.generate import generate
 from tokenv.env.rollout import rollout

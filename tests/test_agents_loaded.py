@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
 from test_env import Noise, random_noise
-from tokenv.agents.heuristic import Entropy
-from tokenv.agents.learned import Learned
-from tokenv.agents.loaded import Loaded
 from torch.testing import assert_close
 
 from tokenv import keys
+from tokenv.agents.heuristic import Entropy
+from tokenv.agents.learned import Learned
+from tokenv.agents.loaded import Loaded
 from tokenv.cli.experiment import run_command
 from tokenv.config.files import merge, resolve
 from tokenv.contracts import Sampling

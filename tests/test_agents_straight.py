@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.agents.gumbel import Nawrot
-from tokenv.agents.router import HNet
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tokenv import keys
+from tokenv.agents.gumbel import Nawrot
+from tokenv.agents.router import HNet
 
 WIDTH = 6
 OUTPUTS = (keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.BOUNDARY_LOGITS, keys.ENTROPY)

@@ -4,15 +4,15 @@ import inspect
 
 import pytest
 import torch
+
+from tokenv import keys
+from tokenv.config import registry
 from tokenv.estimators.antithetic import ARM
 from tokenv.estimators.base import Part, chain
 from tokenv.estimators.baselines import MovingAverage
 from tokenv.estimators.credit import Discount
 from tokenv.estimators.rewards import EarlyExit
 from tokenv.estimators.surrogates import ScoreFunction
-
-from tokenv import keys
-from tokenv.config import registry
 from tokenv.testing import check_estimator
 
 EXACT = {"lambda_return": {"gamma": 1.0, "lam": 1.0}, "off_policy": {"gamma": 1.0, "horizon": None}}

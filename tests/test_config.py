@@ -63,7 +63,7 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"rate": "often"}, r"rate = 'often': expected a number"),
         ({"train": {"batch_size": 2.5}}, r"train.batch_size = 2.5: expected a whole number"),
         ({"train": {"batch_size": 0}}, r"train.batch_size = 0: expected"),
-        ({"train": {"warmup_bytes": 10**9}}, r"train.warmup_bytes = 1000000000: expected 0 or more, and less than"),
+        ({"train": {"warmup_bytes": -1}}, r"train.warmup_bytes = -1: expected 0 or more"),
         ({"model": {"heads": 5}}, r"model.heads = 5 does not divide model.width"),
         ({"model": {"window": 0}}, r"model.window = 0: expected a positive number"),
         ({"hardware": {"device": "gpu"}}, r"hardware.device = 'gpu': expected auto, cpu, cuda"),

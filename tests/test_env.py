@@ -8,6 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
+from torch.testing import assert_close
+from torchrl.envs.utils import check_env_specs
+
+from tokenv import keys
 from tokenv.agents.base import Agent, forced_action
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.gumbel import Nawrot
@@ -15,10 +19,6 @@ from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.agents.learned import Learned
 from tokenv.agents.router import HNet
 from tokenv.agents.strict import Strict
-from torch.testing import assert_close
-from torchrl.envs.utils import check_env_specs
-
-from tokenv import keys
 from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
 from tokenv.env.rollout import rollout

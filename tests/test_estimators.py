@@ -8,6 +8,10 @@ from enumeration import EXACT, Enumeration, flat_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torchrl.objectives.value.functional import reward2go
+
+from tokenv import keys
+from tokenv.env.rollout import rollout
 from tokenv.estimators.base import ROLLOUT_KEYS, Part, chain
 from tokenv.estimators.baselines import BatchCentre
 from tokenv.estimators.credit import Discount, discounted_sum
@@ -16,10 +20,6 @@ from tokenv.estimators.recipes import reinforce
 from tokenv.estimators.rewards import EarlyExit
 from tokenv.estimators.statistics import masked_mean, mean_over_batch
 from tokenv.estimators.surrogates import ScoreFunction
-from torchrl.objectives.value.functional import reward2go
-
-from tokenv import keys
-from tokenv.env.rollout import rollout
 
 
 class Likelihood(Part):

@@ -6,7 +6,11 @@ import pytest
 import torch
 from enumeration import EXACT, Enumeration, cells, decisive, flat_gradient, relative_bias
 from tensordict import TensorDict
+
+from tokenv import keys
 from tokenv.agents.strict import Strict
+from tokenv.contracts import Sampling, check_fit
+from tokenv.env.rollout import rollout
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain
 from tokenv.estimators.baselines import GroupRelative
@@ -16,10 +20,6 @@ from tokenv.estimators.scaling import Clip
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 from tokenv.estimators.surrogates import ScoreFunction
-
-from tokenv import keys
-from tokenv.contracts import Sampling, check_fit
-from tokenv.env.rollout import rollout
 
 
 @pytest.fixture(params=[0, 2])

@@ -5,14 +5,14 @@ import pytest
 import torch
 from enumeration import Enumeration, flat_gradient, rand_gives, relative_bias
 from tensordict import TensorDict
+
+from tokenv import keys
+from tokenv.env.rollout import rollout
 from tokenv.estimators import control, recipes
 from tokenv.estimators.base import chain
 from tokenv.estimators.credit import Discount
 from tokenv.estimators.rewards import EarlyExit
 from tokenv.estimators.statistics import conditional_noise
-
-from tokenv import keys
-from tokenv.env.rollout import rollout
 
 WIDTH = 4
 

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 from enumeration import EXACT, Enumeration, cells, rand_gives
-from tokenv.estimators import antithetic, branching, recipes
 
 from tokenv import keys
 from tokenv.config.registry import ESTIMATORS
 from tokenv.env.rollout import rollout
+from tokenv.estimators import antithetic, branching, recipes
 
 RATE = 0.3
 SINGLE = {

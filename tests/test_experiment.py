@@ -66,6 +66,16 @@ def test_resuming_from_the_command_line(trained: Path) -> None:
         assert again[name]["steps"] == whole[name]["steps"], name
 
 
+def test_resuming_a_finished_run_tells_the_same_again(trained: Path) -> None:
+    again = run_command("train", ["with", f"resume={trained}"])
+    assert again == json.loads((trained / "run.json").read_text())["result"]
+    (last,) = (trained.parent / "2" / "checkpoints").iterdir()
+    assert (last / "model.safetensors").read_bytes() == max((trained / "checkpoints").iterdir()).joinpath(
+        "model.safetensors"
+    ).read_bytes()
+    assert run_command("evaluate", ["with", f"run={trained.parent / '2'}", "sequences=2"])
+
+
 def test_resume_refuses_another_run(trained: Path) -> None:
     with pytest.raises(ValueError, match="model cannot change when a run is resumed"):
         run_command("train", ["with", f"resume={trained}", "model.width=32"])

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
-from tokenv.agents.learned import Learned
 
+from tokenv.agents.learned import Learned
 from tokenv.cli.experiment import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config

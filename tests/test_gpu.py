@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tokenv.agents.learned import Learned
-from tokenv.estimators.recipes import reinforce
 
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.contracts import Sampling
 from tokenv.env.rollout import rollout
+from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder

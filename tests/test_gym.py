@@ -7,10 +7,10 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
-from tokenv.agents.learned import Learned
 
 import tokenv.env.gym
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.data.source import TensorSource
 from tokenv.env.gym import BYTES_ID, BytesEnv, BytesVectorEnv
 from tokenv.env.stepping import TokenizationEnv

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tokenv.agents.fixed import Random, Uniform
-from tokenv.agents.learned import Learned
 
 from tokenv import keys
+from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.learned import Learned
 from tokenv.env.generate import generate
 from tokenv.lm.codecs.base import ByteCodec
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenv.agents.learned import Learned
-from tokenv.estimators.recipes import reinforce
 from torch import nn
 
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.env.rollout import rollout
+from tokenv.estimators.recipes import reinforce
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters

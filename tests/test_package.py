@@ -1,8 +1,10 @@
 """What is installed is whole: a wheel works from any folder, configurations and page templates included."""
 
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -27,13 +29,37 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name in ("tokenv", "agents", "estimators", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
+        assert "tokenv/py.typed" in archive.namelist()
         archive.extractall(tmp_path / "site")
     away = tmp_path / "away"
     away.mkdir()
     subprocess.run([sys.executable, "-c", USE, str(tmp_path / "site")], check=True, cwd=away)
+
+
+def test_sdist_holds_its_tests(tmp_path: Path) -> None:
+    """Every file beside the code that the project has is there, and all tests are found with nothing else at hand."""
+    source = tmp_path / "source"
+    leave = shutil.ignore_patterns("__pycache__", ".git", ".*_cache", ".hypothesis", ".venv*", "*.egg-info", "runs")
+    shutil.copytree(ROOT, source, ignore=leave)
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "away", filter="data")
+    (away,) = (tmp_path / "away").iterdir()
+    for folder in ("tests", "configs", "docs", "examples"):
+        wanted = {path.relative_to(source) for path in (source / folder).rglob("*") if path.is_file()}
+        assert wanted <= {path.relative_to(away) for path in away.rglob("*")}, folder
+    for name in ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "constraints.txt"):
+        assert (away / name).is_file(), name
+    environment = os.environ | {"PYTHONPATH": str(away)}
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(collect, cwd=away, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_estimators_exact.py" in done.stdout

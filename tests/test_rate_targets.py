@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.estimators.rate import BinomialPrior, RatioLoss, ratio_loss
-from tokenv.estimators.statistics import masked_mean
 
 from tokenv import keys
+from tokenv.estimators.rate import BinomialPrior, RatioLoss, ratio_loss
+from tokenv.estimators.statistics import masked_mean
 
 RATE = 0.2
 

@@ -2,11 +2,10 @@
 
 import gymnasium
 import pytest
+import stable_baselines3
 import torch
 
 import tokenv.env.gym
-
-stable_baselines3 = pytest.importorskip("stable_baselines3")
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from tensordict.nn import TensorDictSequential
 from test_env import Noise, Scripted, random_noise
-from tokenv.agents.heuristic import Entropy
-from tokenv.agents.learned import Learned
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 import tokenv.env.gym
 from tokenv import keys
+from tokenv.agents.heuristic import Entropy
+from tokenv.agents.learned import Learned
 from tokenv.cli.experiment import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config

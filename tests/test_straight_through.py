@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 
 from tokenv import keys
+from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 
 POINTS = 40_000  # midpoints of the noise
 

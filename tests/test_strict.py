@@ -8,11 +8,11 @@ from enumeration import EXACT, flat_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tokenv.agents.strict import Strict
-from tokenv.estimators.recipes import early_exit
 
 from tokenv import keys
+from tokenv.agents.strict import Strict
 from tokenv.env.rollout import rollout
+from tokenv.estimators.recipes import early_exit
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 

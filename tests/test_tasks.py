@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenv.agents.fixed import Uniform
-from tokenv.agents.heuristic import Whitespace
 
 from tokenv import keys
+from tokenv.agents.fixed import Uniform
+from tokenv.agents.heuristic import Whitespace
 from tokenv.cli.experiment import run_command
 from tokenv.env.rollout import rollout
 from tokenv.run.parts import Parts

@@ -4,17 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensordict.nn import TensorDictModule
-from tokenv.agents.learned import Learned
-from tokenv.estimators.credit import discounted_sum
 from torch import nn
 from torch.testing import assert_close
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 
 from tokenv import keys
+from tokenv.agents.learned import Learned
 from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.estimators.credit import discounted_sum
 
 # TorchRL warns of its own classes when its collectors are imported, hence the imports inside of functions.
 pytestmark = [

@@ -153,6 +153,17 @@ def test_schedule_is_counted_in_bytes() -> None:
     assert learning_rate(config, 1000) == learning_rate(config, 5000) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("warmup", [1000, 1001, 10**9])
+def test_a_warmup_that_does_not_fit_is_a_tenth_of_the_run(warmup: int) -> None:
+    config, expected = (TrainConfig(bytes=1000, warmup_bytes=many, learning_rate=2.0) for many in (warmup, 100))
+    rates = [learning_rate(config, seen) for seen in range(0, 1200, 10)]
+    assert rates == [learning_rate(expected, seen) for seen in range(0, 1200, 10)]
+    assert max(rates) == rates[10] == 2.0
+    assert rates[-20] == 0
+    assert TrainConfig(bytes=1000, warmup_bytes=999).warmup == 999
+    assert learning_rate(TrainConfig(bytes=1, warmup_bytes=1), 1) == 0
+
+
 def test_everything_is_reproducible_by_seed(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     _, first = run(tiny_settings, tmp_path / "a")
     _, same = run(tiny_settings, tmp_path / "b")

@@ -26,7 +26,7 @@ from tokenv.cli.commands import (
 )
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, TrainOptions
 from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.options import CompareOptions, resolve_comparison
+from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
 from tokenv.config.files import COMMAND_LINE, named_configs, resolve
@@ -71,6 +71,7 @@ class Command:
     function: Callable[[Any, Run], Any]
     resolve: Callable[[list[str], dict[str, Any]], Any]
     stored: bool = False
+    read: Callable[[list[str]], tuple[dict[str, Any], list[str]]] = get_config_updates
 
 
 def run_command(name: str, arguments: list[str]) -> Any:
@@ -102,7 +103,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
 
     usage = experiment.get_usage(f"tokenv-{name}")[2]
     options = docopt(usage, arguments, default_help=False)
-    updates, names = get_config_updates(options["UPDATE"])
+    updates, names = command.read(options["UPDATE"])
     if options["help"] or options.get("--help"):
         print(experiment.get_usage(f"tokenv {name}")[0])
         return None
@@ -279,8 +280,8 @@ def _variance(options: VarianceOptions, run: Run) -> dict[str, Any]:
     return {label: cost["flops"] for label, cost in result["costs"].items()}
 
 
-def _compare(options: CompareOptions, run: Run) -> dict[str, Any]:
-    """Have all runs of a comparison, then draw its report."""
+def _compare(options: CompareOptions, run: Run) -> list[dict[str, Any]]:
+    """Have all runs of a comparison, then draw its report; every method's name and loss."""
     comparison = compare_methods(options, progress=sys.stderr.isatty())
     with tempfile.TemporaryDirectory() as scratch:
         for path in write_report(comparison, Path(scratch)):
@@ -291,14 +292,16 @@ def _compare(options: CompareOptions, run: Run) -> dict[str, Any]:
         console().print(f"report: {folder / 'report.html'}")
     if comparison.failed:
         raise RuntimeError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
-    return {method.name: method.loss for method in comparison.methods}
+    return [{"method": method.name, "loss": method.loss} for method in comparison.methods]
 
 
 COMMANDS: dict[str, Command] = {
     "train": Command(_train, _resolve_training, stored=True),
     "segment": Command(show_segments, _resolve_options(SegmentOptions)),
     "generate": Command(continue_text, _resolve_options(GenerateOptions)),
-    "compare": Command(_compare, _resolve_comparison, stored=True),
+    "compare": Command(
+        _compare, _resolve_comparison, stored=True, read=lambda words: read_words(words, get_config_updates)
+    ),
     "variance": Command(_variance, _resolve_variance, stored=True),
     "evaluate": Command(evaluate_run, _resolve_options(EvaluateOptions)),
     "forecast": Command(forecast_series, _resolve_options(ForecastOptions)),

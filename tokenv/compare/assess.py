@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,7 @@ def assess(folder: Path, *, passages: int, bpe_vocabulary: int) -> Assessment:
     Args:
         folder: of the run.
         passages: sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against; the ``tokenizers`` library
-            must be installed for that, and BPE is left out where it is not.
+        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
 
     Raises:
         FileNotFoundError: the run has no checkpoint.
@@ -130,9 +128,10 @@ def _windows(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> lis
 
 def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Callable[[TensorDictBase], Tensor]]:
     """Agents whose boundaries in text people know, by name: from a rollout to their actions [B, T]."""
-    wanted: dict[str, dict[str, Any]] = {"whitespace": {}}
-    if find_spec("tokenizers"):
-        wanted["bpe"] = {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))}
+    wanted: dict[str, dict[str, Any]] = {
+        "whitespace": {},
+        "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))},
+    }
 
     def drawing(agent: Any) -> Callable[[TensorDictBase], Tensor]:
         return lambda td: agent.draw(td, torch.zeros(td.shape, device=td.device))[keys.ACTION]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
 
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
 from tokenv.config.schema import Config, check_keys, make
+
+Words: TypeAlias = tuple[dict[str, Any], list[str]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class CompareOptions:
     Args:
         base: configuration that all methods share: a file or name, or several.
         common: what all methods change of it.
-        methods: method to what it alone changes.
+        methods: method to what it alone changes. A name may hold any character.
         seeds: runs of every method.
         only: methods to run and show; all where empty.
         jobs: runs at a time.
@@ -70,6 +72,11 @@ class CompareOptions:
         for seed in self.seeds:
             if not isinstance(seed, int) or isinstance(seed, bool):
                 raise ValueError(f"seeds = {self.seeds!r}: expected whole numbers, such as seeds=[0,1,2]")
+        for name, changes in self.methods.items():
+            if not isinstance(changes, dict):
+                raise ValueError(
+                    f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
+                )
         for name in self.only:
             if name not in self.methods:
                 raise ValueError(f"only names {name!r}, which is no method: they are {', '.join(self.methods)}")
@@ -90,8 +97,42 @@ class CompareOptions:
                     check_keys(changes, where)
                     yield Task(method, resolve(self.base, merge(merge(self.common, changes), {"seed": seed})))
 
+    def as_dict(self) -> dict[str, Any]:
+        """What Sacred stores: methods as a list, for Sacred refuses keys with ``=``, ``.`` or a leading ``$``."""
+        return asdict(self) | {"methods": [{"name": name} | changes for name, changes in self.methods.items()]}
+
 
 LISTS = ("base", "seeds", "only", "runs")
+
+
+def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Words:
+    """The words of a command line, of which ``methods.NAME.key=value`` may name a method with dots or equals signs.
+
+    Args:
+        words: as typed.
+        parse: Sacred's reading of words without such names: nested values, and names of files.
+
+    Returns:
+        The same as ``parse``.
+
+    Raises:
+        ValueError: a file that is named is none.
+    """
+    _, files = parse(list(words))
+    names = [str(name) for file in files for name in load_yaml(config_path(file)).get("methods") or {}]
+    names.sort(key=len, reverse=True)  # the longest that fits, where one name begins like another
+    plain: list[str] = []
+    methods: dict[str, Any] = {}
+    for word in words:
+        rest = {name: word.removeprefix(f"methods.{name}.") for name in names}
+        name = next((name for name in names if rest[name] != word and "=" in rest[name]), None)
+        if name is None:
+            plain.append(word)
+        else:
+            changes, _ = parse([rest[name]])
+            methods = merge(methods, {name: changes})
+    updates, files = parse(plain)
+    return (merge(updates, {"methods": methods}) if methods else updates), files
 
 
 def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
@@ -109,12 +150,20 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
         path = config_path(name)
         read = load_yaml(path)
         check_keys(read, str(path), CompareOptions)
-        values = merge(values, read)
+        values = merge(values, _named(read))
     check_keys(updates, COMMAND_LINE, CompareOptions)
-    values = merge(values, updates)
+    values = merge(values, _named(updates))
     for key in LISTS:
         if key in values and not isinstance(values[key], list | tuple):
             values[key] = [values[key]]
+    if "only" in values:
+        values["only"] = [str(name) for name in values["only"]]
     check_keys(values.get("common", {}), "common")
     made: CompareOptions = make(CompareOptions, values)
     return made
+
+
+def _named(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with method names as text, where YAML or the command line read a number."""
+    methods = values.get("methods")
+    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values

@@ -154,7 +154,7 @@ class _Progress:
 
     def __init__(self, runs: int, visible: bool) -> None:
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # a method may be called [/b]
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} {task.fields[unit]}"),
             TimeRemainingColumn(),

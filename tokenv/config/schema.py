@@ -48,7 +48,9 @@ class TrainConfig:
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
         accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
-        warmup_bytes: bytes of the linear warm-up; then a cosine to ``final_learning_rate``.
+        warmup_bytes: bytes of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not less
+            than ``bytes``, so that a run would end before its warm-up, the warm-up is a tenth of ``bytes``: a
+            configuration stays one that runs when nothing but its length is cut.
         final_learning_rate: end of the schedule, as a fraction of the peak.
         beta1: of AdamW.
         beta2: of AdamW.
@@ -71,17 +73,17 @@ class TrainConfig:
         for name in ("bytes", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
-        _require(
-            0 <= self.warmup_bytes < self.bytes,
-            "train.warmup_bytes",
-            self.warmup_bytes,
-            f"0 or more, and less than train.bytes = {self.bytes}",
-        )
+        _require(self.warmup_bytes >= 0, "train.warmup_bytes", self.warmup_bytes, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "a number in [0, 1)")
         _require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 or more")
         _require(self.clip > 0, "train.clip", self.clip, "a positive norm (.inf to switch clipping off)")
+
+    @property
+    def warmup(self) -> int:
+        """Bytes of the warm-up that is run: ``warmup_bytes``, or a tenth of ``bytes`` where these do not fit."""
+        return self.warmup_bytes if self.warmup_bytes < self.bytes else self.bytes // 10
 
 
 @dataclass(frozen=True)

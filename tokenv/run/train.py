@@ -34,10 +34,16 @@ class NotFiniteError(RuntimeError):
 
 
 def learning_rate(config: TrainConfig, seen_bytes: int) -> float:
-    """Linear warm-up, then a cosine, both counted in bytes (paper, appendix D)."""
-    if seen_bytes < config.warmup_bytes:
-        return config.learning_rate * seen_bytes / config.warmup_bytes
-    done = min((seen_bytes - config.warmup_bytes) / (config.bytes - config.warmup_bytes), 1.0)
+    """Linear warm-up, then a cosine, both counted in bytes (paper, appendix D).
+
+    Args:
+        config: peak and end of the schedule; a warm-up that would not end before the run is a tenth of it
+            (``TrainConfig.warmup``).
+        seen_bytes: training bytes, those of the coming update included.
+    """
+    if seen_bytes < config.warmup:
+        return config.learning_rate * seen_bytes / config.warmup
+    done = min((seen_bytes - config.warmup) / (config.bytes - config.warmup), 1.0)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 
@@ -196,6 +202,7 @@ def train(
         history = {name: (list(x), list(y)) for name, (x, y) in resume.state["history"].items()}
         validation = resume.state["validation"]
         last = Evaluation.from_metrics(validation, unit) if validation else None
+        validated_at = -1 if resume.state[unit] is None else seen
         for name, (xs, ys) in history.items():
             for x, y in zip(xs, ys, strict=True):
                 log(name, y, x)
@@ -228,6 +235,8 @@ def train(
     bar = tqdm(total=config.train.bytes, initial=seen, unit="B", unit_scale=True, desc="training", disable=not progress)
     parts.train()
     with bar, Interruptible() as interrupt:
+        if seen >= config.train.bytes:  # resumed at its end: it was killed before it had told what came out
+            save()
         while seen < config.train.bytes:
             started = time.perf_counter()
             rate = learning_rate(config.train, seen + per_step)

@@ -1,6 +1,7 @@
 """Somebody else's baseline: the median over the other samples of the same text."""
 
 import torch
+
 from tokenv.estimators.base import Part, chain
 from tokenv.estimators.credit import Discount
 from tokenv.estimators.rewards import EarlyExit

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
 from tokenv.data.corpus import Corpus
 
 BYTES = 256
@@ -53,7 +55,6 @@ def train_bpe(
 
     Raises:
         ValueError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
-        ImportError: the ``tokenizers`` library is not installed.
     """
     if vocabulary_size < BYTES:
         raise ValueError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
@@ -64,8 +65,6 @@ def train_bpe(
     path = folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
     if path.is_file():
         return path
-
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")

@@ -1,0 +1,240 @@
+"""The commands of users in small: whole command lines, cut down by overrides alone, over made-up data.
+
+Lines that a person types run for minutes, hours or days. ``shrink`` appends words to one, so that the same line, every
+method, section and option of it included, runs in seconds; ``stand_ins`` makes the files that such lines read.
+"""
+
+import copy
+import csv
+import functools
+import importlib
+import json
+import lzma
+import math
+import random
+import subprocess
+import sys
+import tomllib
+import traceback
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+from matplotlib.figure import Figure
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
+TEXTS, BOOKS, TABLE = "texts.jsonl", "books", "ETTh1.csv"
+ETT = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
+
+MODEL = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8}
+RUN = {
+    "data": {"seq_len": 48},
+    "model": MODEL,
+    "train": {"bytes": 768, "batch_size": 4, "accumulate": 1},
+    "validation": {"every_bytes": 384, "sequences": 6, "batch_size": 6},
+    "checkpoint": {"every_bytes": 384},
+    "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
+}
+TEXT = {"validation": 0.2}
+SERIES = {"validation": 0.2, "series": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
+VOCABULARY = 300
+VARIANCE = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
+
+
+def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """``one``, with what ``other`` changes."""
+    changed = {
+        k: merge(one[k], v) if isinstance(v, dict) and isinstance(one.get(k), dict) else v for k, v in other.items()
+    }
+    return one | changed
+
+
+def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
+    """Nested settings as words of a command line."""
+    found = []
+    for key, value in settings.items():
+        found += words(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}={value}"]
+    return found
+
+
+def content(name: str) -> dict[str, Any]:
+    """A configuration of ours by name, or a file in this folder; a comparison's base comes along, as ``base``."""
+    return yaml.safe_load((CONFIGS.get(name) or Path(name)).read_text())
+
+
+def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run of these settings small, wherever it reads from."""
+    data = settings.get("data", {})
+    source = data.get("source", "python")
+    changes = copy.deepcopy(RUN)
+    if data.get("kind") == "series":
+        changes["data"] |= SERIES if not source.endswith(".csv") else {"series": {"context": 12}}
+        if settings["model"].get("horizon"):
+            changes["model"] = MODEL | {"horizon": 8}
+    else:
+        changes["data"] |= TEXT
+        if source.startswith("hub:") or source == "python":
+            changes["data"]["source"] = TEXTS
+        if source == "words":
+            changes["data"] |= {"words_documents": 80, "words_lexicon": 20}
+    return changes
+
+
+def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
+    """What makes a comparison small: all methods (or those of ``only``), one seed, nothing but their size changed."""
+    base = content(settings["base"])
+    found = [*words(_of_run(base), "common."), "seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
+    if base["data"]["source"] == TABLE:
+        found.append("common.data.series.columns=OT")
+    for name, changes in settings["methods"].items():
+        if "bytes" in (changes or {}).get("train", {}):
+            found.append(f"methods.{name}.train.bytes={RUN['train']['bytes']}")
+        if "vocabulary_size" in (changes or {}).get("agent", {}):
+            found.append(f"methods.{name}.agent.vocabulary_size={VOCABULARY}")
+    return found + ([f"only={only}"] if only else [])
+
+
+def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
+    """A command line with the words that make it small; what it says itself beside sizes and sources stays.
+
+    Args:
+        line: what follows ``tokenv``: a command, ``with`` and words.
+        only: the methods of a comparison that are to be run; all where None.
+
+    Raises:
+        ValueError: this command is unknown here; say above how it is made small.
+    """
+    command, said = line[0], line[2:]
+    names = [word for word in said if "=" not in word]
+    given = dict(word.split("=", 1) for word in said if "=" in word)
+    if command == "configs" or "print_config" in line:
+        return line
+    if command == "compare":
+        if "runs" in given:
+            return [*line, f"bpe_vocabulary={VOCABULARY}", "passages=1"]
+        settings = content(names[0])
+        more = _of_comparison(settings, only)
+        own = [f"common.data.source={given['common.data.source']}"] if "common.data.source" in given else []
+        return [*line, *more, *own]
+    if command in ("train", "bench", "variance"):
+        if "resume" in given:
+            return line
+        more = []
+        if "run" not in given:
+            settings = content(names[0])
+            more = words(_of_run(settings))
+            if "data.source" in given:  # a file that stands there already, or another synthetic one
+                more.append(f"data.source={given['data.source']}")
+        if command == "bench":
+            return [*line, *more, "repeats=1"]
+        if command == "variance":
+            more += [*words(VARIANCE), f"credit_draws={min(2, int(given.get('credit_draws', 2)))}"]
+            more += [] if "estimators" in given else ["estimators=['reinforce', 'rloo']"]
+            more += ["seq_len=24"] if int(given.get("seq_len", 0)) > 24 else []
+        return [*line, *more]
+    small = {
+        "segment": {},
+        "evaluate": {"sequences": 4, "batch_size": 4, "questions": 2} if "tasks" in given else {"sequences": 4},
+        "generate": {"max_new": 5},
+        "forecast": {"horizon": 8, "samples": 2, "windows": 2},
+    }
+    if command not in small:
+        raise ValueError(f"tokenv {command}: nobody has said how to make it small")
+    return [*line, *words(small[command])]
+
+
+def stand_ins(folder: Path) -> None:
+    """The files that shrunk lines read: texts for every corpus, tables for every series, questions for two tasks."""
+    dice = random.Random(0)
+    rows = []
+    for number in range(120):
+        said = " ".join(dice.choice(("the", "of", "return", "self", "token", f"x{number}")) for _ in range(30))
+        text = f"def f_{number}(x):\n    return {said!r}\n"
+        rows.append({"text": text, "content": text})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / TEXTS).write_text(lines)
+    (folder / "some_of.jsonl").write_text(lines[: len(lines) // 2])
+    for name in ("train", "valid"):
+        with lzma.open(folder / f"{BOOKS}.{name}.jsonl.xz", "wt") as file:
+            file.writelines(json.dumps({"text": f"{name} {row['text']}"}) + "\n" for row in rows)
+    _table(folder / TABLE, ETT, 20 * 30 * 24, dice)
+    _table(folder / "new.csv", ETT, 200, dice)
+    _table(folder / "my.csv", ("load", "price"), 600, dice)
+    (folder / "lambada_test.jsonl").write_text('{"text": "the last word of this line is here"}\n' * 3)
+    question = {"goal": "open a jar", "sol1": "turn the lid", "sol2": "paint the lid"}
+    (folder / "piqa_valid.jsonl").write_text((json.dumps(question) + "\n") * 3)
+    (folder / "piqa_valid_labels.lst").write_text("0\n" * 3)
+
+
+def _table(path: Path, columns: tuple[str, ...], hours: int, dice: random.Random) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["date", *columns])
+        for hour in range(hours):
+            day, month = hour // 24 % 28, hour // 24 // 28
+            date = f"{2016 + month // 12}-{month % 12 + 1:02}-{day + 1:02} {hour % 24:02}:00:00"
+            wave = math.sin(hour / 24 * 2 * math.pi)
+            writer.writerow(
+                [date, *(f"{wave * (place + 1) + dice.gauss(0, 0.3):.3f}" for place in range(len(columns)))]
+            )
+
+
+def tokenv(line: list[str]) -> None:
+    """Run ``tokenv`` with these arguments, as the console script does, in this process.
+
+    Raises:
+        SystemExit: the command refused them.
+    """
+    module, _, function = PROJECT["scripts"]["tokenv"].partition(":")
+    before, sys.argv = sys.argv, ["tokenv", *line]
+    try:
+        getattr(importlib.import_module(module), function)()
+    finally:
+        sys.argv = before
+
+
+def ask_git_once(monkeypatch: Any) -> None:
+    """Sacred asks git three times for the commit of each of our files, at every command: two seconds each time."""
+    monkeypatch.setattr(dependencies, "get_commit_if_possible", COMMIT_OF)
+
+
+class InThisProcess:
+    """Stands in for ``subprocess.Popen`` where a comparison starts a run, which saves five seconds of imports each.
+
+    The run's own pictures, which a comparison does not look at, are left blank. Anything but ``python -m MODULE`` is
+    left to a real process.
+    """
+
+    def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
+        """A job that has ended, or a process."""
+        if isinstance(command, list) and command[:2] == [sys.executable, "-m"] and command[2].endswith(".job"):
+            return super().__new__(cls)
+        return REAL_PROCESS(command, *arguments, **options)
+
+    def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+        """Do the work at once; what it prints goes where a process would print it."""
+        self.code = 0
+        blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
+        with redirect_stdout(stdout), redirect_stderr(stdout), blank:
+            try:
+                importlib.import_module(command[2]).work(*command[3:])
+            except Exception:
+                traceback.print_exc()
+                self.code = 1
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status."""
+        return self.code
+
+
+REAL_PROCESS = subprocess.Popen
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
+    from sacred import dependencies
+COMMIT_OF = functools.cache(dependencies.get_commit_if_possible)

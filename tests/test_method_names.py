@@ -1,0 +1,101 @@
+"""A method may be called anything: Sacred, reports and the command line take every name."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shrunk
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tokenv.cli.experiment import get_config_updates
+from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
+
+ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a comparison of methods with odd names, numbers among them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shrunk.ask_git_once(monkeypatch)
+    shrunk.stand_ins(tmp_path)
+    rates: dict[Any, float] = {name: round(0.1 + place / 100, 2) for place, name in enumerate([*ODD, 8, 2.5])}
+    methods = {name: {"agent": {"name": "uniform"}, "rate": rate} for name, rate in rates.items()}
+    Path("odd.yaml").write_text(yaml.safe_dump({"base": "small", "seeds": [0], "methods": methods}, allow_unicode=True))
+    return tmp_path
+
+
+def compare(*words: str) -> CompareOptions:
+    updates, files = read_words(words, get_config_updates)
+    return resolve_comparison(files, updates)
+
+
+def rates(options: CompareOptions) -> dict[str, float]:
+    return {task.method: task.config.rate for task in options.tasks()}
+
+
+def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
+    shrunk.tokenv(shrunk.shrink(["compare", "with", "odd.yaml", "methods.learned w=1.rate=0.4"], only=only))
+    (report,) = [path.parent for path in folder.glob("runs/*/report.html")]
+    with (report / "methods.csv").open(newline="") as file:
+        assert {row["method"] for row in csv.DictReader(file)} == set(only)
+    stored = json.loads((report / "config.json").read_text())
+    assert [method["name"] for method in stored["methods"]] == [*ODD, "8", "2.5"]
+    assert stored["methods"][0] == {"name": "learned w=1", "agent": {"name": "uniform"}, "rate": 0.4}
+    result = json.loads((report / "run.json").read_text())["result"]
+    assert {told["method"] for told in result} == set(only)
+
+
+def test_sacred_prints_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shrunk.tokenv(["compare", "print_config", "with", "odd.yaml"])
+    assert "learned w=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*ODD, "8", "2.5"])
+def test_an_override_finds_its_method(folder: Path, name: str) -> None:
+    before = rates(compare("odd.yaml"))
+    after = rates(compare("odd.yaml", f"methods.{name}.rate=0.5", f"methods.{name}.train.bytes=1e6"))
+    assert after == before | {name: 0.5}
+    if name not in (
+        "py/object",
+        "json://x",
+    ):  # jsonpickle, which reads Sacred's literals, has a use of its own for these
+        literal = {name: {"rate": 0.5}}
+        assert rates(compare("odd.yaml", f"methods={literal!r}", f"methods.{name}.train.bytes=1e6")) == after
+    assert list(rates(compare("odd.yaml", f"only={name}"))) == [name]
+    assert list(rates(compare("odd.yaml", f"only={[name]!r}"))) == [name]
+
+
+def test_the_longest_name_that_fits_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "nested.yaml"
+    file.write_text("base: small\nseeds: [0]\nmethods: {v1: {}, v1.rate=0: {}}\n")
+    assert rates(compare(str(file), "methods.v1.rate=0.rate=0.5")) == {"v1": 0.2, "v1.rate=0": 0.5}
+    assert rates(compare(str(file), "methods.v1.rate=0.3", "methods.new.rate=0.4")) == {
+        "v1": 0.3,
+        "v1.rate=0": 0.2,
+        "new": 0.4,
+    }
+
+
+@example("=")
+@given(st.text(min_size=1, max_size=12))
+def test_sacred_never_meets_a_name_as_a_key(name: str) -> None:
+    from sacred.config.utils import normalize_or_die
+
+    options = CompareOptions(methods={name: {"rate": 0.3}})
+    assert normalize_or_die(options.as_dict())["methods"] == [{"name": name, "rate": 0.3}]
+
+
+def test_a_method_that_is_no_section_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("base: small\nmethods: {learned: }\n")
+    with pytest.raises(ValueError, match=r"methods\.learned = None: expected a section of what it changes, \{\}"):
+        compare(str(file))

@@ -1,0 +1,193 @@
+"""Every line of README.md and docs/ that can be typed does run, with what README's first command installs."""
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shrunk
+
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (shrunk.ROOT / "docs").glob("*.md"))]
+LEFT_OUT = {
+    "python3 -m venv": "sets up what these tests run in",
+    ".venv/bin/pip install": "the same; continuous integration runs it word for word",
+    ".venv/bin/python -m pytest": "these tests",
+    "td = env.one_pass(": "the method in three lines of somebody's function",
+}
+BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARIABLE = re.compile(r"[A-Z_]+=\S*")
+RUN = re.compile(r"runs/\d+(?:/variance)?|\bRUN\b")
+
+
+def pieces(text: str) -> Iterator[tuple[str, str]]:
+    """What a reader of a document would type, in order: language, and a line or a whole block."""
+    for language, block in BLOCK.findall(text):
+        if language != "sh":
+            yield language, block
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in line.split(" && "):
+                if part.strip() and not part.lstrip().startswith("#"):
+                    yield language, part.strip()
+
+
+@contextmanager
+def without_extras(*running: str) -> Iterator[None]:
+    """What only the project's extras name cannot be imported, as after an installation without them.
+
+    Args:
+        running: modules that stay, for they are at work around the caller.
+    """
+
+    def distribution(requirement: str) -> str:
+        return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
+
+    extras = {distribution(one) for group in shrunk.PROJECT["optional-dependencies"].values() for one in group}
+    extras -= {distribution(one) for one in shrunk.PROJECT["dependencies"]}
+    found = packages_distributions()
+    names = [name for name, owners in found.items() if extras & {owner.lower().replace("_", "-") for owner in owners}]
+    hidden = {name: sys.modules.get(name) for name in names if name not in running}
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in hidden.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+
+
+def trained(**wanted: Any) -> list[str]:
+    """Folders of the completed training runs of this folder that learn their boundaries, newest first."""
+    found = []
+    for path in sorted(Path("runs").glob("*/run.json"), key=lambda path: -int(path.parent.name)):
+        told, config = (json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json"))
+        if told["experiment"]["name"] != "tokenv-train" or told["status"] != "COMPLETED":
+            continue
+        has = {"kind": config["data"]["kind"], "horizon": config["model"]["horizon"] > 0, "rate": config["rate"]}
+        if config["agent"]["name"] == "learned" and wanted.items() <= has.items():
+            found.append(str(path.parent))
+    return found
+
+
+def with_our_runs(line: list[str]) -> list[str]:
+    """A line's runs, of which the document only says that a reader has such, are ones that earlier lines made."""
+    kinds = [shrunk.content(word).get("data", {}).get("kind", "text") for word in line[2:3] if word in shrunk.CONFIGS]
+    series = line[0] == "forecast" or "series" in kinds
+    wanted: dict[str, Any] = {"kind": "series" if series else "text"}
+    if line[0] == "forecast":
+        wanted["horizon"] = True
+    if any(word.startswith("agent.load=") for word in line):
+        wanted["rate"] = shrunk.content("series-synthetic")["rate"]  # an agent keeps to the rate it was trained for
+
+    def ours(match: re.Match[str]) -> str:
+        if match[0].endswith("/variance"):
+            return str(max(Path("runs").glob("*/variance/checkpoints")).parent)
+        chosen = trained(**wanted)
+        assert chosen, f"no earlier line of the document made such a run: {wanted}"
+        # Two runs that are compared differ, which a run and the one that resumed it do not.
+        run = chosen.pop() if match[0].endswith("7") and line[0] == "compare" else chosen[0]
+        return str(min(Path(run).glob("checkpoints/step-*"))) if "resume=" in match.string else run
+
+    return [RUN.sub(ours, word) for word in line]
+
+
+def run_line(text: str) -> None:
+    """Run one line of a shell block.
+
+    Raises:
+        ValueError: nobody has said how.
+    """
+    said = shlex.split(text, comments=True)
+    while VARIABLE.fullmatch(said[0]):
+        said = said[1:]
+    program, *arguments = said
+    if program.removeprefix(".venv/bin/") == "tokenv":
+        only = None
+        if arguments[0] == "compare" and "=" not in arguments[2]:  # test_shipped_configs runs all methods
+            methods = list(shrunk.content(arguments[2])["methods"])
+            only = sorted(methods, key=lambda name: not name.startswith("learned"))[:2]
+        shrunk.tokenv(shrunk.shrink(with_our_runs(arguments), only) + (["jobs=1"] if only else []))
+    elif program == "python" and arguments[0] == "-c":
+        exec(arguments[1], {})
+    else:
+        raise ValueError(f"{text!r}: nobody has said how to run this; teach this test, or name it in LEFT_OUT")
+
+
+def run_piece(language: str, text: str) -> None:
+    """Run a line or a block as its reader would; files that later lines name are written."""
+    if language == "sh":
+        run_line(text)
+    elif language == "python":
+        exec(compile(text, "README.md", "exec"), {"__name__": "readme"})
+        if "\ndef " in text:
+            Path("myfile.py").write_text(text)
+    elif language == "yaml":
+        Path("mine.yaml").write_text(text)
+    else:
+        raise ValueError(f"a block of {language}: expected sh, python or yaml, or none for what is not typed")
+
+
+# TorchRL warns of its own classes when its collectors are imported.
+@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a document, in order, in one folder that is empty but for the data its lines read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    shrunk.ask_git_once(monkeypatch)
+    shrunk.stand_ins(tmp_path)
+    for language, text in pieces((shrunk.ROOT / document).read_text()):
+        if text.startswith(tuple(LEFT_OUT)):
+            continue
+        said = io.StringIO()
+        try:
+            with without_extras("pytest", "_pytest"), redirect_stdout(said):
+                run_piece(language, text)
+        except BaseException as error:
+            error.add_note(f"{document}: {text}\n{said.getvalue()}")
+            raise
+    sys.modules.pop("myfile", None)
+
+
+def test_what_is_left_out_is_there() -> None:
+    everything = [text for document in DOCUMENTS for _, text in pieces((shrunk.ROOT / document).read_text())]
+    assert len(everything) > 35
+    for beginning in LEFT_OUT:
+        assert any(text.startswith(beginning) for text in everything), beginning
+
+
+def test_a_line_that_nobody_knows_fails() -> None:
+    with pytest.raises(ValueError, match="nobody has said how to run this"):
+        run_line("curl https://example.org")
+    with pytest.raises(ValueError, match="nobody has said how to make it small"):
+        run_line("tokenv fly with quick")
+
+
+def test_no_module_needs_an_extra() -> None:
+    """In a process that has imported nothing yet, all of tokenv's modules are imported."""
+    code = """
+import importlib, sys
+sys.path[:0] = sys.argv[1:]
+import test_imports, test_readme_lines
+with test_readme_lines.without_extras():
+    assert sys.modules["stable_baselines3"] is None
+    for name in list(sys.modules):
+        assert name.partition(".")[0] != "tokenv", name
+    for name in test_imports.MODULES:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(shrunk.ROOT), str(shrunk.ROOT / "tests")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

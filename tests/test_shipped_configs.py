@@ -1,0 +1,83 @@
+"""Every configuration that comes with tokenv runs, through the command that it is for, as a user starts it."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import shrunk
+
+OF_BENCH = {"bench-d256"}
+OF_COMPARISONS = {name for name in shrunk.CONFIGS if "methods" in shrunk.content(name)}
+OF_RUNS = set(shrunk.CONFIGS) - OF_COMPARISONS - OF_BENCH
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with nothing in it but the data that shrunk lines read; caches are its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shrunk.ask_git_once(monkeypatch)
+    shrunk.stand_ins(tmp_path)
+    return tmp_path
+
+
+def stored(folder: Path, experiment: str) -> list[Path]:
+    """Folders of all completed runs of an experiment."""
+    found = []
+    for path in folder.glob("runs/*/run.json"):
+        told = json.loads(path.read_text())
+        if told["experiment"]["name"] == experiment:
+            assert told["status"] == "COMPLETED"
+            found.append(path.parent)
+    return found
+
+
+def methods_in_report(folder: Path) -> set[str]:
+    (report,) = stored(folder, "tokenv-compare")
+    assert (report / "report.html").stat().st_size > 10_000
+    with (report / "methods.csv").open(newline="") as file:
+        return {row["method"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", sorted(OF_RUNS))
+def test_a_run_trains(name: str, folder: Path) -> None:
+    shrunk.tokenv(shrunk.shrink(["train", "with", name]))
+    (run,) = stored(folder, "tokenv-train")
+    assert {"curves.png", "metrics.json", "checkpoints"} <= {path.name for path in run.iterdir()}
+
+
+@pytest.mark.parametrize("name", sorted(OF_BENCH))
+def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shrunk.tokenv(shrunk.shrink(["bench", "with", name]))
+    assert "bytes per second" in capsys.readouterr().out
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(OF_COMPARISONS))
+def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
+    methods = set(shrunk.content(name)["methods"])
+    assert methods_in_report(folder) == methods
+    assert len(stored(folder, "tokenv-train")) == len(methods)
+
+
+def test_the_readmes_comparison_runs_its_processes(folder: Path) -> None:
+    """Two of its methods, each trained in a process of its own, both at a time."""
+    methods = ["uniform", "learned w=1"]
+    shrunk.tokenv(shrunk.shrink(["compare", "with", "compare-quick", "jobs=2"], only=methods))
+    assert methods_in_report(folder) == set(methods)
+    assert len(stored(folder, "tokenv-train")) == 2
+
+
+def test_the_smallest_configuration_can_be_cut_to_nothing_but_fewer_bytes(folder: Path) -> None:
+    """A warm-up longer than the run is no obstacle; what is left of the line is the user's own."""
+    line = ["train", "with", "small", "train.bytes=100000", f"data.source={shrunk.TEXTS}", "validation.sequences=8"]
+    shrunk.tokenv(line)
+    (run,) = stored(folder, "tokenv-train")
+    rates = json.loads((run / "metrics.json").read_text())["train/learning_rate"]
+    peak = rates["values"].index(max(rates["values"]))
+    assert rates["steps"][peak] == pytest.approx(10_000, abs=4096)
+    assert max(rates["values"]) == pytest.approx(3e-3, rel=0.01)
