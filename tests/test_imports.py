@@ -12,14 +12,15 @@ ROOT = Path(__file__).parents[1]
 
 # From the ground up: a wing may import itself and what is listed, and every wing listed stands above its own.
 ALLOWED = {
+    "lazy": (),
     "keys": (),
     "storage": (),
     "report": (),
     "data": (),
     "contracts": (),
     "enumeration": (),
-    "agents": ("keys",),
-    "estimators": ("keys", "contracts"),
+    "agents": ("lazy", "keys"),
+    "estimators": ("lazy", "keys", "contracts"),
     "lm": (),
     "env": ("keys", "contracts", "data", "lm"),
     "config": ("storage", "data", "lm"),

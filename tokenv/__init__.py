@@ -1,15 +1,37 @@
 """tokenv: drawing token boundaries is a reinforcement-learning environment.
 
-Importing this package loads nothing heavy; take what you need from its modules::
+Importing this package loads nothing heavy; its public names are imported when they are used::
 
-    from tokenv.env.stepping import TokenizationEnv
-    from tokenv.lm.unet import UNet
+    import tokenv
+
+    run = tokenv.load_run("runs/7")
+    env = tokenv.TokenizationEnv(lm, source, batch_size=8)
+    td = env.one_pass(agent, estimator.sampling)
+    tokenv.check_estimator("rloo", gamma=1.0)
+
+Parts of estimators are in ``tokenv.estimators``, agents in ``tokenv.agents``.
 """
 
 from pathlib import Path
+
+from tokenv.lazy import face
 
 __version__ = "0.1.0"
 
 _ROOT = Path(__file__).parent.parent
 if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and configs lie beside this folder, not in it
     __path__.append(str(_ROOT))
+
+__getattr__, __dir__ = face(
+    __name__,
+    {
+        "contracts": ("Sampling",),
+        "env.generate": ("generate",),
+        "env.rollout": ("rollout",),
+        "env.stepping": ("TokenizationEnv",),
+        "lm.config": ("UNetConfig",),
+        "lm.unet": ("UNet",),
+        "run.stored": ("load_run",),
+        "testing": ("check_estimator",),
+    },
+)
