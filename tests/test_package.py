@@ -36,6 +36,8 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert "tokenv/py.typed" in archive.namelist()
+        # Nothing of a neighbour's is ever overwritten: openai-agents installs a package named agents.
+        assert {name.partition("/")[0] for name in archive.namelist()} == {"tokenv", "tokenv-0.1.0.dist-info"}
         archive.extractall(tmp_path / "site")
     away = tmp_path / "away"
     away.mkdir()
