@@ -15,7 +15,7 @@ from tokenv.agents.loaded import Loaded
 from torch.testing import assert_close
 
 from tokenv import keys
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config.files import merge, resolve
 from tokenv.data.source import TensorSource
 from tokenv.env.generate import generate

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up: a wing may import itself and what is listed, and every wing listed stands above its own.
 ALLOWED = {
     "keys": (),
+    "errors": (),
     "storage": (),
     "report": (),
     "data": (),
@@ -22,13 +23,15 @@ ALLOWED = {
     "env": ("keys", "data", "lm"),
     "config": ("storage", "data", "lm"),
     "testing": ("keys", "agents", "lm", "env", "config"),
-    "run": ("keys", "storage", "report", "data", "agents", "estimators", "lm", "env", "config"),
+    "run": ("keys", "errors", "storage", "data", "agents", "estimators", "lm", "env", "config"),
     "bench": ("data", "lm", "env", "config", "run"),
     "tasks": ("keys", "env", "run"),
     "forecast": ("keys", "report", "data", "lm", "env", "config", "run"),
     "variance": ("keys", "storage", "report", "data", "estimators", "lm", "env", "config", "run"),
     "compare": ("keys", "storage", "report", "data", "lm", "config", "run", "cli"),
     "cli": (
+        "keys",
+        "errors",
         "storage",
         "report",
         "data",
@@ -102,6 +105,16 @@ def test_no_arrow_goes_up():
     order = list(ALLOWED)
     up = [(one, other) for one in ALLOWED for other in ALLOWED[one] if order.index(other) > order.index(one)]
     assert up == known
+
+
+def test_sacred_is_met_in_one_file():
+    found = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
+    assert set(found) == {"tokenv.cli.sacred"}
 
 
 def test_no_circles():

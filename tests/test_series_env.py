@@ -21,7 +21,7 @@ from torchrl.envs.utils import check_env_specs
 
 import tokenv.env.gym
 from tokenv import keys
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.data.series.windows import frame
