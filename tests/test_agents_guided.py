@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 from tokenv import keys
 from tokenv.agents.guided import BPE
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe, user_cache

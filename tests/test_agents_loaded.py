@@ -15,7 +15,7 @@ from tokenv import keys
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
 from tokenv.agents.loaded import Loaded
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config.files import merge, resolve
 from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
 from tokenv.compare.assessment import assessed
 from tokenv.compare.options import resolve_comparison

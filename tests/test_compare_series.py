@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv import keys
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess
 from tokenv.compare.assessment import assessed
 from tokenv.compare.result import build, finished, flat, measured

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from tokenv.agents.learned import Learned
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.data.series.tables import Recording

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "lazy": (),
     "keys": (),
+    "errors": (),
     "storage": (),
     "report": (),
     "data": (),
@@ -25,7 +26,7 @@ ALLOWED = {
     "env": ("keys", "contracts", "data", "lm"),
     "config": ("storage", "data", "lm"),
     "testing": ("keys", "contracts", "enumeration", "agents", "lm", "env", "config"),
-    "run": ("keys", "contracts", "storage", "report", "data", "agents", "estimators", "lm", "env", "config"),
+    "run": ("keys", "errors", "contracts", "storage", "data", "agents", "estimators", "lm", "env", "config"),
     "bench": ("data", "lm", "env", "config", "run"),
     "tasks": ("keys", "env", "run"),
     "forecast": ("keys", "report", "data", "lm", "env", "config", "run"),
@@ -44,6 +45,8 @@ ALLOWED = {
     ),
     "compare": ("keys", "storage", "report", "data", "lm", "config", "run", "cli"),
     "cli": (
+        "keys",
+        "errors",
         "storage",
         "report",
         "data",
@@ -117,6 +120,16 @@ def test_no_arrow_goes_up():
     order = list(ALLOWED)
     up = [(one, other) for one in ALLOWED for other in ALLOWED[one] if order.index(other) > order.index(one)]
     assert up == known
+
+
+def test_sacred_is_met_in_one_file():
+    found = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
+    assert set(found) == {"tokenv.cli.sacred"}
 
 
 def test_no_circles():

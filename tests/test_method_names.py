@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenv.cli.experiment import get_config_updates
+from tokenv.cli.sacred import get_config_updates
 from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]

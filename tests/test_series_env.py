@@ -21,7 +21,7 @@ import tokenv.env.gym
 from tokenv import keys
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.contracts import Sampling

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenv import keys
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Whitespace
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.env.rollout import rollout
 from tokenv.run.parts import Parts
 from tokenv.tasks.formats import TASKS, Question, load_questions

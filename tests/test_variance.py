@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
 from tokenv.run.parts import build_parts
 from tokenv.variance import lab

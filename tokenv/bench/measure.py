@@ -45,10 +45,6 @@ class BenchOptions:
         if self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}: expected at least 1")
 
-    def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores."""
-        return self.config.as_dict() | {"repeats": self.repeats, "stepping": self.stepping}
-
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
     """Measure.

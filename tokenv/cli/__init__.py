@@ -1,1 +1,1 @@
-"""The command line: one file a command."""
+"""The command line: ``main`` finds a command's file by its name, ``sacred`` is where Sacred is met."""

@@ -1,6 +1,11 @@
 """The ``tokenv`` command: ``tokenv COMMAND [with NAME key=value ...] [Sacred's flags]``."""
 
 import sys
+from importlib import import_module
+from typing import Any
+
+from tokenv.config.registry import nearest
+from tokenv.errors import UserError
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -19,21 +24,41 @@ tokenv: learn token boundaries end to end with reinforcement learning
 
 Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
 """
+# Each is a file beside this one, imported when it is named.
+COMMANDS = ("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench", "configs")
+# Shown as one message; anything else is ours, and keeps its traceback.
+SHOWN = (UserError, ValueError, FileNotFoundError, ImportError)
+
+
+def run_command(name: str, arguments: list[str]) -> Any:
+    """Run a command.
+
+    Args:
+        name: such as ``train``.
+        arguments: what follows on the command line, in Sacred's grammar.
+
+    Returns:
+        What the command found.
+
+    Raises:
+        UserError: unknown command, key or value.
+    """
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
+    return import_module(f"tokenv.cli.{name}").run(arguments)
 
 
 def main() -> None:
-    """Run one command; user errors end with one message and exit status 2."""
+    """Run the command that was typed; user errors end with one message and exit status 2."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return
     try:
-        from tokenv.cli.experiment import run_command
-
         run_command(arguments[0], arguments[1:])
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except SHOWN as error:
         print(f"tokenv: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
-        print(f"tokenv: {stop or 'stopped'}", file=sys.stderr)
+        print(f"tokenv: {str(stop) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tokenv.cli.experiment import run_command
+from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess
 from tokenv.compare.store import find_run
 from tokenv.config.files import resolve

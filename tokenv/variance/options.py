@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tokenv.config import registry
@@ -148,8 +148,3 @@ class VarianceOptions:
             ValueError: one cannot be read, or is unknown.
         """
         return list({(s := parse(text, self.gamma)).label: s for text in self.estimators}.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores."""
-        own = {key: value for key, value in asdict(self).items() if key != "config"}
-        return self.config.as_dict() | own

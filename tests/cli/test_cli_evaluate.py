@@ -1,0 +1,25 @@
+"""``tokenv evaluate`` and ``tokenv generate``: a stored run measured, and at work."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenv.cli.main import run_command
+
+
+def test_evaluate_and_generate(trained: Path) -> None:
+    results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])
+    assert results["sampled"]["bits_per_byte"] > 0
+    assert results["thresholded"]["boundary_rate"] <= results["sampled"]["boundary_rate"]
+    Path("other.txt").write_bytes(b"abc" * 100)
+    elsewhere = ["with", f"run={trained}", "data.validation_source=other.txt", "sequences=6"]
+    other = run_command("evaluate", elsewhere)["sampled"]
+    assert other["bits_per_byte"] != results["sampled"]["bits_per_byte"]
+    assert other["boundary_f1"] is None
+    with pytest.raises(ValueError, match=r"unknown key data\.sorce: did you mean 'source'"):
+        run_command("evaluate", ["with", f"run={trained}", "data.sorce=other.txt"])
+    with pytest.raises(ValueError, match="a corpus of text has no test side"):
+        run_command("evaluate", ["with", f"run={trained}", "split=test"])
+    written = run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0"])
+    assert written.startswith("ab")
+    assert len(written.encode()) >= 7

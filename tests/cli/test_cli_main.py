@@ -1,0 +1,120 @@
+"""The command line: what is said before anything starts, what is loaded for it, and how mistakes end."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tokenv.cli import main
+from tokenv.cli.main import COMMANDS, USAGE, run_command
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
+
+
+def test_every_command_has_a_file_and_a_line() -> None:
+    for name in COMMANDS:
+        assert find_spec(f"tokenv.cli.{name}"), name
+        assert f"\n  tokenv {name}" in USAGE
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "status"),
+    [("tokenv", [], 0), ("tokenv", ["--help"], 0), ("tokenv.cli", ["help"], 0), ("tokenv", ["trian"], 2)],
+)
+def test_help_and_a_wrong_word_load_nothing_heavy(module: str, arguments: list[str], status: int) -> None:
+    program = f"""
+import atexit, runpy, sys
+atexit.register(lambda: print("loaded:", [name for name in {HEAVY!r} if name in sys.modules]))
+sys.argv = ["tokenv", *{arguments!r}]
+runpy.run_module({module!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert done.stdout.endswith("loaded: []\n")
+    expected = USAGE if status == 0 else "tokenv: unknown command 'trian': did you mean 'train'?"
+    assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian': did you mean 'train'?"),
+        (["train", "quick"], "'quick' is none of print_config"),
+        (["train", "with", "quick", "--fast"], "cannot read 'with quick --fast': expected tokenv train with NAME"),
+        (["train", "with", "quik"], "no configuration 'quik'"),
+        (["train", "with", "quick", "train.byts=3"], "command line: unknown key train.byts: did you mean 'bytes'?"),
+        (["train", "with", "data.source=pyhton"], "python"),
+        (["train", "with", "agent.name=lerned"], "agent.name = 'lerned' is unknown"),
+        (["train", "with", "agent.nme=uniform"], "agent.nme is no option of agent 'learned': did you mean 'name'?"),
+        (["segment", "with", "run=runs/1"], 'expected one of text="..." and file=PATH'),
+        (["segment", "with", "text=a"], "run is missing"),
+        (["segment", "with", "run=runs/1", "file=no.txt"], "there is no such file"),
+        (["evaluate", "with", "run=runs/1", "checkpoint=last"], "expected best or latest"),
+        (["evaluate", "with", "run=nowhere/1"], "no complete checkpoint"),
+        (["bench", "with", "repeats=0"], "repeats = 0"),
+        (["bench", "with", "repeats=some"], "repeats = 'some'"),
+    ],
+)
+def test_mistakes_end_with_one_message_before_anything_starts(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tokenv", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main.main()
+    assert stop.value.code == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
+    assert len(said) == 1
+    assert message in said[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ImportError("no module tokenizers"), 2, "tokenv: no module tokenizers\n"),
+        (KeyboardInterrupt(), 130, "tokenv: stopped\n"),
+        (KeyboardInterrupt("go on"), 130, "tokenv: go on\n"),
+    ],
+)
+def test_how_a_command_ends(
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenv", "train"])
+    monkeypatch.setattr(main, "run_command", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(SystemExit) as stop:
+        main.main()
+    assert stop.value.code == status
+    assert capsys.readouterr().err == said
+
+
+def test_our_own_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenv", "train"])
+    monkeypatch.setattr(main, "run_command", lambda *_: [][0])
+    with pytest.raises(IndexError):
+        main.main()
+
+
+def test_help_of_a_command_names_sacreds_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["-h"], ["help"], ["help", "print_config"]):
+        run_command("segment", words)
+        shown = capsys.readouterr().out
+        assert "\n  tokenv segment [(with UPDATE...)] [options]\n" in shown
+        assert "Colour a text by boundary probability." in shown
+        assert "--file_storage" in shown
+        assert "dummy" not in shown
+
+
+def test_configurations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    run_command("configs", [])
+    assert "quick" in capsys.readouterr().out

@@ -1,0 +1,91 @@
+"""``tokenv train``: what a run leaves, how it is resumed and stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tokenv.cli.main import run_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_run_folder_holds_everything(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert names >= {
+        "config.json",
+        "run.json",
+        "cout.txt",
+        "metrics.json",
+        "checkpoints",
+        "curves.png",
+        "segments.html",
+    }
+    metrics = json.loads((trained / "metrics.json").read_text())
+    assert metrics["train/bits_per_byte"]["steps"][-1] == 2560
+    assert len(metrics["validation/bits_per_byte"]["values"]) == 3
+    assert json.loads((trained / "config.json").read_text())["agent"] == {"name": "learned", "window": 2}
+    assert json.loads((trained / "run.json").read_text())["status"] == "COMPLETED"
+    sources = [path for path, _ in json.loads((trained / "run.json").read_text())["experiment"]["sources"]]
+    for part in ("tokenv/lm/unet.py", "agents/learned.py", "estimators/recipes.py"):
+        assert [path for path in sources if path.endswith(part)], part
+    with Image.open(trained / "curves.png") as picture:
+        assert picture.size == (1440, 960)
+    assert "<html" in (trained / "segments.html").read_text()
+    assert "bits per byte" in (trained / "cout.txt").read_text()
+
+
+def test_resuming_from_the_command_line(trained: Path) -> None:
+    first = trained / "checkpoints" / "step-00000004"
+    run_command("train", ["with", f"resume={first}"])
+    again = json.loads((trained.parent / "2" / "metrics.json").read_text())
+    whole = json.loads((trained / "metrics.json").read_text())
+    for name in set(whole) - {"train/bytes_per_second"}:
+        assert again[name]["values"] == whole[name]["values"], name
+        assert again[name]["steps"] == whole[name]["steps"], name
+
+
+def test_resuming_a_finished_run_tells_the_same_again(trained: Path) -> None:
+    again = run_command("train", ["with", f"resume={trained}"])
+    assert again == json.loads((trained / "run.json").read_text())["result"]
+    (last,) = (trained.parent / "2" / "checkpoints").iterdir()
+    assert (last / "model.safetensors").read_bytes() == max((trained / "checkpoints").iterdir()).joinpath(
+        "model.safetensors"
+    ).read_bytes()
+    assert run_command("evaluate", ["with", f"run={trained.parent / '2'}", "sequences=2"])
+
+
+def test_resume_refuses_another_run(trained: Path) -> None:
+    with pytest.raises(ValueError, match="model cannot change when a run is resumed"):
+        run_command("train", ["with", f"resume={trained}", "model.width=32"])
+    with pytest.raises(ValueError, match="brings its own configuration: drop quick"):
+        run_command("train", ["with", "quick", f"resume={trained}"])
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint in .*runs with checkpoints are .*1"):
+        run_command("train", ["with", "resume=runs/9"])
+
+
+def test_unobserved_runs_leave_nothing(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("train", ["with", *tiny_words, "-u"])["bits_per_byte"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tiny_words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.bytes=100000000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: tokenv train with resume=runs/1" in errors
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"

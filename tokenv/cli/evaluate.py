@@ -1,0 +1,115 @@
+"""``tokenv evaluate``: a run's held-out loss, and that of tasks' answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from tokenv.cli.options import RunOptions, check_text, resolve_options
+from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.files import COMMAND_LINE, merge
+from tokenv.config.schema import check_keys, make
+from tokenv.data.config import DataConfig
+from tokenv.data.corpus import load_corpus
+from tokenv.data.pieces import SequenceBatch
+from tokenv.data.series.windows import load_series
+from tokenv.errors import UserError
+from tokenv.report.table import console, summary_table
+from tokenv.run.evaluate import evaluate
+from tokenv.run.hardware import prepare
+from tokenv.run.stored import load_run
+from tokenv.tasks.formats import check_tasks, load_questions
+from tokenv.tasks.score import score
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(RunOptions):
+    """Options of ``tokenv evaluate``.
+
+    Args:
+        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
+        split: ``validation`` or, of series, ``test``.
+        sequences: at most so many.
+        batch_size: sequences of one pass.
+        tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
+        task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
+            ``"task_files.piqa=['ROWS', 'LABELS']"``.
+        questions: at most so many of each task; null for all.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)
+    split: str = "validation"
+    sequences: int = 2048
+    batch_size: int = 64
+    tasks: str = ""
+    task_files: dict[str, Any] = field(default_factory=dict)
+    questions: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split not in ("validation", "test"):
+            raise UserError(f"split = {self.split!r}: expected validation or test")
+        check_tasks([*self.task_names, *self.task_files])
+        if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
+            raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        for name, files in self.task_files.items():
+            if not isinstance(files, str | list | tuple) or not files:
+                raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
+            if name not in self.task_names:
+                raise UserError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")
+
+    @property
+    def task_names(self) -> list[str]:
+        """The tasks, one by one."""
+        return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    def files_of(self, task: str) -> list[str]:
+        """A task's local files; none where it comes from the hub."""
+        files = self.task_files.get(task, [])
+        return [files] if isinstance(files, str) else list(files)
+
+
+def run(arguments: list[str]) -> Any:
+    """Run the command: see ``tokenv.cli.main``."""
+    return run_experiment("evaluate", arguments, partial(resolve_options, EvaluateOptions), evaluate_run)
+
+
+def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
+    """Held-out loss and that of tasks' answers, with sampled and with thresholded boundaries."""
+    trained = load_run(options.run, options.checkpoint)
+    prepare(trained.config.hardware)
+    if options.task_names:
+        check_text(trained.config)
+    check_keys(options.data, COMMAND_LINE, DataConfig, "data.")
+    data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
+    tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
+    progress = sys.stderr.isatty()
+    held_out = _held_out(data, options, progress)
+    results = {}
+    for name, threshold in (("sampled", False), ("thresholded", True)):
+        how: dict[str, Any] = {
+            "batch_size": options.batch_size,
+            "seed": options.seed,
+            "threshold": threshold,
+            "progress": progress,
+        }
+        results[name] = evaluate(trained.parts, held_out, tolerance=data.tolerance, **how).metrics()
+        rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
+        for task, questions in tasks.items():
+            scored = score(trained.parts, questions, seq_len=trained.config.data.seq_len, **how)
+            results[name][task] = {key: value for key, value in asdict(scored).items() if value is not None}
+            rows[f"{task}, {scored.questions:,} answers"] = str(scored)
+        whence = data.validation_source or data.source
+        title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {whence}"
+        console().print(summary_table(rows, title=title))
+    return results
+
+
+def _held_out(data: DataConfig, options: EvaluateOptions, progress: bool) -> SequenceBatch:
+    if options.split == "validation":
+        return load_corpus(data, progress=progress).validation(options.sequences)
+    if data.kind != "series":
+        raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
+    return load_series(data).test(options.sequences)

@@ -1,0 +1,100 @@
+"""``tokenv forecast``: continue series, with intervals."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenv.cli.options import RunOptions, resolve_options
+from tokenv.cli.sacred import Record, run_experiment
+from tokenv.data.series.tables import read_csv
+from tokenv.data.series.windows import load_series
+from tokenv.errors import UserError
+from tokenv.forecast.forecast import as_pictures, forecast, held_out_windows, history_steps, last_windows, score
+from tokenv.forecast.report import draw_forecasts, write_forecasts
+from tokenv.lm.codecs.series import VALUE
+from tokenv.report.table import console, summary_table
+from tokenv.run.hardware import prepare
+from tokenv.run.stored import load_run
+
+DRAWN = 4  # series of the picture
+
+
+@dataclass(frozen=True)
+class ForecastOptions(RunOptions):
+    """Options of ``tokenv forecast``.
+
+    Args:
+        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
+            held against what came.
+        horizon: steps to forecast.
+        samples: continuations that a forecast is made of.
+        windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
+        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
+        quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
+        out: name of the files to write, without their endings .csv and .png.
+    """
+
+    csv: str | None = None
+    horizon: int = 96
+    samples: int = 100
+    windows: int = 16
+    direct: bool = False
+    quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    out: str = "forecast"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
+        if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
+            raise UserError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")
+
+
+def run(arguments: list[str]) -> Any:
+    """Run the command: see ``tokenv.cli.main``."""
+    return run_experiment("forecast", arguments, partial(resolve_options, ForecastOptions), forecast_series)
+
+
+def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]:
+    """Continue series; hold the forecasts against what came, where that is known."""
+    trained = load_run(options.run, options.checkpoint)
+    config = trained.config
+    prepare(config.hardware)
+    if config.data.kind != "series":
+        raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
+    known, held_out = history_steps(config, options.horizon), None
+    if options.csv is None:
+        held_out = held_out_windows(load_series(config.data), options.horizon, options.windows)
+        names, history_BL = held_out.names, held_out.symbol_BN[:, :known]
+    else:
+        recording = read_csv(Path(options.csv), config.data.series)
+        names, history_BL = last_windows(recording, config, options.horizon)
+    made = forecast(
+        trained.parts,
+        names,
+        history_BL,
+        options.horizon,
+        samples=options.samples,
+        seed=options.seed,
+        direct=options.direct,
+        progress=sys.stderr.isatty(),
+    )
+    truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()
+    shown = as_pictures(made, options.quantiles, config.data.series.context, truth_BHC)
+    table, picture, result = Path(f"{options.out}.csv"), Path(f"{options.out}.png"), {}
+    write_forecasts(shown, options.quantiles, table)
+    drawn = [shown[i] for i in sorted({round(i * (len(shown) - 1) / (DRAWN - 1)) for i in range(DRAWN)})]
+    draw_forecasts(drawn, options.quantiles, picture, title=f"{options.run}, {options.horizon} steps")
+    if held_out is not None:
+        result = asdict(score(made, held_out))
+        rows = {name: f"{result[name]:.4f} ± {result[f'{name}_error']:.4f}" for name in ("mse", "mae", "crps")}
+        rows["of"] = f"{result['windows']} windows, {options.horizon} steps, standardised"
+        console().print(summary_table(rows, title="forecasts against what came"))
+    console().print(f"forecasts: {table}, {picture}")
+    return result

@@ -1,0 +1,37 @@
+"""A text with its boundaries, as commands show it: coloured in the terminal, and as a web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tokenv.report.characters import Character, characters
+from tokenv.report.html import Passage, segment_page
+from tokenv.report.table import console
+from tokenv.report.terminal import coloured_text
+from tokenv.run.stored import Segmented, Trained
+
+
+def passage_of(cut: Segmented) -> list[Character]:
+    """The characters that a reader sees of a segmented text."""
+    return characters(cut.text, cut.probability_N, cut.boundary_N)
+
+
+def show(passage: list[Character], shown: int | None = None) -> None:
+    """Print the first ``shown`` characters of a passage, coloured; all of them if None."""
+    console().print(coloured_text(passage[:shown], scale=_scale(passage)))
+
+
+def write_page(path: Path, title: str, passage: list[Character], trained: Trained, **facts: str) -> None:
+    """Write a passage of one run, coloured, as a web page."""
+    drawn = sum(character.boundary for character in passage)
+    facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
+    page = segment_page([Passage(title, passage)], title="Token boundaries", facts=facts, scale=_scale(passage))
+    path.write_text(page, encoding="utf-8")
+
+
+def _scale(passage: list[Character]) -> tuple[float, float]:
+    """Ends of the colour scale: the 1st and 99th percentile, so that a cautious policy's structure is seen too."""
+    low, high = np.quantile([character.probability for character in passage[1:] or passage], [0.01, 0.99]).tolist()
+    return (low, high) if high - low > 1e-3 else (0.0, 1.0)

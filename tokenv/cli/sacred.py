@@ -1,0 +1,132 @@
+"""Sacred, which nothing else of ours imports: a command as an experiment, its flags, and where its run is kept."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from docopt import DocoptExit, docopt
+
+from tokenv.errors import UserError
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
+    from sacred import SETTINGS, Experiment
+    from sacred.arg_parser import get_config_updates
+    from sacred.observers import FileStorageObserver
+    from sacred.run import Run
+    from sacred.utils import apply_backspaces_and_linefeeds
+
+SETTINGS.CAPTURE_MODE = "sys"
+SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
+SETTINGS.CONFIG.READ_ONLY_CONFIG = False
+RUNS = "runs"
+Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
+STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What Sacred keeps of one run of a command."""
+
+    _run: Run
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run's files go: its FileStorage folder, or one of its own; None if the run is not stored."""
+        for observer in self._run.observers:
+            if isinstance(observer, FileStorageObserver):
+                return Path(observer.dir)
+        return Path(RUNS) / str(self._run._id) if self._run.observers else None
+
+    @property
+    def title(self) -> str:
+        """For pictures."""
+        return f"tokenv run {self._run._id}"
+
+    def log(self, name: str, value: float, step: int) -> None:
+        """Keep one value of a metric."""
+        self._run.log_scalar(name, value, step)
+
+    def add(self, path: Path) -> None:
+        """Keep a copy of a file."""
+        self._run.add_artifact(path, path.name)
+
+
+def run_experiment(
+    name: str,
+    arguments: list[str],
+    resolve: Callable[[list[str], dict[str, Any]], Any],
+    work: Callable[[Any, Record], Any],
+    *,
+    stored: bool = False,
+    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None,
+) -> Any:
+    """Run a command as a Sacred experiment.
+
+    Args:
+        name: of the command.
+        arguments: what follows it on the command line, in Sacred's grammar.
+        resolve: makes options of names and nested key=value updates.
+        work: what the command does.
+        stored: keep the run under ``runs`` if no flag says otherwise.
+        read: reads the words after ``with``, given Sacred's way of doing so; None for just that.
+
+    Returns:
+        What ``work`` returned.
+
+    Raises:
+        UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
+    """
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
+    for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
+        for source in sorted(_package(room).rglob("*.py")):
+            experiment.add_source_file(str(source))
+
+    experiment.doc = work.__doc__
+    usage = experiment.get_usage()[2]
+    flags = _parse(name, arguments, usage, [word for word, _ in experiment.gather_commands()])
+    if flags["help"] or flags["--help"]:
+        print(usage.replace("dummy", f"tokenv {name}"))  # docopt cannot read a program's name of two words
+        return None
+    words = flags["UPDATE"]
+    updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
+    options = resolve(names, updates)
+
+    @experiment.main
+    def main(_config: dict[str, Any], _run: Run) -> Any:
+        return work(options, Record(_run))
+
+    own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
+    experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
+    if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
+        experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
+    return experiment.run(flags["COMMAND"], options=flags).result
+
+
+def _package(name: str) -> Path:
+    """A package's folder: agents and estimators lie beside tokenv in a checkout, and in it where it is installed."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _parse(name: str, arguments: list[str], usage: str, commands: list[str]) -> dict[str, Any]:
+    hint = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what docopt warns of is in our message
+            flags: dict[str, Any] = docopt(usage, arguments, default_help=False)
+    except DocoptExit:
+        raise UserError(f"cannot read {' '.join(arguments)!r}: {hint}") from None
+    if flags["COMMAND"] == "with":  # and nothing behind it
+        flags["COMMAND"] = None
+    if flags["COMMAND"] not in (None, *commands):
+        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
+    return flags

@@ -1,0 +1,148 @@
+"""``tokenv train``: train, then store and show what came out."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenv import keys
+from tokenv.bench.measure import peak_resident_memory
+from tokenv.cli.options import stored_config, take_own
+from tokenv.cli.passages import passage_of, show, write_page
+from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.files import COMMAND_LINE, resolve
+from tokenv.config.schema import Config, check_keys
+from tokenv.data.corpus import load_corpus
+from tokenv.errors import UserError
+from tokenv.lm.codecs.series import VALUE
+from tokenv.report.characters import Character
+from tokenv.report.curves import draw_curves
+from tokenv.report.series import Patched, draw_patches
+from tokenv.report.table import console, summary_table
+from tokenv.report.words import WORDS, in_words
+from tokenv.run.evaluate import Evaluation, held_out_rollouts
+from tokenv.run.parts import build_parts
+from tokenv.run.stored import Trained, load_run, segment
+from tokenv.run.train import History, train
+from tokenv.storage import checkpoints
+
+MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """A training run and where it goes on from.
+
+    Args:
+        config: the run.
+        resume: run folder or checkpoint to go on from; None for a fresh start.
+    """
+
+    config: Config
+    resume: str | None = None
+
+
+def run(arguments: list[str]) -> Any:
+    """Run the command: see ``tokenv.cli.main``."""
+    return run_experiment("train", arguments, resolve_training, train_and_show, stored=True)
+
+
+def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
+    """Options from configurations, or a run to go on with, and the command line.
+
+    Raises:
+        UserError: an unknown key or value, or one that may not change when a run is resumed.
+        FileNotFoundError: there is no such run.
+    """
+    resume = take_own(TrainOptions, updates).get("resume")
+    if resume is None:
+        config = resolve(names, updates)
+        build_parts(config, torch.device("meta"))  # refuses what agents and estimators cannot take, before work starts
+        return TrainOptions(config)
+    path, base = stored_config("resume", str(resume), names)
+    check_keys(updates, COMMAND_LINE)
+    changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
+    if changed:
+        raise UserError(
+            f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
+            f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
+        )
+    return TrainOptions(resolve([], updates, base=base), str(path))
+
+
+def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
+    """Train, then store and show what came out."""
+    config, folder = options.config, record.folder
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        keep, pages = Path(scratch) if folder is None else folder, Path(scratch)
+        resume = None if options.resume is None else checkpoints.load(Path(options.resume))
+        try:
+            last, history = train(config, keep / "checkpoints", record.log, resume=resume, progress=sys.stderr.isatty())
+        except KeyboardInterrupt:
+            kept = folder is not None and checkpoints.complete(keep / "checkpoints")
+            how = f"go on with: tokenv train with resume={folder}" if kept else "nothing was saved"
+            raise KeyboardInterrupt(f"stopped; {how}") from None
+        seconds = time.perf_counter() - started
+        trained = load_run(str(keep), "latest")
+        if config.data.kind == "series":
+            picture = pages / "patches.png"
+            draw_patches(_held_out_patches(trained), picture, title=record.title)
+        else:
+            picture, passage = pages / "segments.html", _held_out_passage(trained)
+            write_page(picture, "held-out text", passage, trained)
+            show(passage, 700)
+        curves = pages / "curves.png"
+        draw_curves(history, curves, title=record.title, target_rate=config.rate, unit=last.unit)
+        record.add(picture)
+        record.add(curves)
+    rows = _summary(config, last, history) | {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
+    if folder is not None:
+        rows["stored in"] = f"{folder} (curves.png, {picture.name}, metrics.json, checkpoints)"
+    console().print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
+    return last.metrics()
+
+
+def _held_out_passage(trained: Trained, length: int = 2048) -> list[Character]:
+    held_out = load_corpus(trained.config.data).validation(max(1, length // trained.config.data.seq_len))
+    return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
+
+
+def _held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
+    batch = load_corpus(trained.config.data).validation(count)
+    (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
+    return [
+        Patched(
+            name=batch.origin[row],
+            value_NC=batch.symbol_BN[row, :, :, VALUE].numpy(),
+            boundary_T=td[keys.ACTION][row].bool().cpu().numpy(),
+            probability_T=td[keys.BOUNDARY_PROB][row].float().cpu().numpy(),
+            context=trained.config.data.series.context,
+            gold_N=None if batch.gold_BN is None else batch.gold_BN[row].numpy(),
+        )
+        for row in range(len(batch))
+    ]
+
+
+def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
+    symbol, unit = WORDS[config.data.kind].symbol, in_words(last.unit)
+    rows = {
+        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit}",
+        "early exit": f"{last.loss_early:.4f} {unit}",
+        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
+        "policy entropy": f"{last.entropy:.4f} nats per decision",
+        "training": f"{history['train/flops'][0][-1]:,} {symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
+    }
+    if last.boundary_f1 is not None:
+        rows["true boundaries"] = (
+            f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
+        )
+        if config.data.tolerance:
+            rows["true boundaries"] += f" within {config.data.tolerance} steps"
+    return rows

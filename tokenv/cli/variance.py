@@ -1,0 +1,79 @@
+"""``tokenv variance``: bias, variance and cost of gradient estimators along one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenv.cli.options import check_text, stored_config, take_own
+from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.files import resolve
+from tokenv.config.schema import make
+from tokenv.errors import UserError
+from tokenv.report.table import console
+from tokenv.run.parts import build_parts
+from tokenv.variance.lab import compare
+from tokenv.variance.options import VarianceOptions
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
+
+OPTIONS_FILE = "options.json"
+
+
+def run(arguments: list[str]) -> Any:
+    """Run the command: see ``tokenv.cli.main``."""
+    return run_experiment("variance", arguments, resolve_variance, compare_estimators, stored=True)
+
+
+def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
+    """Options from configurations, or a run, or an unfinished comparison, and the command line.
+
+    Raises:
+        UserError: an unknown key or value, or what cannot be measured.
+        FileNotFoundError: there is no such run or comparison.
+    """
+    own, base = take_own(VarianceOptions, updates), None
+    if own.get("resume"):
+        stored = Path(str(own["resume"])) / OPTIONS_FILE
+        if not stored.is_file():
+            raise FileNotFoundError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
+        values = json.loads(stored.read_text())
+        base, own = values.pop("config"), values | own
+    if own.get("run"):
+        _, base = stored_config("run", str(own["run"]), names)
+    config = resolve(names, updates, base=base)
+    check_text(config)
+    options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
+    if not build_parts(config, torch.device("meta")).agent.learns:
+        raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+    return options
+
+
+def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
+    """Compare gradient estimators; store and show what came out."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.resume) if options.resume else (record.folder or Path(scratch)) / "variance"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OPTIONS_FILE).write_text(json.dumps(asdict(options)))
+        try:
+            result = compare(options, folder, sys.stderr.isatty())
+        except KeyboardInterrupt:
+            kept = options.resume or record.folder is not None
+            how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
+            raise KeyboardInterrupt(f"stopped; {how}") from None
+        write_csv(result, folder / "variance.csv")
+        draw_progress(result, folder / "progress.png")
+        draw_cost(result, folder / "cost.png")
+        draw_credit(result, folder / "credit.png")
+        for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
+            if (folder / name).is_file():
+                record.add(folder / name)
+        print_variance(result)
+        if not options.resume and record.folder is not None:
+            console().print(f"stored in {folder}")
+    return {label: cost["flops"] for label, cost in result["costs"].items()}
