@@ -15,7 +15,7 @@ from tokenv.config.schema import Config, TrainConfig
 from tokenv.run import train as training
 from tokenv.run.parts import build_parts
 from tokenv.run.train import History, NotFiniteError, learning_rate, train
-from tokenv.storage import checkpoints
+from tokenv.storage import atomic, checkpoints
 
 
 def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:
@@ -109,29 +109,13 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
     def kill(*_: Any) -> None:
         raise Killed
 
-    for moment in ("save_file", "_flush"):
+    for room, moment in ((checkpoints, "save_file"), (atomic, "_flush")):
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, moment, kill)
+            patch.setattr(room, moment, kill)
             with pytest.raises(Killed):
                 checkpoints.save(tmp_path, good, keep=1)
         assert checkpoints.complete(tmp_path) == before
         assert checkpoints.load(before[-1]).state == good.state
-
-
-def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
-    tensors = {"lm.w": torch.ones(1)}
-    for step, bits in enumerate([3.0, 1.0, None, 2.0, 2.5, 2.4]):
-        state = {"step": step, "bits_per_byte": bits}
-        checkpoints.save(tmp_path / "checkpoints", checkpoints.Checkpoint(tensors, tensors, state), keep=2)
-    names = [path.name for path in checkpoints.complete(tmp_path / "checkpoints")]
-    assert names == ["step-00000001", "step-00000004", "step-00000005"]
-    assert checkpoints.find(tmp_path, "best").name == "step-00000001"
-    assert checkpoints.find(tmp_path).name == "step-00000005"
-    assert checkpoints.find(checkpoints.find(tmp_path)) == checkpoints.find(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
-        checkpoints.find(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="expected latest or best"):
-        checkpoints.find(tmp_path, "newest")
 
 
 def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
