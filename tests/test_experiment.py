@@ -161,7 +161,10 @@ def test_help_and_config_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "quick" in capsys.readouterr().out
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGINT]])
+def test_stopping_saves_and_says_how_to_go_on(
+    signals: list[signal.Signals], tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     tiny_settings["train"] |= {"bytes": 10**8}
     command = [sys.executable, "-m", "tokenv.cli", "train", "with", *words(tiny_settings)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -169,7 +172,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_settings: dict[str, Any], tmp_p
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "go on with: tokenv train with resume=runs/1" in errors

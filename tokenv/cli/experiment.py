@@ -40,6 +40,7 @@ from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation
+from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
 from tokenv.run.stored import Trained, check_text, held_out_patches, load_run, probability_scale, segment
 from tokenv.run.train import History, train
@@ -111,7 +112,8 @@ def run_command(name: str, arguments: list[str]) -> Any:
     experiment.add_config(values.as_dict() if hasattr(values, "as_dict") else asdict(values))
     if command.stored and not any(options.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
-    return experiment.run(options.get("COMMAND"), options=options).result
+    with Interruptible(at_once=True):
+        return experiment.run(options.get("COMMAND"), options=options).result
 
 
 MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")

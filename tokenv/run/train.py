@@ -170,7 +170,7 @@ def train(
 
     Raises:
         NotFiniteError: the loss is infinite or NaN.
-        KeyboardInterrupt: Ctrl-C, after the step was finished and saved.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the step was finished and saved.
         ValueError: the configuration does not fit the data or the machine.
     """
     prepare(config.hardware)
@@ -274,7 +274,7 @@ def train(
             if finished or interrupt.requested or _passed(config.checkpoint.every_bytes, seen, per_step):
                 save()
             if interrupt.requested and not finished:
-                raise KeyboardInterrupt
+                interrupt.stop()
     assert last is not None
     return last, history
 
