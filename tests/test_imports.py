@@ -24,7 +24,7 @@ ALLOWED = {
     "testing": ("keys", "agents", "lm", "env", "config"),
     "run": ("keys", "storage", "report", "data", "agents", "estimators", "lm", "env", "config"),
     "bench": ("data", "lm", "env", "config", "run"),
-    "tasks": ("keys", "env", "run"),
+    "tasks": ("keys", "run"),
     "forecast": ("keys", "report", "data", "lm", "env", "config", "run"),
     "variance": ("keys", "storage", "report", "data", "estimators", "lm", "env", "config", "run"),
     "compare": ("keys", "storage", "report", "data", "lm", "config", "run", "cli"),
