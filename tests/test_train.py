@@ -12,9 +12,11 @@ import torch
 
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
-from tokenv.run import train as training
+from tokenv.run import update
 from tokenv.run.parts import build_parts
-from tokenv.run.train import History, NotFiniteError, learning_rate, train
+from tokenv.run.state import History
+from tokenv.run.train import NotFiniteError, train
+from tokenv.run.update import learning_rate
 from tokenv.storage import atomic, checkpoints
 
 
@@ -62,7 +64,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, whole = run(tiny_settings, tmp_path / "whole")
-    steps, compute = 0, training.compute_losses
+    steps, compute = 0, update.compute_losses
 
     def interrupted_in_the_third_step(*arguments: Any) -> dict[str, torch.Tensor]:
         nonlocal steps
@@ -71,7 +73,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
             os.kill(os.getpid(), signal.SIGINT)
         return compute(*arguments)
 
-    monkeypatch.setattr(training, "compute_losses", interrupted_in_the_third_step)
+    monkeypatch.setattr(update, "compute_losses", interrupted_in_the_third_step)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_settings, tmp_path / "stopped")
     monkeypatch.undo()
@@ -84,14 +86,14 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
 def test_a_loss_that_is_not_finite_stops_with_step_origin_and_checkpoint(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, total = 0, training.total_loss
+    calls, total = 0, update.total_loss
 
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return total(*arguments) * (math.nan if calls > 9 else 1)
 
-    monkeypatch.setattr(training, "total_loss", broken)
+    monkeypatch.setattr(update, "total_loss", broken)
     with pytest.raises(NotFiniteError, match=r"step 4: grad_norm_lm = nan.*step-00000004.*words"):
         run(tiny_settings, tmp_path)
 

@@ -42,8 +42,9 @@ from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
+from tokenv.run.state import History
 from tokenv.run.stored import Trained, check_text, held_out_patches, load_run, probability_scale, segment
-from tokenv.run.train import History, train
+from tokenv.run.train import train
 from tokenv.storage import checkpoints
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from tokenv import keys
-from tokenv.config.schema import Config, make
+from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
-from tokenv.env.rollout import rollout
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.characters import Character, characters
 from tokenv.report.series import Patched
-from tokenv.run.evaluate import held_out_rollouts
+from tokenv.run.evaluate import evaluating, held_out_rollouts
 from tokenv.run.parts import Parts, build_parts
+from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
 
 
@@ -46,12 +46,13 @@ def load_run(run: str, which: str = "best") -> Trained:
         FileNotFoundError: there is no such run, or it has no checkpoint.
     """
     path = checkpoints.find(run, which)
-    tensors, state = checkpoints.load_model(path)
-    config = make(Config, state["config"])
+    tensors, stored = checkpoints.load_model(path)
+    state = RunState.from_dict(stored)
+    config = state.settings
     parts = build_parts(config, pretrained=False)
     parts.load_state_dict(tensors)
     parts.train(False)
-    return Trained(parts, config, path, state["step"])
+    return Trained(parts, config, path, state.step)
 
 
 def check_text(config: Config) -> None:
@@ -82,7 +83,6 @@ def held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
     ]
 
 
-@torch.no_grad()
 def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> list[Character]:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
@@ -97,19 +97,16 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
     """
     if not text:
         raise ValueError("the text is empty: expected at least one byte in text=... or file=...")
-    parts, length = trained.parts, trained.config.data.seq_len
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
+    length = trained.config.data.seq_len
     probability: list[float] = []
     boundary: list[bool] = []
-    for start in range(0, len(text), length):
-        symbol_N = torch.tensor(list(text[start : start + length]), device=device)
-        # A rollout decides nothing at its last symbol, so one more is put there.
-        symbol_BN = F.pad(symbol_N, (0, 1)).unsqueeze(0)
-        noise = torch.full((1, len(symbol_N)), 0.5, device=device) if threshold else None
-        td = rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
-        probability += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
-        boundary += td[keys.ACTION][0].bool().tolist()
+    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+        for start in range(0, len(text), length):
+            # A rollout decides nothing at its last symbol, so one more is put there.
+            symbol_N = F.pad(torch.tensor(list(text[start : start + length])), (0, 1))
+            td = draw(symbol_N.unsqueeze(0))
+            probability += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
+            boundary += td[keys.ACTION][0].bool().tolist()
     return characters(text, probability, boundary)
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv import keys
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import masked_mean
+from tokenv.estimators.objective import policy_objective
 from tokenv.run.parts import Parts
 
 COMPONENTS = ("logits", "policy", "encoder")
@@ -76,17 +75,6 @@ class Scene:
             "policy": policy,
             "encoder": encoder if self.chosen is None else encoder[self.chosen],
         }
-
-
-def policy_objective(td: TensorDictBase) -> Tensor:
-    """What an estimator descends: its loss, and where boundaries are relaxed the model's own loss."""
-    decided = td[keys.DECISION_MASK]
-    loss = (
-        masked_mean(td[keys.LOSS_POLICY], decided) if keys.LOSS_POLICY in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
-    )
-    if keys.BOUNDARY in td:
-        loss = loss - td[keys.LOG_LIKELIHOOD].sum() / decided.sum()
-    return loss
 
 
 def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
