@@ -28,7 +28,7 @@ ALLOWED = {
     "testing": ("keys", "contracts", "enumeration", "agents", "lm", "env", "config"),
     "run": ("keys", "errors", "contracts", "storage", "data", "agents", "estimators", "lm", "env", "config"),
     "bench": ("data", "lm", "env", "config", "run"),
-    "tasks": ("keys", "env", "run"),
+    "tasks": ("keys", "run"),
     "forecast": ("keys", "report", "data", "lm", "env", "config", "run"),
     "variance": (
         "keys",

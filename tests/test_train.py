@@ -12,10 +12,12 @@ import torch
 
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
-from tokenv.run import train as training
+from tokenv.run import update
 from tokenv.run.parts import build_parts
-from tokenv.run.train import History, NotFiniteError, learning_rate, train
-from tokenv.storage import checkpoints
+from tokenv.run.state import History
+from tokenv.run.train import NotFiniteError, train
+from tokenv.run.update import learning_rate
+from tokenv.storage import atomic, checkpoints
 
 
 def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:
@@ -62,7 +64,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, whole = run(tiny_settings, tmp_path / "whole")
-    steps, compute = 0, training.compute_losses
+    steps, compute = 0, update.compute_losses
 
     def interrupted_in_the_third_step(*arguments: Any) -> dict[str, torch.Tensor]:
         nonlocal steps
@@ -71,7 +73,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
             os.kill(os.getpid(), signal.SIGINT)
         return compute(*arguments)
 
-    monkeypatch.setattr(training, "compute_losses", interrupted_in_the_third_step)
+    monkeypatch.setattr(update, "compute_losses", interrupted_in_the_third_step)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_settings, tmp_path / "stopped")
     monkeypatch.undo()
@@ -84,14 +86,14 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
 def test_a_loss_that_is_not_finite_stops_with_step_origin_and_checkpoint(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, total = 0, training.total_loss
+    calls, total = 0, update.total_loss
 
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return total(*arguments) * (math.nan if calls > 9 else 1)
 
-    monkeypatch.setattr(training, "total_loss", broken)
+    monkeypatch.setattr(update, "total_loss", broken)
     with pytest.raises(NotFiniteError, match=r"step 4: grad_norm_lm = nan.*step-00000004.*words"):
         run(tiny_settings, tmp_path)
 
@@ -109,29 +111,13 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
     def kill(*_: Any) -> None:
         raise Killed
 
-    for moment in ("save_file", "_flush"):
+    for room, moment in ((checkpoints, "save_file"), (atomic, "_flush")):
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, moment, kill)
+            patch.setattr(room, moment, kill)
             with pytest.raises(Killed):
                 checkpoints.save(tmp_path, good, keep=1)
         assert checkpoints.complete(tmp_path) == before
         assert checkpoints.load(before[-1]).state == good.state
-
-
-def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
-    tensors = {"lm.w": torch.ones(1)}
-    for step, bits in enumerate([3.0, 1.0, None, 2.0, 2.5, 2.4]):
-        state = {"step": step, "bits_per_byte": bits}
-        checkpoints.save(tmp_path / "checkpoints", checkpoints.Checkpoint(tensors, tensors, state), keep=2)
-    names = [path.name for path in checkpoints.complete(tmp_path / "checkpoints")]
-    assert names == ["step-00000001", "step-00000004", "step-00000005"]
-    assert checkpoints.find(tmp_path, "best").name == "step-00000001"
-    assert checkpoints.find(tmp_path).name == "step-00000005"
-    assert checkpoints.find(checkpoints.find(tmp_path)) == checkpoints.find(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
-        checkpoints.find(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="expected latest or best"):
-        checkpoints.find(tmp_path, "newest")
 
 
 def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path: Path) -> None:

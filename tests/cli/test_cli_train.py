@@ -76,14 +76,19 @@ def test_unobserved_runs_leave_nothing(tiny_words: list[str], tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tiny_words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGINT]])
+def test_stopping_saves_and_says_how_to_go_on(
+    signals: list[signal.Signals], tiny_words: list[str], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.bytes=100000000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "go on with: tokenv train with resume=runs/1" in errors

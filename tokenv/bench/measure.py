@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -17,11 +18,11 @@ from tqdm import tqdm
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_share, update_flops
+from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.run.hardware import prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
-from tokenv.run.train import compute_losses, make_optimizer, total_loss
+from tokenv.run.update import backward, descend, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class BenchOptions:
         if self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}: expected at least 1")
 
+    def as_dict(self) -> dict[str, Any]:
+        """What Sacred stores."""
+        return self.config.as_dict() | {"repeats": self.repeats, "stepping": self.stepping}
+
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
     """Measure.
@@ -60,21 +65,21 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     batch, length = config.train.batch_size, config.data.seq_len
     symbol_BN = torch.randint(0, 256, (batch, length))
     env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window)
-    optimizer = make_optimizer(config.train, parts.named_parameters())
+    parameters = parts.named_parameters()
+    optimizer = make_optimizer(config.train, parameters)
     symbol_BN = symbol_BN.to(device)
     given_BT = (torch.rand(batch, length - 1, device=device) < config.rate).long()
     given_BT[:, 0] = 1
     tokens = int(given_BT.sum(1).max()) * batch
 
     def learned() -> None:
-        td = env.one_pass(parts.agent, sampling=parts.sampling)
-        _update(total_loss(compute_losses(td, parts), config.loss), optimizer)
+        td = env.one_pass(parts.agent, parts.sampling)
+        backward(td, parts, config.loss)
+        descend(optimizer, parameters, config.train.clip)
 
-    def given() -> None:
-        _update(_given_loss(parts.lm, symbol_BN, given_BT, early=False), optimizer)
-
-    def given_early() -> None:
-        _update(_given_loss(parts.lm, symbol_BN, given_BT, early=True), optimizer)
+    def given(early: bool = False) -> None:
+        _given_loss(parts.lm, symbol_BN, given_BT, early=early).backward()
+        descend(optimizer, parameters, config.train.clip)
 
     with torch.no_grad():
         observation = env.one_pass(parts.agent)
@@ -84,12 +89,17 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     def draw() -> None:
         parts.agent.draw(observation, noise)
 
-    variants = {"learned": learned, "given": given, "given_early": given_early, "draw": draw}
+    variants: dict[str, Callable[[], None]] = {
+        "learned": learned,
+        "given": given,
+        "given_early": partial(given, early=True),
+        "draw": draw,
+    }
     seconds = _interleave(variants, options.repeats, device, progress)
     memory = _peak_memory(device)
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    policy = parts.policy_parameters
+    policy = policy_flops(parts.agent)
     symbols = batch * length
     flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
     peak = _matrix_peak(parts, device)
@@ -118,12 +128,6 @@ def _given_loss(lm: UNet, symbol_BN: Tensor, action_BT: Tensor, *, early: bool) 
     x_BTD, target = lm.encode(symbol_BN)[:, :-1], symbol_BN[:, 1:]
     loss = -lm.codec.log_prob(lm.decode(x_BTD, action_BT), target).mean()
     return loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean() if early else loss
-
-
-def _update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from tokenv.errors import UserError
+from tokenv.run.interrupt import Interruptible
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
@@ -106,7 +107,8 @@ def run_experiment(
     experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
     if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
-    return experiment.run(flags["COMMAND"], options=flags).result
+    with Interruptible(at_once=True):
+        return experiment.run(flags["COMMAND"], options=flags).result
 
 
 def _package(name: str) -> Path:

@@ -28,8 +28,9 @@ from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.parts import build_parts
+from tokenv.run.state import History
 from tokenv.run.stored import Trained, load_run, segment
-from tokenv.run.train import History, train
+from tokenv.run.train import train
 from tokenv.storage import checkpoints
 
 MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")

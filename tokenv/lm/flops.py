@@ -1,6 +1,6 @@
 """What training costs, by the paper's rule (table 2).
 
-A matrix parameter costs 6 floating-point operations (forward and backward) for every byte, or token, that it is
+A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, that it is
 applied to. Embedding lookups are free, attention scores are not counted.
 """
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from tokenv.lm.unet import UNet
 
-FLOPS_PER_PARAMETER = 6
+FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER = 6, 2
 
 
 def matrix_parameters(*modules: nn.Module) -> int:
@@ -48,43 +48,50 @@ class Passes:
     replays: int = 0
 
 
-def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_parameters: int, passes: Passes) -> int:
+def policy_flops(policy: nn.Module) -> int:
+    """Cost of the boundary policy for every byte that it reads; one that does not learn goes forward only."""
+    learns = any(p.requires_grad for p in policy.parameters())
+    return matrix_parameters(policy) * (FLOPS_PER_PARAMETER if learns else FORWARD_FLOPS_PER_PARAMETER)
+
+
+def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_flops: int, passes: Passes) -> int:
     """Cost of updates with several passes; ``training_flops`` for ``Passes()``.
 
     Args:
         lm: the model.
         num_bytes: bytes (symbols) trained on.
         tokens_per_sample: tokens drawn in them, by one sample.
-        policy_parameters: matrix parameters of the boundary policy.
+        policy_flops: of the boundary policy, for every byte.
         passes: what is done with them.
     """
-    encoder = (matrix_parameters(lm.codec, lm.down) + policy_parameters) * num_bytes
+    encoder = (FLOPS_PER_PARAMETER * matrix_parameters(lm.codec, lm.down) + policy_flops) * num_bytes
     mid, byte_level = matrix_parameters(lm.mid), _byte_matrices(lm) * num_bytes
     late = mid * tokens_per_sample + byte_level
-    total = encoder * (1 + passes.replays) + matrix_parameters(lm.early_head) * num_bytes
-    total += late * passes.learning + (mid * num_bytes + byte_level) * passes.relaxed
-    return FLOPS_PER_PARAMETER * total + FLOPS_PER_PARAMETER // 3 * late * passes.reward_only
+    learning = matrix_parameters(lm.early_head) * num_bytes + late * passes.learning
+    learning += (mid * num_bytes + byte_level) * passes.relaxed
+    forward_only = FORWARD_FLOPS_PER_PARAMETER * late * passes.reward_only
+    return encoder * (1 + passes.replays) + FLOPS_PER_PARAMETER * learning + forward_only
 
 
-def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_parameters: int = 0) -> int:
+def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:
     """Cost of a training run, early exit included.
 
     Args:
         lm: the model; may lie on ``torch.device("meta")``.
         num_bytes: bytes (symbols) trained on.
         num_tokens: tokens drawn in them.
-        policy_parameters: matrix parameters of the boundary policy, (w + 1) * D for ours; applied to every byte.
+        policy_flops: of the boundary policy, for every byte: 6 * (w + 1) * D for ours.
 
     Returns:
         Floating-point operations of forward and backward pass.
     """
-    learning = matrix_parameters(lm.early_head) + policy_parameters
-    return given_flops(lm, num_bytes, num_tokens) + FLOPS_PER_PARAMETER * learning * num_bytes
+    learning = FLOPS_PER_PARAMETER * matrix_parameters(lm.early_head) + policy_flops
+    return given_flops(lm, num_bytes, num_tokens) + learning * num_bytes
 
 
-def policy_share(lm: UNet, num_bytes: int, num_tokens: int, policy_parameters: int) -> float:
+def policy_share(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int) -> float:
     """What the boundary policy adds, as a fraction of the same training run with given boundaries."""
-    return FLOPS_PER_PARAMETER * policy_parameters * num_bytes / given_flops(lm, num_bytes, num_tokens)
+    return policy_flops * num_bytes / given_flops(lm, num_bytes, num_tokens)
 
 
 def early_exit_share(lm: UNet, num_bytes: int, num_tokens: int) -> float:

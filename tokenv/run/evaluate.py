@@ -1,7 +1,8 @@
 """How well a model predicts held-out sequences, and where its boundaries fall."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,7 +72,35 @@ def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
     return math.sqrt(clusters / (clusters - 1) * total_C.square().sum().item()) / len(value_B)
 
 
-@torch.no_grad()
+@contextmanager
+def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False) -> Iterator[Callable[..., TensorDictBase]]:
+    """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
+
+    Args:
+        parts: model and agent.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+
+    Yields:
+        A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
+    """
+    device = parts.lm.head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    @torch.no_grad()
+    def draw(symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
+        symbol_BN = symbol_BN.to(device)
+        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
+        return rollout(parts.lm, parts.agent, symbol_BN, noise=noise, length_B=length_B, generator=generator)
+
+    was_training = parts.lm.training
+    parts.train(False)
+    try:
+        yield draw
+    finally:
+        parts.train(was_training)
+
+
 def held_out_rollouts(
     parts: Parts,
     batch: SequenceBatch,
@@ -86,16 +115,10 @@ def held_out_rollouts(
     Yields:
         Rollouts of batch size [B, T] without gradients, in the sequences' order.
     """
-    was_training = parts.lm.training
-    parts.train(False)
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
     starts = range(0, len(batch), batch_size)
-    for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
-        symbol_BN = batch.symbol_BN[start : start + batch_size].to(device)
-        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
-        yield rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
-    parts.train(was_training)
+    with evaluating(parts, seed=seed, threshold=threshold) as draw:
+        for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
+            yield draw(batch.symbol_BN[start : start + batch_size])
 
 
 def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:

@@ -1,27 +1,57 @@
-"""Ctrl-C between two steps instead of in the middle of one."""
+"""Signals to stop: heeded between two steps instead of in the middle of one, and never in the middle of stopping."""
 
+import math
 import signal
 import threading
+import time
 from types import FrameType
+from typing import Any, NoReturn
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+DEAF_SECONDS = 10.0  # Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
 
 
 class Interruptible:
-    """While entered, the first Ctrl-C only sets ``requested``; the second one stops at once, as usual."""
+    """While entered, Ctrl-C, SIGTERM and SIGHUP all mean ``KeyboardInterrupt``, at a moment that suits.
 
-    def __init__(self) -> None:
+    The first one only sets ``requested``; a second Ctrl-C stops at once, as usual. Schedulers and closed terminals may
+    send their signals twice, and mean one. After a ``KeyboardInterrupt`` all of them are ignored for some seconds, so
+    that whoever keeps the books can write down what has become of the run.
+
+    SIGTERM and SIGHUP stay with whoever handles or ignores them already (a host program, nohup). Elsewhere than in the
+    main thread nothing changes. One may be entered inside another.
+
+    Args:
+        at_once: the first one stops at once, too: for what cannot be gone on with.
+    """
+
+    _last_stop = -math.inf
+
+    def __init__(self, *, at_once: bool = False) -> None:
         self.requested = False
-        self._active = threading.current_thread() is threading.main_thread()
+        self._at_once = at_once
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruptible":
-        if self._active:
-            self._before = signal.signal(signal.SIGINT, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                ours = isinstance(getattr(handler, "__self__", None), Interruptible)
+                if number == signal.SIGINT or handler == signal.SIG_DFL or ours:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._active:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def stop(self) -> NoReturn:
+        """Raise ``KeyboardInterrupt``."""
+        Interruptible._last_stop = time.monotonic()
+        raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
+        again, self.requested = self.requested, True
+        deaf = time.monotonic() - Interruptible._last_stop < DEAF_SECONDS
+        if not deaf and (self._at_once or (again and number == signal.SIGINT)):
+            self.stop()

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 
+from tokenv.agents.base import Agent
 from tokenv.config import registry
 from tokenv.config.schema import Config
 from tokenv.contracts import Sampling, check_fit
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe
-from tokenv.lm.flops import Passes, matrix_parameters
+from tokenv.estimators.base import Chain
+from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
 from tokenv.run.build import build_agent, build_codec
 from tokenv.run.hardware import resolve_device, resolve_precision
@@ -26,12 +27,12 @@ class Parts:
         lm: the U-Net.
         agent: draws the boundaries.
         estimator: rewards to ``loss_policy``; None for an agent that does not learn.
-        rate_target: keeps the rate, as ``loss_rate``; None for an agent that does not learn.
+        rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
     """
 
     lm: UNet
-    agent: Any
-    estimator: Any
+    agent: Agent
+    estimator: Chain | None
     rate_target: TensorDictModuleBase | None
 
     @property
@@ -43,12 +44,6 @@ class Parts:
     def num_epochs(self) -> int:
         """Gradient steps on one rollout."""
         return 1 if self.estimator is None else self.estimator.num_epochs
-
-    @property
-    def policy_parameters(self) -> int:
-        """Entries of the policy's matrices, for counting FLOPs; a third of them where they only go forward."""
-        frozen = not any(p.requires_grad for p in self.agent.parameters())
-        return matrix_parameters(self.agent) // (3 if frozen else 1)
 
     @property
     def passes(self) -> Passes:
@@ -63,35 +58,35 @@ class Parts:
             replays=self.num_epochs - 1,
         )
 
+    @property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """What has parameters or buffers, by the name that theirs begin with."""
+        named: dict[str, torch.nn.Module | None] = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        return {owner: module for owner, module in named.items() if module is not None}
+
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Everything that is trained, by a name that says whose it is: ``lm.``, ``agent.`` or ``estimator.``."""
-        modules = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
         return {
             f"{owner}.{name}": parameter
-            for owner, module in modules.items()
-            if module is not None
+            for owner, module in self.modules.items()
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of all parts."""
-        return {f"{owner}.{k}": v for owner, module in self._modules() for k, v in module.state_dict().items()}
+        return {f"{owner}.{k}": v for owner, module in self.modules.items() for k, v in module.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load what ``state_dict`` gave."""
-        for owner, module in self._modules():
+        for owner, module in self.modules.items():
             mine = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
             module.load_state_dict(mine)
 
     def train(self, mode: bool = True) -> None:
         """Training (or evaluation) mode for all parts."""
-        for _, module in self._modules():
+        for module in self.modules.values():
             module.train(mode)
-
-    def _modules(self) -> list[tuple[str, torch.nn.Module]]:
-        named = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
-        return [(owner, module) for owner, module in named.items() if module is not None]
 
 
 def build_parts(config: Config, device: torch.device | None = None, *, pretrained: bool = True) -> Parts:

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from tokenv import keys
-from tokenv.config.schema import Config, make
-from tokenv.env.rollout import rollout
+from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.run.evaluate import evaluating
 from tokenv.run.parts import Parts, build_parts
+from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
 
 
@@ -57,15 +58,15 @@ def load_run(run: str, which: str = "best") -> Trained:
         FileNotFoundError: there is no such run, or it has no checkpoint.
     """
     path = checkpoints.find(run, which)
-    tensors, state = checkpoints.load_model(path)
-    config = make(Config, state["config"])
+    tensors, stored = checkpoints.load_model(path)
+    state = RunState.from_dict(stored)
+    config = state.settings
     parts = build_parts(config, pretrained=False)
     parts.load_state_dict(tensors)
     parts.train(False)
-    return Trained(parts, config, path, state["step"])
+    return Trained(parts, config, path, state.step)
 
 
-@torch.no_grad()
 def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> Segmented:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
@@ -80,17 +81,14 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
     """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    parts, length = trained.parts, trained.config.data.seq_len
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
+    length = trained.config.data.seq_len
     probability_N: list[float] = []
     boundary_N: list[bool] = []
-    for start in range(0, len(text), length):
-        symbol_N = torch.tensor(list(text[start : start + length]), device=device)
-        # A rollout decides nothing at its last symbol, so one more is put there.
-        symbol_BN = F.pad(symbol_N, (0, 1)).unsqueeze(0)
-        noise = torch.full((1, len(symbol_N)), 0.5, device=device) if threshold else None
-        td = rollout(parts.lm, parts.agent, symbol_BN, noise=noise, generator=generator)
-        probability_N += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
-        boundary_N += td[keys.ACTION][0].bool().tolist()
+    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+        for start in range(0, len(text), length):
+            # A rollout decides nothing at its last symbol, so one more is put there.
+            symbol_N = F.pad(torch.tensor(list(text[start : start + length])), (0, 1))
+            td = draw(symbol_N.unsqueeze(0))
+            probability_N += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
+            boundary_N += td[keys.ACTION][0].bool().tolist()
     return Segmented(text, probability_N, boundary_N)

@@ -1,11 +1,66 @@
-"""Files that are complete or not there at all."""
+"""Files and folders that are complete or not there at all."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+PARTIAL, DELETED = ".partial-", ".deleted-"
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Give another path to write a file to, and rename it when written: a kill at any moment leaves the old one.
+
+    Two processes may write the same file; it is the last one's.
+    """
+    scratch = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under another name and rename it, so that a kill at any moment leaves the old one."""
-    scratch = path.with_name(f".partial-{path.name}")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    """Write a text file, complete or not at all."""
+    with replacing_file(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder to write files to, and rename it when they are on the disk; what is there makes room."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    for written in (*partial.iterdir(), partial):
+        _flush(written)
+    if path.exists():
+        remove_folder(path)
+    os.replace(partial, path)
+    _flush(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Rename a folder out of the way, then delete it: a kill in between leaves no half of it under its name."""
+    doomed = path.with_name(f"{DELETED}{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what kills have left of folders that were being written or deleted here; nobody may be at it now."""
+    for left in (*folder.glob(f"{PARTIAL}*/"), *folder.glob(f"{DELETED}*/")):
+        shutil.rmtree(left)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,8 +1,6 @@
 """Checkpoints: safetensors and JSON, complete or not there at all."""
 
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
+
 _PREFIX = "step-"
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,19 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             validation loss (None where there was no validation) in its state.
         keep: newest ones to keep; the best one by validation loss stays besides.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
     final = folder / f"{_PREFIX}{checkpoint.state['step']:08d}"
-    partial = folder / f".partial-{final.name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}, partial / "model.safetensors")
-    optimizer = {k: v.detach().cpu().contiguous() for k, v in checkpoint.optimizer.items()}
-    save_file(optimizer, partial / "optimizer.safetensors")
-    (partial / "state.json").write_text(json.dumps(checkpoint.state))
-    for file in partial.iterdir():
-        _flush(file)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
-    _flush(folder)
+    with replacing_folder(final) as partial:
+        _save_tensors(checkpoint.tensors, partial / "model.safetensors")
+        _save_tensors(checkpoint.optimizer, partial / "optimizer.safetensors")
+        (partial / "state.json").write_text(json.dumps(checkpoint.state))
     _drop_old(folder, keep)
     return final
 
 
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of a run, oldest first."""
-    return sorted(folder.glob(f"{_PREFIX}*"))
+    return sorted(path for path in folder.glob(f"{_PREFIX}*") if all((path / name).is_file() for name in _FILES))
 
 
 def find(run: str | Path, which: str = "latest") -> Path:
@@ -142,12 +134,8 @@ def _drop_old(folder: Path, keep: int) -> None:
     best = _best(found)
     for path in found[:-keep]:
         if path != best:
-            shutil.rmtree(path)
+            remove_folder(path)
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)

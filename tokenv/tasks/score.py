@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv import keys
-from tokenv.env.rollout import rollout
+from tokenv.run.evaluate import evaluating
 from tokenv.run.parts import Parts
 from tokenv.tasks.formats import Question
 
@@ -82,7 +82,6 @@ def _standard_error(value_Q: Tensor) -> float:
     return (value_Q.std() / math.sqrt(len(value_Q))).item() if len(value_Q) > 1 else math.nan
 
 
-@torch.no_grad()
 def answer_bits(
     parts: Parts,
     pairs: Sequence[tuple[bytes, bytes]],
@@ -101,25 +100,21 @@ def answer_bits(
     Returns:
         float64 [P], on the CPU.
     """
-    was_training = parts.lm.training
-    parts.train(False)
     device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
     rows = [context[-max(seq_len - len(answer), 1) :] + answer for context, answer in pairs]
     by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
     bits_P = torch.zeros(len(rows), dtype=torch.float64)
     starts = range(0, len(rows), batch_size)
-    for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
-        chosen = by_length[start : start + batch_size]
-        symbol_BN, length_B = _pad([rows[p] for p in chosen], device)
-        noise = torch.full((len(chosen), symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
-        td = rollout(parts.lm, parts.agent, symbol_BN, noise=noise, length_B=length_B, generator=generator)
-        position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # of what is predicted
-        begin_B = length_B - torch.tensor([len(pairs[p][1]) for p in chosen], device=device)
-        # The padding's likelihoods are zero.
-        nats_BT = td[keys.LOG_LIKELIHOOD].double().where(position_T >= begin_B[:, None], 0.0)
-        bits_P[chosen] = -nats_BT.sum(-1).cpu() / math.log(2)
-    parts.train(was_training)
+    with evaluating(parts, seed=seed, threshold=threshold) as draw:
+        for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
+            chosen = by_length[start : start + batch_size]
+            symbol_BN, length_B = _pad([rows[p] for p in chosen], device)
+            td = draw(symbol_BN, length_B)
+            position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # of what is predicted
+            begin_B = length_B - torch.tensor([len(pairs[p][1]) for p in chosen], device=device)
+            # The padding's likelihoods are zero.
+            nats_BT = td[keys.LOG_LIKELIHOOD].double().where(position_T >= begin_B[:, None], 0.0)
+            bits_P[chosen] = -nats_BT.sum(-1).cpu() / math.log(2)
     return bits_P
 
 

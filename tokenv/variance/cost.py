@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from tokenv.config.schema import LossConfig
 from tokenv.env.rollout import rescore, rollout
-from tokenv.lm.flops import update_flops
+from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.parts import Parts
-from tokenv.run.train import compute_losses, total_loss
+from tokenv.run.update import backward
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class _Kept:
 
 def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None:
     """One update's work without the optimiser's."""
-    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, sampling=parts.sampling)
-    total_loss(compute_losses(td, parts), LossConfig()).backward()
+    td = rollout(parts.lm, parts.agent, symbol_BN, parts.sampling, generator=generator)
+    backward(td, parts, LossConfig())
     stored = td.detach()
     for _ in range(parts.num_epochs - 1):
-        total_loss(compute_losses(rescore(parts.lm, parts.agent, stored), parts), LossConfig()).backward()
-    for module in (parts.lm, parts.agent, parts.estimator):
+        backward(rescore(parts.lm, parts.agent, stored), parts, LossConfig())
+    for module in parts.modules.values():
         module.zero_grad(set_to_none=True)
 
 
@@ -91,7 +91,7 @@ def measure_costs(
                 with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x):
                     _update(variant, symbol_BN, generator)
                 memory[label] = kept.total
-                flops[label] = update_flops(parts.lm, symbols, tokens, parts.policy_parameters, variant.passes)
+                flops[label] = update_flops(parts.lm, symbols, tokens, policy_flops(parts.agent), variant.passes)
                 continue
             started = time.perf_counter()
             _update(variant, symbol_BN, generator)

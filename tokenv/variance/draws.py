@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv import keys
 from tokenv.enumeration import all_boundaries, forcing
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import masked_mean
+from tokenv.estimators.objective import policy_objective
 from tokenv.run.parts import Parts
 
 COMPONENTS = ("logits", "policy", "encoder")
@@ -77,17 +76,6 @@ class Scene:
         }
 
 
-def policy_objective(td: TensorDictBase) -> Tensor:
-    """What an estimator descends: its loss, and where boundaries are relaxed the model's own loss."""
-    decided = td[keys.DECISION_MASK]
-    loss = (
-        masked_mean(td[keys.LOSS_POLICY], decided) if keys.LOSS_POLICY in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
-    )
-    if keys.BOUNDARY in td:
-        loss = loss - td[keys.LOG_LIKELIHOOD].sum() / decided.sum()
-    return loss
-
-
 def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
     """One gradient of each component.
 
@@ -97,7 +85,7 @@ def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> d
         generator: of the noise.
     """
     parts = scene.parts
-    td = rollout(parts.lm, parts.agent, scene.symbol_BN, generator=generator, sampling=estimator.sampling)
+    td = rollout(parts.lm, parts.agent, scene.symbol_BN, estimator.sampling, generator=generator)
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
     (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)

@@ -13,17 +13,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
-from tokenv.config.schema import Config, make
+from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.estimators.objective import policy_objective
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts, build_parts
+from tokenv.run.state import RunState
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
-from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, policy_objective, true_gradient
+from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, true_gradient
 from tokenv.variance.options import Specification, VarianceOptions, parse
 from tokenv.variance.statistics import moments
 
@@ -58,7 +60,7 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
         parts, state = _load(options.config, path)
         scene = Scene(parts, symbol_BN.to(parts.lm.head.weight.device), options.noise_seed)
         if len(result["moments"]) <= number:
-            seen = {"bytes": state["bytes"], "bits_per_byte": state["bits_per_byte"], "estimators": {}}
+            seen: Result = {"bytes": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
             result["moments"].append(seen)
         moment = result["moments"][number]
         with scene.frozen():
@@ -104,7 +106,7 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
         validation=replace(options.config.validation, every_bytes=every),
     )
     saved = checkpoints.complete(folder / "checkpoints")
-    if not saved or checkpoints.load(saved[-1]).state["bytes"] < config.train.bytes:
+    if not saved or RunState.read(saved[-1]).symbols < config.train.bytes:
         resume = checkpoints.load(saved[-1]) if saved else None
         train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
     return checkpoints.complete(folder / "checkpoints")[-options.moments :]
@@ -114,10 +116,10 @@ def _silent(name: str, value: float, step: int) -> None:
     """The trajectory's own metrics are in its checkpoints."""
 
 
-def _load(config: Config, path: Path) -> tuple[Parts, dict[str, Any]]:
-    tensors, state = checkpoints.load_model(path)
-    stored = make(Config, state["config"])
-    parts = build_parts(replace(stored, hardware=config.hardware), pretrained=False)
+def _load(config: Config, path: Path) -> tuple[Parts, RunState]:
+    tensors, stored = checkpoints.load_model(path)
+    state = RunState.from_dict(stored)
+    parts = build_parts(replace(state.settings, hardware=config.hardware), pretrained=False)
     parts.load_state_dict(tensors)
     parts.train()  # the policy as it is trained: with its softcap
     return parts, state
@@ -154,7 +156,8 @@ def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: boo
         if not estimator.unbiased:
             raise ValueError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
         reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
-    save_file({name: value.cpu().contiguous() for name, value in reference.items()}, path)
+    with replacing_file(path) as scratch:
+        save_file({name: value.cpu().contiguous() for name, value in reference.items()}, scratch)
     return reference
 
 

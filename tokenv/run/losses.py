@@ -1,0 +1,75 @@
+"""What a rollout is trained on (paper, eq. 27), and what it says about model and policy."""
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from tokenv import keys
+from tokenv.config.schema import LossConfig
+from tokenv.estimators.objective import mean_over_decisions
+from tokenv.estimators.statistics import masked_mean
+from tokenv.lm.codecs.base import Codec
+from tokenv.run.parts import Parts
+
+
+def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
+    """Mean over all that has a likelihood: symbols, or those values of a series that count; [..] -> []."""
+    log_likelihood, counted = td[key], codec.counted(td["next", keys.SYMBOL])
+    if counted is None:
+        return log_likelihood.mean() if weight is None else masked_mean(log_likelihood, weight)
+    values = counted if weight is None else counted * weight
+    return (log_likelihood if weight is None else log_likelihood * weight).sum() / values.sum().clamp(min=1)
+
+
+def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
+    """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision."""
+    if parts.estimator is not None:
+        td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
+    if parts.rate_target is not None:
+        td = parts.rate_target(td)
+    codec, weight = parts.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
+    losses = {
+        "lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight),
+        "early": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec),
+    }
+    if keys.LOG_LIKELIHOOD_DIRECT in td:
+        losses["direct"] = -td[keys.LOG_LIKELIHOOD_DIRECT].sum() / td[keys.DIRECT_COUNT].sum().clamp(min=1)
+    return losses | {
+        "policy": mean_over_decisions(td, keys.LOSS_POLICY),
+        "rate": mean_over_decisions(td, keys.LOSS_RATE),
+    }
+
+
+def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
+    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct where there is one."""
+    return losses["lm"] + sum(getattr(weights, name) * loss for name, loss in losses.items() if name != "lm")
+
+
+def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
+    """Standard deviation where ``mask`` is True; no boolean indexing, for which a GPU would wait."""
+    return masked_mean((x - masked_mean(x, mask)).square(), mask).sqrt()
+
+
+@torch.no_grad()
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec) -> dict[str, Tensor]:
+    """What a rollout says about the model and the policy."""
+    decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
+    metrics = {
+        codec.unit: losses["lm"] / codec.nats_per_unit,
+        f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
+        "boundary_rate": td[keys.ACTION].float().mean(),
+        "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
+        "entropy": masked_mean(td[keys.ENTROPY], decided),
+        "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
+        "reward_mean": reward.mean(),
+        "reward_std": reward.std(),
+        "tokens": td[keys.ACTION].sum(-1).max() * td.shape[-2],  # of one sample, as padded
+    }
+    if "direct" in losses:
+        metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
+    if keys.DIAGNOSTICS in td:
+        metrics |= {name: masked_mean(value, decided) for name, value in td[keys.DIAGNOSTICS].items()}
+    if keys.ADVANTAGE in td:
+        metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decided)
+        metrics["loss_policy"] = losses["policy"]
+    return {name: value.detach().double() for name, value in metrics.items()}

@@ -1,0 +1,81 @@
+"""One update: a rollout's gradients, and a step along them."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from tokenv.config.schema import LossConfig, TrainConfig
+from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
+from tokenv.run.parts import Parts
+
+
+def learning_rate(config: TrainConfig, seen: int) -> float:
+    """Linear warm-up, then a cosine, both counted in symbols (paper, appendix D).
+
+    Args:
+        config: peak and end of the schedule; a warm-up that would not end before the run is a tenth of it
+            (``TrainConfig.warmup``).
+        seen: training symbols, those of the coming update included.
+    """
+    if seen < config.warmup:
+        return config.learning_rate * seen / config.warmup
+    done = min((seen - config.warmup) / (config.bytes - config.warmup), 1.0)
+    low = config.final_learning_rate
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only."""
+    matrices = [p for p in parameters.values() if p.dim() >= 2]
+    vectors = [p for p in parameters.values() if p.dim() < 2]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay}]
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def backward(td: TensorDictBase, parts: Parts, weights: LossConfig, *, passes: int = 1) -> dict[str, Tensor]:
+    """Add the gradients of one of an update's ``passes`` rollouts to the parameters'.
+
+    Returns:
+        The rollout's losses.
+    """
+    losses = compute_losses(td, parts)
+    (total_loss(losses, weights) / passes).backward()
+    return losses
+
+
+def accumulate(
+    rollouts: Iterable[TensorDictBase], parts: Parts, weights: LossConfig, *, passes: int
+) -> tuple[dict[str, Tensor], list[TensorDictBase]]:
+    """Add up the gradients of an update.
+
+    Returns:
+        Metrics, averaged over the rollouts (tokens summed), and the rollouts, detached, if they are used again.
+    """
+    sums: dict[str, Tensor] = {}
+    kept = []
+    for td in rollouts:
+        losses = backward(td, parts, weights, passes=passes)
+        for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
+            sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
+        if parts.num_epochs > 1:
+            kept.append(td.detach())
+    return sums, kept
+
+
+def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str) -> Tensor:
+    """L2 norm of the gradient of one part's parameters."""
+    grads = [p.grad for name, p in parameters.items() if name.startswith(owner) and p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+
+
+def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], clip: float) -> None:
+    """One step with clipped gradients, which are then forgotten."""
+    torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
