@@ -18,12 +18,12 @@ from tokenv.data.corpus import load_corpus
 from tokenv.data.series.tables import read_csv
 from tokenv.data.series.windows import load_series
 from tokenv.env.generate import generate
-from tokenv.forecast.forecast import as_pictures, forecast, held_out_windows, history_steps, last_windows
-from tokenv.forecast.forecast import score as score_forecasts
+from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
 from tokenv.forecast.report import draw_forecasts, write_forecasts
+from tokenv.forecast.scores import score_forecasts
 from tokenv.lm.codecs.series import VALUE
-from tokenv.report.characters import characters
-from tokenv.report.html import Passage, segment_page
+from tokenv.report.characters import Character, characters
+from tokenv.report.html import segment_page
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.run.evaluate import evaluate
@@ -33,12 +33,11 @@ from tokenv.tasks.formats import load_questions
 from tokenv.tasks.score import score
 
 
-def write_page(path: Path, passages: list[Passage], trained: Trained, facts: dict[str, str]) -> None:
-    """Write passages of one run, coloured, as a web page."""
-    passage = passages[0].characters
+def write_page(path: Path, heading: str, passage: list[Character], trained: Trained, facts: dict[str, str]) -> None:
+    """Write a passage as one run cuts it, coloured, as a web page."""
     drawn = sum(character.boundary for character in passage)
     facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
-    page = segment_page(passages, title="Token boundaries", facts=facts, scale=probability_scale(passage))
+    page = segment_page({heading: passage}, title="Token boundaries", facts=facts, scale=probability_scale(passage))
     path.write_text(page, encoding="utf-8")
 
 
@@ -50,8 +49,7 @@ def show_segments(options: SegmentOptions, _run: Any) -> dict[str, Any]:
     passage = segment(trained, options.read(), seed=options.seed, threshold=options.threshold)
     console().print(coloured_text(passage, scale=probability_scale(passage)))
     if options.out is not None:
-        title = options.file or "text"
-        write_page(Path(options.out), [Passage(title, passage)], trained, {"run": options.run})
+        write_page(Path(options.out), options.file or "text", passage, trained, {"run": options.run})
         console().print(f"page: {options.out}")
     return {"boundaries": sum(c.boundary for c in passage), "characters": len(passage)}
 
@@ -149,11 +147,17 @@ def forecast_series(options: ForecastOptions, _run: Any) -> dict[str, Any]:
         progress=sys.stderr.isatty(),
     )
     truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()
-    shown = as_pictures(made, options.quantiles, config.data.series.context, truth_BHC)
     table, picture, result = Path(f"{options.out}.csv"), Path(f"{options.out}.png"), {}
-    write_forecasts(shown, options.quantiles, table)
-    drawn = [shown[i] for i in sorted({round(i * (len(shown) - 1) / 3) for i in range(4)})]
-    draw_forecasts(drawn, options.quantiles, picture, title=f"{options.run}, {options.horizon} steps")
+    write_forecasts(made, options.quantiles, table, truth_BHC=truth_BHC)
+    some = sorted({round(i * (len(made) - 1) / 3) for i in range(4)})
+    draw_forecasts(
+        [made[i] for i in some],
+        options.quantiles,
+        picture,
+        title=f"{options.run}, {options.horizon} steps",
+        context=config.data.series.context,
+        truth_BHC=None if truth_BHC is None else truth_BHC[some],
+    )
     if held_out is not None:
         result = asdict(score_forecasts(made, held_out))
         rows = {name: f"{result[name]:.4f} ± {result[f'{name}_error']:.4f}" for name in ("mse", "mae", "crps")}

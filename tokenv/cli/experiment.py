@@ -33,14 +33,12 @@ from tokenv.config.files import COMMAND_LINE, named_configs, resolve
 from tokenv.config.registry import nearest
 from tokenv.config.schema import Config, check_keys, make
 from tokenv.data.corpus import load_corpus
-from tokenv.report.curves import draw_curves
-from tokenv.report.html import Passage
-from tokenv.report.series import draw_patches
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import build_parts
+from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.stored import Trained, check_text, held_out_patches, load_run, probability_scale, segment
 from tokenv.run.train import History, train
 from tokenv.storage import checkpoints
@@ -210,10 +208,15 @@ def _train(options: TrainOptions, run: Run) -> dict[str, Any]:
         pages = Path(scratch)
         if config.data.kind == "series":
             passage, picture = [], "patches.png"
-            draw_patches(held_out_patches(trained), pages / picture, title=f"tokenv run {run._id}")
+            draw_patches(
+                held_out_patches(trained),
+                pages / picture,
+                title=f"tokenv run {run._id}",
+                context=config.data.series.context,
+            )
         else:
             passage, picture = _held_out_passage(trained), "segments.html"
-            write_page(pages / picture, [Passage("held-out text", passage)], trained, {})
+            write_page(pages / picture, "held-out text", passage, trained, {})
         draw_curves(
             history, pages / "curves.png", title=f"tokenv run {run._id}", target_rate=config.rate, unit=last.unit
         )

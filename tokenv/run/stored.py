@@ -10,11 +10,10 @@ from tokenv import keys
 from tokenv.config.schema import Config, make
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
-from tokenv.lm.codecs.series import VALUE
 from tokenv.report.characters import Character, characters
-from tokenv.report.series import Patched
 from tokenv.run.evaluate import held_out_rollouts
 from tokenv.run.parts import Parts, build_parts
+from tokenv.run.windows import Window, drawn_windows
 from tokenv.storage import checkpoints
 
 
@@ -64,22 +63,11 @@ def check_text(config: Config) -> None:
         raise ValueError(f"data.kind = {config.data.kind!r}: expected text, this command knows nothing else")
 
 
-def held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
+def held_out_patches(trained: Trained, count: int = 4) -> list[Window]:
     """Draw token boundaries in held-out series, for a picture."""
-    config = trained.config
-    batch = load_corpus(config.data).validation(count)
+    batch = load_corpus(trained.config.data).validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
-    return [
-        Patched(
-            name=batch.origin[row],
-            value_NC=batch.symbol_BN[row, :, :, VALUE].numpy(),
-            boundary_T=td[keys.ACTION][row].bool().cpu().numpy(),
-            probability_T=td[keys.BOUNDARY_PROB][row].float().cpu().numpy(),
-            context=config.data.series.context,
-            gold_N=None if batch.gold_BN is None else batch.gold_BN[row].numpy(),
-        )
-        for row in range(len(batch))
-    ]
+    return drawn_windows(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
 
 
 @torch.no_grad()

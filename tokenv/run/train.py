@@ -23,6 +23,7 @@ from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare, resolve_device
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import Parts, build_parts
+from tokenv.run.progress import ProgressFile
 from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
@@ -160,7 +161,7 @@ def train(
 
     Args:
         config: the run, complete and checked.
-        folder: for checkpoints.
+        folder: for checkpoints, and for ``progress.json``.
         log: called with a metric's name, its value and the training bytes so far.
         resume: go on from here; everything but the clock is then as if the run had never stopped.
         progress: show bars.
@@ -226,6 +227,7 @@ def train(
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(total=config.train.bytes, initial=seen, unit="B", unit_scale=True, desc="training", disable=not progress)
+    told = ProgressFile(folder, config.train.bytes)
     parts.train()
     with bar, Interruptible() as interrupt:
         while seen < config.train.bytes:
@@ -255,6 +257,7 @@ def train(
             metrics["bytes_per_second"] = per_step / (time.perf_counter() - started)
             record("train", metrics)
             bar.update(per_step)
+            told.update(seen)
             bar.set_postfix_str(
                 f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
                 f"entropy {metrics['entropy']:.3f}"
