@@ -3,18 +3,22 @@
 import csv
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
-from tokenv.compare.compared import Agreement, ComparedMethod, ComparedRun, Comparison, Pair
-from tokenv.report.characters import characters
-from tokenv.report.series import Patched
-from tokenv.report.words import SERIES
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage
+from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.significance import Difference
+from tokenv.config.schema import Config
+from tokenv.data.config import DataConfig
+from tokenv.data.series.config import SeriesConfig
+from tokenv.run.windows import Window
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = ["methods", "differences", "loss-steps", "loss-flops", "boundary-rate", "neg-log-prob", "patch-lengths"]
 WINDOWS = ["window-1", "window-2"]
+OF_SERIES = DataConfig(kind="series", source="regimes", series=SeriesConfig(context=8))
 
 
 def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
@@ -26,21 +30,37 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         "train/neg_log_prob": (x, [0.1 + 0.4 / (i + 1) for i in range(points)]),
         "validation/bits_per_byte": (x[9::10], [bits + 3 / (i + 1) for i in range(9, points, 10)]),
     }
-    passages = [characters(t, [probability] * len(t), [i % 3 == 0 for i in range(len(t))]) for t in TEXTS]
-    run = ComparedRun(
-        seed=seed,
-        folder=f"runs/{seed}",
-        loss=bits,
+    assessment = Assessment(
+        version=VERSION,
+        checkpoint="step-1",
+        passages_wanted=2,
+        bpe_vocabulary=0,
+        fingerprint="",
+        unit="bits_per_byte",
+        loss=[bits],
+        document=[0],
         loss_early=bits + 0.1,
+        loss_test=None,
         boundary_rate=0.2,
-        flops=3e6 / 7,
-        seconds=12.5,
-        history=history,
         token_lengths=[1, 2, 4, 1],
         agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
-        passages=passages,
+        passages=[a_passage(text, probability) for text in TEXTS],
+        windows=[],
     )
-    return replace(run, **changes)
+    config = Config(seed=seed, rate=0.1 if seed else 0.2)
+    return changed(ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, assessment), **changes)
+
+
+def a_passage(text, probability=0.5):
+    return Passage(text.decode("latin-1"), [probability] * len(text), [int(i % 3 == 0) for i in range(len(text))])
+
+
+def changed(run, **changes):
+    """The run with other values of its own or of its assessment; a loss is that of its only sequence."""
+    if "loss" in changes:
+        changes["loss"] = [changes["loss"]]
+    assessed = {field.name: changes.pop(field.name) for field in fields(Assessment) if field.name in changes}
+    return replace(run, assessment=replace(run.assessment, **assessed), **changes)
 
 
 def a_method(name, bits=2.0, seeds=2, probability=0.3, **changes):
@@ -52,10 +72,10 @@ def a_method(name, bits=2.0, seeds=2, probability=0.3, **changes):
 
 def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
     generator = np.random.default_rng(seed)
-    value_NC = generator.normal(size=(steps, channels)).cumsum(0)
-    value_NC[generator.random((steps, channels)) < 0.1] = np.nan
-    known = {"gold_N": np.arange(steps) % 9 == 8} if gold else {}
-    return Patched(name, value_NC, np.arange(steps - 1) % 5 == 0, generator.random(steps - 1), context=8, **known)
+    value_NC = generator.normal(size=(steps, channels)).cumsum(0).astype(object)
+    value_NC[generator.random((steps, channels)) < 0.1] = None
+    probability, action = generator.random(steps - 1).tolist(), [int(i % 5 == 0) for i in range(steps - 1)]
+    return Window(name, value_NC.tolist(), probability, action, [i % 9 == 8 for i in range(steps)] if gold else None)
 
 
 def of_series(method, **changes):
@@ -66,23 +86,25 @@ def of_series(method, **changes):
         windows = [a_window(seed=1), a_window("series 5 @ 0", channels=3, gold=False)]
         of_run = {"passages": [], "windows": windows, "agreement": {"change points": Agreement(0.5, 0.25, 1 / 3)}}
         losses = {"loss": run.loss - 3, "loss_early": run.loss_early - 3, "loss_test": run.loss - 2.5}
-        runs.append(replace(run, history=history, **of_run | losses | changes))
+        of_run |= {
+            "unit": "nats_per_value",
+            "config": replace(run.config, data=OF_SERIES, codec={"name": "series"}),
+            "history": history,
+        }
+        runs.append(changed(run, **of_run | losses | changes))
     return replace(method, runs=runs, loss=method.loss - 3)
 
 
 def a_comparison_of_series(methods, **changes):
-    said = {"passages": [], "unit": "nats_per_value", "words": SERIES, "has_test": True}
-    return a_comparison([of_series(method) for method in methods], **said | changes)
+    return a_comparison([of_series(method) for method in methods], **changes)
 
 
 def a_comparison(methods, **changes):
-    pairs = []
+    differences = {}
     for one, other in itertools.combinations(methods, 2):
         gap = one.loss - other.loss
-        sign = "not separable" if abs(gap) < 0.05 else ("better" if gap < 0 else "worse")
-        pairs.append(Pair(one.name, other.name, gap, (gap - 0.05, gap + 0.05), sign, f"{one.name} is {sign}."))
-    made = Comparison("Title", {"budget": "4 MB"}, methods, pairs, ["first", "second"], [0.1, 0.2], notes=["A note."])
-    return replace(made, **changes)
+        differences[one.name, other.name] = Difference(gap, 0.02, 0.02, gap - 0.05, gap + 0.05)
+    return replace(Comparison("Title", {"budget": "4 MB"}, methods, differences), **changes)
 
 
 def rows(path):

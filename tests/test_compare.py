@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
-from tokenv.compare.assessment import assessed
+from tokenv.compare.assessment import Agreement, assessed
+from tokenv.compare.compose import compared_run
 from tokenv.compare.options import resolve_comparison
-from tokenv.compare.result import by_settings, finished, flat, measured
 from tokenv.compare.runner import run_all
-from tokenv.compare.store import find_run, identity, read_run
+from tokenv.compare.settings import flat, group_into_methods
+from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
 
 
@@ -134,6 +135,8 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     assert find_run(config, store) is None  # somebody is at it
     set_status("RUNNING", heartbeat="2020-01-01T00:00:00.000000")
     assert find_run(config, store).can_go_on
+    assert [run.folder for run in same_runs(config, store)] == [store / "1"]
+    assert same_runs(config, store, since=time.time() + 60) == []
     (store / "1" / "run.json").write_text("{")
     assert find_run(config, store) is None
 
@@ -146,8 +149,8 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     validation = json.loads((folder / "run.json").read_text())["result"]
     assert sum(found.loss) / len(found.loss) == pytest.approx(validation["bits_per_byte"])
     assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
-    assert found.agreement["whitespace"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0} or found.boundary_rate < 0.04
-    assert 0 <= found.agreement["bpe"]["f1"] <= 1
+    assert found.agreement["whitespace"] == Agreement(1.0, 1.0, 1.0) or found.boundary_rate < 0.04
+    assert 0 <= found.agreement["bpe"].f1 <= 1
     assert len(found.passages) == 1
     assert assessed(folder, 1, 300) == found
     assert assessed(folder, 2, 300) is None
@@ -175,9 +178,9 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
     wishes = {"passages": 0, "bpe_vocabulary": 260}
-    some = [measured(finished(comparison / "runs" / name), **wishes) for name in ("1", "2")]
+    some = [compared_run(finished_run(comparison / "runs" / name), **wishes) for name in ("1", "2")]
     with pytest.raises(ValueError, match="are the same run, seed included"):
-        by_settings(some)
+        group_into_methods(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):
         run_command("compare", ["with", "runs=['runs/1', 'runs/3']", "passages=0", "bpe_vocabulary=260", "-u"])
     with pytest.raises(ValueError, match="there is no training run; expected the folder of a finished one"):

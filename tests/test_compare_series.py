@@ -17,7 +17,9 @@ from tokenv import keys
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess
 from tokenv.compare.assessment import assessed
-from tokenv.compare.result import build, finished, flat, measured
+from tokenv.compare.compose import compared_run, compose
+from tokenv.compare.settings import flat
+from tokenv.compare.store import finished_run
 from tokenv.data.series.windows import load_series
 from tokenv.run.evaluate import held_out_rollouts, sequence_losses
 from tokenv.run.stored import load_run
@@ -143,12 +145,12 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
-    first, second = (measured(finished(store / name), passages=0, bpe_vocabulary=260) for name in ("1", "2"))
+    first, second = (compared_run(finished_run(store / name), passages=0, bpe_vocabulary=260) for name in ("1", "2"))
     with pytest.raises(ValueError, match="measured on different held-out series"):
-        build({"a": [first], "b": [second]}, "title", {})
+        compose({"a": [first], "b": [second]}, "title", {})
     other = replace(first, assessment=replace(first.assessment, unit="nats_per_symbol"))
     with pytest.raises(ValueError, match=r"is measured in nats per symbol and .* in nats per value"):
-        build({"a": [first], "b": [other]}, "title", {})
+        compose({"a": [first], "b": [other]}, "title", {})
 
 
 def test_an_assessment_of_another_version_is_measured_anew(store):

@@ -16,7 +16,8 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import frame, load_series
-from tokenv.forecast.forecast import crps, forecast, held_out_windows, history_steps, last_windows, score
+from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
+from tokenv.forecast.scores import crps, score_forecasts
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -99,7 +100,7 @@ def test_scores_are_standardised_and_leave_out_what_is_missing(parts):
     symbol_BN[0, 19:, :, 0] = np.nan
     symbol_BN[2, 16:, :, 0] = np.nan
     made = forecast(parts, held_out.names, symbol_BN[:, :16], 8, samples=5)
-    found = score(made, replace(held_out, symbol_BN=symbol_BN))
+    found = score_forecasts(made, replace(held_out, symbol_BN=symbol_BN))
     truth = [symbol_BN[0, 16:19, :, 0].numpy(), symbol_BN[1, 16:, :, 0].numpy()]
     squares = [
         np.square((m.sample_SHC.mean(0)[: len(t)] - t) / s.std_C).mean()

@@ -7,13 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import TEXTS, WINDOWS, a_comparison, a_comparison_of_series, a_method, a_run, a_window, rows
+from comparisons import (
+    TEXTS,
+    WINDOWS,
+    a_comparison,
+    a_comparison_of_series,
+    a_method,
+    a_passage,
+    a_run,
+    a_window,
+    changed,
+    rows,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from test_report_html import Page
 
-from tokenv.compare.compared import Agreement, ComparedMethod, Comparison, Pair
+from tokenv.compare.assessment import Agreement
+from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.report.numbers import (
     agreement,
     colour_scale,
@@ -30,7 +42,7 @@ from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures, styles
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
-from tokenv.report.characters import characters
+from tokenv.compare.significance import Difference, sentence
 
 ALL = ["methods", "differences", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
 FINITE = st.floats(-1e6, 1e6)
@@ -77,19 +89,18 @@ def test_the_page_stands_alone(written):
 )
 def test_everything_is_escaped(evil):
     run = a_run(agreement={evil: Agreement(0.5, 0.5, 0.5)}, token_lengths=[], history={})
-    text = evil.encode()
-    run = replace(run, passages=[characters(text, [0.5] * len(text), [False] * len(text))])
+    run = changed(run, passages=[a_passage(evil.encode())])
     methods = [
         ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1) for name, bits in ((evil, 1.0), ("b", 2.0))
     ]
-    pair = Pair(evil, "b", -1.0, (-2.0, -0.5), "better", evil)
-    comparison = Comparison(evil, {evil: evil}, methods, [pair], [evil], [0.2], {evil: evil}, [evil])
+    differences = {(evil, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5)}
+    comparison = Comparison(evil, {evil: evil}, methods, differences, {evil: evil})
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
     assert page.headings[:2] == [evil, evil]
     assert page.cells.count(evil) == 8  # two rows of facts and failures, a row in three tables, a reference
     assert not page.tags & {"script", "s"}
-    drawn = [replace(method, runs=[replace(run, windows=[a_window(evil)])]) for method in methods]
+    drawn = [replace(method, runs=[changed(run, windows=[a_window(evil)])]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
     assert evil in pictures["window-1"].caption
     assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}
@@ -111,21 +122,21 @@ def test_the_matrix_agrees_with_the_pairs(three):
     assert len(page.found) == len(ordered)
     pairs = oriented(three)
     for (row, column), cell in zip(ordered, page.found, strict=True):
-        pair = pairs[row, column]
-        assert pair.sentence in cell["title"]
+        difference = pairs[row, column]
+        assert sentence(row, column, difference, "bits per byte") in cell["title"]
         assert f"{row} − {column}" in cell["title"]
-        assert cell["class"].split() == ["tip", pair.verdict.replace(" ", "-")]
-        assert f"{pair.difference:+.4f}".replace("-", "−") in page.cells
+        assert cell["class"].split() == ["tip", difference.verdict.replace(" ", "-")]
+        assert f"{difference.mean:+.4f}".replace("-", "−") in page.cells
 
 
-@given(FINITE, st.floats(0, 10), st.sampled_from(["better", "worse", "not separable"]))
-def test_a_pair_seen_from_the_other_side(difference, width, verdict):
-    pair = Pair("a", "b", difference, (difference - width, difference + width), verdict, "words")
-    both = oriented(a_comparison([a_method("a"), a_method("b")], pairs=[pair]))
+@given(FINITE, st.floats(0, 10))
+def test_a_pair_seen_from_the_other_side(gap, width):
+    difference = Difference(gap, 0.1, 0.1, gap - width, gap + width)
+    both = oriented(a_comparison([a_method("a"), a_method("b")], differences={("a", "b"): difference}))
     there, back = both["a", "b"], both["b", "a"]
-    assert there == pair
-    assert back.difference == -difference
-    assert back.interval == (-pair.interval[1], -pair.interval[0])
+    assert there == difference
+    assert back.mean == -gap
+    assert (back.low, back.high) == (-difference.high, -difference.low)
     assert {there.verdict, back.verdict} in ({"better", "worse"}, {"not separable"})
 
 
@@ -134,7 +145,7 @@ def test_the_conclusion_tells_who_is_best_and_how_sure(three):
     assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in said
     assert "Not separable from it at 95%: learned (+0.0100)" in said
     assert "better than uniform (difference: 0.2000)" in said
-    assert "cannot be told" in " ".join(conclusion(replace(three, pairs=[])))
+    assert "cannot be told" in " ".join(conclusion(replace(three, differences={})))
 
 
 def test_failed_runs_are_told(three, capsys):
@@ -158,9 +169,9 @@ def test_tables_read_back_equal(three, written):
         assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (run.loss, run.loss_early)
         for name in ("boundary_rate", "flops", "seconds"):
             assert float(row[name]) == getattr(run, name)
-    for pair, row in zip(three.pairs, rows(folder / "pairs.csv"), strict=True):
-        assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (pair.difference, *pair.interval)
-        assert (row["first"], row["second"], row["verdict"]) == (pair.first, pair.second, pair.verdict)
+    for (pair, found), row in zip(three.differences.items(), rows(folder / "pairs.csv"), strict=True):
+        assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (found.mean, found.low, found.high)
+        assert (row["first"], row["second"], row["verdict"]) == (*pair, found.verdict)
 
 
 def test_flops_between_and_beyond_the_known_points():
@@ -223,7 +234,7 @@ def test_the_scale_is_the_range_of_uncertain_probabilities():
 def test_a_missing_metric_is_left_out():
     bare = a_method("bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[])
     assert list(draw_pictures(a_comparison([bare, a_method("full")]))) == ALL
-    alone = a_comparison([bare, replace(bare, name="other")], passages=[])
+    alone = a_comparison([bare, replace(bare, name="other")])
     pictures = draw_pictures(alone)
     assert list(pictures) == ["methods", "differences"]
     assert Page(comparison_page(alone, pictures)).headings == [
@@ -236,7 +247,7 @@ def test_a_missing_metric_is_left_out():
 
 
 def test_one_method_with_one_seed(tmp_path, capsys):
-    alone = a_comparison([a_method("only", seeds=1)], pairs=[])
+    alone = a_comparison([a_method("only", seeds=1)])
     paths = write_report(alone, tmp_path)
     assert "differences.png" not in {path.name for path in paths}
     page = Page(paths[0].read_text(encoding="utf-8"))
@@ -248,10 +259,10 @@ def test_one_method_with_one_seed(tmp_path, capsys):
 
 def test_twelve_methods_look_different_whatever_their_rank():
     methods = [a_method(f"m{i}", 2 + i / 10, seeds=1, history={}) for i in range(12)]
-    looks = styles(a_comparison(methods, pairs=[]))
+    looks = styles(a_comparison(methods, differences={}))
     assert len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
     swapped = [replace(method, loss=-method.loss) for method in methods]
-    assert styles(a_comparison(swapped, pairs=[])) == looks
+    assert styles(a_comparison(swapped, differences={})) == looks
 
 
 def test_nothing_is_cut_at_a_pictures_edge():
@@ -273,7 +284,7 @@ def test_the_terminal_shows_names_literally_and_the_pairs_of_the_best(capsys):
     shown = capsys.readouterr().out
     assert "[red]best" in shown
     assert "\x1b" not in shown
-    assert "- [red]best is better." in shown
+    assert "- [red]best is better than b" in shown
     assert "- b" not in shown
 
 
@@ -316,6 +327,6 @@ def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, tmp_path
 
 
 def test_folders_with_odd_names_are_written(tmp_path):
-    odd = a_comparison([a_method("m", seeds=1, history={}, folder="runs/\udce9")], pairs=[])
+    odd = a_comparison([a_method("m", seeds=1, history={}, folder="runs/\udce9")])
     write_report(odd, tmp_path)
     assert rows(tmp_path / "runs.csv")[0]["folder"] == "runs/\\udce9"

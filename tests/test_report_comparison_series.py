@@ -1,12 +1,11 @@
 """A report on series: in their unit, with their windows, with a test column."""
 
 import io
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_series, a_method, of_series, rows
+from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_series, a_method, changed, of_series, rows
 from matplotlib.image import imread
 from test_report_html import Page
 
@@ -15,7 +14,6 @@ from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
-from tokenv.report.words import SERIES
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +60,16 @@ def test_tables_of_series_read_back_equal(three, written):
 
 
 def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
-    unknown = a_comparison([of_series(a_method("m"), loss_test=math.nan)], unit="nats_per_value", words=SERIES)
-    shown = replace(unknown, has_test=True)
-    assert "– ± –" in Page(comparison_page(shown, {})).cells
-    assert "test" not in Page(comparison_page(unknown, {})).cells
-    write_report(shown, tmp_path)
+    unknown = a_comparison([of_series(a_method("m"), loss_test=None)])
+    assert "– ± –" in Page(comparison_page(unknown, {})).cells
+    assert "test" not in Page(comparison_page(a_comparison([a_method("m")]), {})).cells
+    write_report(unknown, tmp_path)
     assert rows(tmp_path / "methods.csv")[0]["test_nats_per_value"] == "nan"
 
 
 def test_a_window_has_a_row_for_every_method_that_knows_it(three):
     first, *others = three.methods
-    bare = replace(first, runs=[replace(run, windows=run.windows[:1]) for run in first.runs])
+    bare = replace(first, runs=[changed(run, windows=run.assessment.windows[:1]) for run in first.runs])
     pictures = draw_pictures(replace(three, methods=[bare, *others]))
     heights = [imread(io.BytesIO(pictures[name].light)).shape[0] for name in WINDOWS]
     assert heights[0] > heights[1]

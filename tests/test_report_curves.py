@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tokenv.report.curves import draw_curves, running_mean
+from tokenv.report.curves import running_mean
+from tokenv.run.report import draw_curves
 
 X = list(range(0, 200_000, 1000))
 ALL = {

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.report.characters import characters
-from tokenv.report.html import Passage, segment_page
+from tokenv.report.html import segment_page
 
 VOID = {"meta", "br", "link", "img", "source"}
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 def page(data: bytes, boundary: bool = False, **options) -> str:
     chars = characters(data, [0.43] * len(data), [boundary] * len(data))
-    return segment_page([Passage("p", chars)], title="t", facts={}, **options)
+    return segment_page({"p": chars}, title="t", facts={}, **options)
 
 
 @settings(deadline=None)
@@ -68,7 +68,7 @@ def test_visible_characters_are_the_text(data):
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"])
 def test_everything_is_escaped(evil):
     chars = characters(evil.encode(), [0.5] * len(evil), [False] * len(evil))
-    found = Page(segment_page([Passage(evil, chars)], title=evil, facts={evil: evil}))
+    found = Page(segment_page({evil: chars}, title=evil, facts={evil: evil}))
     assert found.texts == [evil]
     assert found.cells == [evil, evil]
     assert found.headings == [evil, evil, evil]
@@ -85,7 +85,7 @@ def test_page_stands_alone():
 
 def test_spans_carry_level_boundary_and_tip():
     chars = characters("a€\n".encode(), [0.0, 0.1, 0.2, 0.43, 1.0], [False, False, True, False, True])
-    spans = Page(segment_page([Passage("p", chars)], title="t", facts={})).spans
+    spans = Page(segment_page({"p": chars}, title="t", facts={})).spans
     assert spans == [
         {"class": "p0", "title": "π = 0.0000 · byte 0"},
         {"class": "p14 b", "title": "π = 0.43 · bytes 1–3 · boundary"},
@@ -107,4 +107,4 @@ def test_legend_shows_the_true_range():
 
 def test_bad_scale_is_refused_even_without_text():
     with pytest.raises(ValueError, match="increasing pair"):
-        segment_page([], title="t", facts={}, scale=(0.4, 0.2))
+        segment_page({}, title="t", facts={}, scale=(0.4, 0.2))

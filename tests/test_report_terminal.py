@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 
 from tokenv.report.characters import Character, characters
-from tokenv.report.colours import PALETTE, ink, level
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
+from tokenv.report.theme import PALETTE, ink, level
 
 
 def show(data: bytes, boundary: bool = False) -> str:

@@ -13,8 +13,9 @@ from tokenv.cli.sacred import Record, run_experiment
 from tokenv.data.series.tables import read_csv
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
-from tokenv.forecast.forecast import as_pictures, forecast, held_out_windows, history_steps, last_windows, score
+from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
 from tokenv.forecast.report import draw_forecasts, write_forecasts
+from tokenv.forecast.scores import score_forecasts
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.table import console, summary_table
 from tokenv.run.hardware import prepare
@@ -86,13 +87,19 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         progress=sys.stderr.isatty(),
     )
     truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()
-    shown = as_pictures(made, options.quantiles, config.data.series.context, truth_BHC)
     table, picture, result = Path(f"{options.out}.csv"), Path(f"{options.out}.png"), {}
-    write_forecasts(shown, options.quantiles, table)
-    drawn = [shown[i] for i in sorted({round(i * (len(shown) - 1) / (DRAWN - 1)) for i in range(DRAWN)})]
-    draw_forecasts(drawn, options.quantiles, picture, title=f"{options.run}, {options.horizon} steps")
+    write_forecasts(made, options.quantiles, table, truth_BHC=truth_BHC)
+    some = sorted({round(i * (len(made) - 1) / (DRAWN - 1)) for i in range(DRAWN)})
+    draw_forecasts(
+        [made[i] for i in some],
+        options.quantiles,
+        picture,
+        title=f"{options.run}, {options.horizon} steps",
+        context=config.data.series.context,
+        truth_BHC=None if truth_BHC is None else truth_BHC[some],
+    )
     if held_out is not None:
-        result = asdict(score(made, held_out))
+        result = asdict(score_forecasts(made, held_out))
         rows = {name: f"{result[name]:.4f} ± {result[f'{name}_error']:.4f}" for name in ("mse", "mae", "crps")}
         rows["of"] = f"{result['windows']} windows, {options.horizon} steps, standardised"
         console().print(summary_table(rows, title="forecasts against what came"))

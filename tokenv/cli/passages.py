@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenv.report.characters import Character, characters
-from tokenv.report.html import Passage, segment_page
+from tokenv.report.html import segment_page
 from tokenv.report.table import console
 from tokenv.report.terminal import coloured_text
 from tokenv.run.stored import Segmented, Trained
@@ -27,7 +27,7 @@ def write_page(path: Path, title: str, passage: list[Character], trained: Traine
     """Write a passage of one run, coloured, as a web page."""
     drawn = sum(character.boundary for character in passage)
     facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
-    page = segment_page([Passage(title, passage)], title="Token boundaries", facts=facts, scale=_scale(passage))
+    page = segment_page({title: passage}, title="Token boundaries", facts=facts, scale=_scale(passage))
     path.write_text(page, encoding="utf-8")
 
 

@@ -20,17 +20,16 @@ from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.schema import Config, check_keys
 from tokenv.data.corpus import load_corpus
 from tokenv.errors import UserError
-from tokenv.lm.codecs.series import VALUE
 from tokenv.report.characters import Character
-from tokenv.report.curves import draw_curves
-from tokenv.report.series import Patched, draw_patches
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.parts import build_parts
+from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
+from tokenv.run.windows import Window, drawn_windows
 from tokenv.storage import checkpoints
 
 MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
@@ -94,7 +93,7 @@ def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
         trained = load_run(str(keep), "latest")
         if config.data.kind == "series":
             picture = pages / "patches.png"
-            draw_patches(_held_out_patches(trained), picture, title=record.title)
+            draw_patches(_held_out_patches(trained), picture, title=record.title, context=config.data.series.context)
         else:
             picture, passage = pages / "segments.html", _held_out_passage(trained)
             write_page(picture, "held-out text", passage, trained)
@@ -115,20 +114,10 @@ def _held_out_passage(trained: Trained, length: int = 2048) -> list[Character]:
     return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
 
 
-def _held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
+def _held_out_patches(trained: Trained, count: int = 4) -> list[Window]:
     batch = load_corpus(trained.config.data).validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
-    return [
-        Patched(
-            name=batch.origin[row],
-            value_NC=batch.symbol_BN[row, :, :, VALUE].numpy(),
-            boundary_T=td[keys.ACTION][row].bool().cpu().numpy(),
-            probability_T=td[keys.BOUNDARY_PROB][row].float().cpu().numpy(),
-            context=trained.config.data.series.context,
-            gold_N=None if batch.gold_BN is None else batch.gold_BN[row].numpy(),
-        )
-        for row in range(len(batch))
-    ]
+    return drawn_windows(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:

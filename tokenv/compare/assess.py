@@ -1,8 +1,11 @@
-"""What a comparison wants to know of one finished run, measured once."""
+"""What a comparison wants to know of one finished run, measured once.
+
+``python -m tokenv.compare.assess FOLDER PASSAGES BPE_VOCABULARY`` measures in a process of its own.
+"""
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +15,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Assessment, Passage, Window, assessed, keep
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage, assessed, keep
 from tokenv.config import registry
 from tokenv.config.schema import Config
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.bpe import train_bpe
-from tokenv.lm.codecs.series import VALUE
 from tokenv.run.evaluate import (
     boundary_scores,
     evaluate,
@@ -31,6 +33,7 @@ from tokenv.run.evaluate import (
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts
 from tokenv.run.stored import load_run
+from tokenv.run.windows import drawn_windows
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
@@ -91,7 +94,7 @@ def _measure(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment:
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,
         passages=_passages(*shown) if series is None else [],
-        windows=[] if series is None else _windows(*shown),
+        windows=[] if series is None else drawn_windows(*shown),
     )
 
 
@@ -107,22 +110,6 @@ def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> li
     return [
         Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
         for symbol_N, prob_T, action_T in zip(held_out.symbol_BN, prob_BT, action_BT, strict=False)
-    ]
-
-
-def _windows(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Window]:
-    return [
-        Window(
-            name=held_out.origin[row],
-            value=[
-                [None if math.isnan(value) else value for value in value_C]
-                for value_C in held_out.symbol_BN[row, ..., VALUE].tolist()
-            ],
-            boundary_prob=prob_T.tolist(),
-            action=action_T.tolist(),
-            gold=None if held_out.gold_BN is None else held_out.gold_BN[row].tolist(),
-        )
-        for row, (prob_T, action_T) in enumerate(zip(prob_BT, action_BT, strict=True))
     ]
 
 
@@ -143,10 +130,10 @@ def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str
     }
 
 
-def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> dict[str, float]:
+def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
     """Without the first symbol, where everybody draws a boundary."""
     scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
-    return {name.removeprefix("boundary_"): value for name, value in scores.items()}
+    return Agreement(**{name.removeprefix("boundary_"): value for name, value in scores.items()})
 
 
 def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
@@ -160,3 +147,7 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
     same = row[1:] == row[:-1]
     length = (place[1:] - place[:-1])[same].clamp(max=longest)
     return torch.bincount(length, minlength=longest + 1)[1:].tolist()
+
+
+if __name__ == "__main__":
+    assess(Path(sys.argv[1]), passages=int(sys.argv[2]), bpe_vocabulary=int(sys.argv[3]))

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
 from tokenv.storage.atomic import write_atomically
 
@@ -29,22 +30,18 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Window:
-    """A held-out window of N steps of a series with the boundaries that a run draws in it.
+class Agreement:
+    """How drawn boundaries fit others, such as whitespace.
 
     Attributes:
-        name: where it comes from, for people.
-        value: of every step and channel; None where missing.
-        boundary_prob: of the first N - 1 steps.
-        action: drawn boundaries of these, 0 or 1.
-        gold: whether a change follows, of every step; None if unknown.
+        precision: share of the drawn boundaries that the others have too.
+        recall: share of the others' that are drawn.
+        f1: their harmonic mean.
     """
 
-    name: str
-    value: list[list[float | None]]
-    boundary_prob: list[float]
-    action: list[int]
-    gold: list[bool] | None
+    precision: float
+    recall: float
+    f1: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Assessment:
         loss_test: on the test windows of a series; None where there is none.
         boundary_rate: boundaries per symbol.
         token_lengths: entry l - 1 counts the tokens of l symbols; the last one, those at least so long.
-        agreement: reference to precision, recall and F1 of the drawn boundaries against its own.
+        agreement: reference (``whitespace``, ``bpe``, ``change points``) to how the drawn boundaries fit its own.
         passages: the first sequences, of text.
         windows: the first sequences, of series.
     """
@@ -81,7 +78,7 @@ class Assessment:
     loss_test: float | None
     boundary_rate: float
     token_lengths: list[int]
-    agreement: dict[str, dict[str, float]]
+    agreement: dict[str, Agreement]
     passages: list[Passage]
     windows: list[Window]
 
@@ -106,11 +103,12 @@ def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | N
     """
     try:
         values = json.loads((folder / FILE).read_text())
-        shown = {
+        read = {
+            "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
         }
-        known = Assessment(**values | shown)
+        known = Assessment(**values | read)
     except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
         return None
     wanted = (VERSION, checkpoints.find(folder).name, passages, bpe_vocabulary)

@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from tokenv.compare.compared import Comparison
+from tokenv.compare.comparison import Comparison
+from tokenv.compare.compose import compared_run, compose
 from tokenv.compare.options import CompareOptions
-from tokenv.compare.result import build, by_settings, check_one_kind, finished, measured
 from tokenv.compare.runner import run_all
+from tokenv.compare.settings import check_same_kind, group_into_methods
+from tokenv.compare.store import finished_run
 from tokenv.run.parts import build_parts
 
 
@@ -27,7 +29,7 @@ def check_methods(options: CompareOptions) -> None:
             build_parts(config, torch.device("meta"))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-    check_one_kind(firsts)
+    check_same_kind(firsts)
 
 
 def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
@@ -39,22 +41,22 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
 
     Raises:
         RuntimeError: every run failed.
-        ValueError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.result``.
+        ValueError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
         KeyboardInterrupt: Ctrl-C.
     """
     wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}
     if options.runs:
-        stored = [finished(Path(folder)) for folder in options.runs]
-        check_one_kind({str(run.folder): run.config for run in stored})
+        stored = [finished_run(Path(folder)) for folder in options.runs]
+        check_same_kind({str(run.folder): run.config for run in stored})
         shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-        methods = by_settings([measured(run, **wishes) for run in shown])
-        return build(methods, f"{len(options.runs)} runs", {})
+        methods = group_into_methods([compared_run(run, **wishes) for run in shown])
+        return compose(methods, f"{len(options.runs)} runs", {})
     tasks = list(options.tasks())
     folders, failed = run_all(tasks, options, progress=progress)
     methods = {}
     for task, folder in zip(tasks, folders, strict=True):
         if folder is not None:
-            methods.setdefault(task.method, []).append(measured(finished(folder), **wishes))
+            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), **wishes))
     if not methods:
         raise RuntimeError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
-    return build(methods, f"{len(methods)} methods", failed)
+    return compose(methods, f"{len(methods)} methods", failed)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
-from tokenv.compare.store import find_run
+from tokenv.compare.store import find_run, same_runs
+from tokenv.config.schema import Config
 from tokenv.report.table import console
 from tokenv.report.words import WORDS
-
-STARTED = re.compile(r'Started run with ID "(.+?)"')
+from tokenv.run.progress import read_progress
 
 
 class StoppedError(Exception):
@@ -74,23 +73,46 @@ def run_all(
 
 
 def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event) -> Path:
-    """One task's folder, trained and assessed.
+    """One task's folder, trained and assessed, each in a process of its own.
 
     Raises:
         RuntimeError: it failed; the message is its last line.
         StoppedError: ``stop`` was set.
     """
     store, wishes = Path(options.store), (options.passages, options.bpe_vocabulary)
-    found = find_run(task.config, store)
-    if found is not None and found.finished and assessed(found.folder, *wishes):
-        return found.folder
+    run = find_run(task.config, store)
+    if run is not None and run.finished and assessed(run.folder, *wishes):
+        return run.folder
     scratch.mkdir()
-    config_file, log = scratch / "run.yaml", scratch / "log"
-    config_file.write_text(yaml.safe_dump(task.config.as_dict()))
-    command = [sys.executable, "-m", "tokenv.compare.job", str(config_file), options.store, *map(str, wishes)]
-    with log.open("w") as writing, shown.bar(task) as bar:
+    if run is None or not run.finished:
+        source = scratch / "run.yaml" if run is None else f"resume={run.folder}"
+        (scratch / "run.yaml").write_text(yaml.safe_dump(task.config.as_dict()))
+        words = ["tokenv.cli", "train", "with", str(source), "-F", options.store]
+        with shown.bar(task) as bar:
+            _call(words, scratch / "log", options.jobs, stop, _Watch(task.config, store, bar))
+        run = find_run(task.config, store)
+        if run is None or not run.finished:
+            raise RuntimeError(f"it ended, but {store} holds no finished run of its configuration")
+    words = ["tokenv.compare.assess", str(run.folder), *map(str, wishes)]
+    _call(words, scratch / "log", options.jobs, stop, lambda: None)
+    shown.say(f"{task.label}: {run.folder}")
+    return run.folder
+
+
+def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, watch: Callable[[], None]) -> None:
+    """Run a module of ours with its arguments; look once a second.
+
+    Raises:
+        RuntimeError: it failed; the message is its last line.
+        StoppedError: ``stop`` was set, and it was told to end as by Ctrl-C.
+    """
+    with log.open("w") as writing:
         process = subprocess.Popen(
-            command, stdout=writing, stderr=subprocess.STDOUT, env=_environment(options.jobs), start_new_session=True
+            [sys.executable, "-m", *words],
+            stdout=writing,
+            stderr=subprocess.STDOUT,
+            env=_environment(jobs),
+            start_new_session=True,
         )
         while True:
             try:
@@ -100,15 +122,29 @@ def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, 
                 if stop.is_set():
                     process.send_signal(signal.SIGINT)
                     process.wait()
-                bar.update(_symbols_seen(log, store))
+                watch()
     if stop.is_set():
         raise StoppedError
-    found = find_run(task.config, store)
-    if code or found is None:
+    if code:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise RuntimeError(lines[-1].strip() if lines else f"exit status {code}")
-    shown.say(f"{task.label}: {found.folder}")
-    return found.folder
+        raise RuntimeError(lines[-1].strip().removeprefix("tokenv: ") if lines else f"exit status {code}")
+
+
+class _Watch:
+    """Shows how far the run of a configuration is that has just been started."""
+
+    def __init__(self, config: Config, store: Path, bar: _Bar) -> None:
+        self._config, self._store, self._bar = config, store, bar
+        self._started = time.time()
+        self._folder: Path | None = None
+
+    def __call__(self) -> None:
+        if self._folder is None:  # what it is called is up to Sacred
+            runs = same_runs(self._config, self._store, since=self._started)
+            self._folder = runs[0].folder if runs else None
+        told = None if self._folder is None else read_progress(self._folder / "checkpoints")
+        if told is not None:
+            self._bar.update(told.symbols)
 
 
 def _environment(jobs: int) -> dict[str, str]:
@@ -117,18 +153,6 @@ def _environment(jobs: int) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     return {"OMP_NUM_THREADS": threads} | environment if jobs > 1 else environment
-
-
-def _symbols_seen(log: Path, store: Path) -> int:
-    """How far a run is, from what Sacred has written last."""
-    started = STARTED.search(log.read_text(errors="replace"))
-    if started is None:
-        return 0
-    try:
-        metrics = json.loads((store / started[1] / "metrics.json").read_text())
-        return int(metrics["train/flops"]["steps"][-1])
-    except (OSError, ValueError, KeyError):  # not written yet, or just being written
-        return 0
 
 
 class _Bar:

@@ -64,10 +64,28 @@ def read_run(folder: Path) -> StoredRun | None:
     return StoredRun(folder, config, told["status"], time.time() - last)
 
 
-def stored_runs(store: Path) -> Iterator[StoredRun]:
-    """All training runs of a store, newest first."""
-    folders = [path.parent for path in store.glob("*/run.json")]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+def finished_run(folder: Path) -> StoredRun:
+    """Read a finished run.
+
+    Raises:
+        ValueError: there is no finished training run in the folder.
+    """
+    stored = read_run(folder)
+    if stored is None or not stored.finished:
+        what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
+        raise ValueError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
+    return stored
+
+
+def stored_runs(store: Path, since: float = 0.0) -> Iterator[StoredRun]:
+    """All training runs of a store, newest first.
+
+    Args:
+        store: folder of Sacred runs.
+        since: only those in whose folder something was written since then, in seconds since 1970.
+    """
+    written = {path.parent: path.parent.stat().st_mtime for path in store.glob("*/run.json")}
+    for folder in sorted((path for path in written if written[path] >= since), key=written.__getitem__, reverse=True):
         run = read_run(folder)
         if run is not None:
             yield run
@@ -78,8 +96,13 @@ def identity(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.as_dict().items() if key not in SAME_RUN_IN_SPITE_OF}
 
 
+def same_runs(config: Config, store: Path, since: float = 0.0) -> list[StoredRun]:
+    """The runs of this configuration, newest first; see ``stored_runs``."""
+    wanted = identity(config)
+    return [run for run in stored_runs(store, since) if identity(run.config) == wanted]
+
+
 def find_run(config: Config, store: Path) -> StoredRun | None:
     """The run of this configuration that is finished, or else can go on; the newest of several."""
-    wanted = identity(config)
-    same = [run for run in stored_runs(store) if identity(run.config) == wanted]
+    same = same_runs(config, store)
     return next((run for run in same if run.finished), None) or next((run for run in same if run.can_go_on), None)

@@ -2,84 +2,75 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from tokenv.report.saving import save_png
-from tokenv.report.series import Patched, draw_values
+from tokenv.forecast.forecast import Array, Forecast
+from tokenv.report.canvas import save_png, titled_figure
+from tokenv.report.series import draw_values
+from tokenv.report.theme import ORANGE
 
-_MEDIAN, _TRUTH = "#D55E00", "0.15"
-
-
-@dataclass(frozen=True)
-class Forecasted:
-    """One series' forecast.
-
-    Attributes:
-        past: The history with its patches.
-        mean_HC: Mean forecast of H steps and C channels.
-        quantile_QHC: Its quantiles.
-        truth_HC: What came; None if unknown.
-    """
-
-    past: Patched
-    mean_HC: np.ndarray
-    quantile_QHC: np.ndarray
-    truth_HC: np.ndarray | None = None
+_TRUTH = "0.15"
 
 
-def draw_forecasts(shown: Sequence[Forecasted], quantiles: Sequence[float], path: Path, *, title: str) -> Path:
+def draw_forecasts(
+    shown: Sequence[Forecast],
+    quantiles: Sequence[float],
+    path: Path,
+    *,
+    title: str,
+    context: int = 0,
+    truth_BHC: Array | None = None,
+) -> Path:
     """Draw histories with their patches as bands, then the median and the outermost quantiles.
 
     Args:
-        shown: The series, from top to bottom.
+        shown: B forecasts, from top to bottom.
         quantiles: Probabilities of the Q quantiles, ascending.
         path: The PNG to write, in an existing folder; it is replaced in one step.
         title: Written above, literally.
+        context: Leading steps of the histories that nothing is predicted of.
+        truth_BHC: What came; None if unknown.
 
     Raises:
         OSError: The file cannot be written.
     """
-    figure = Figure(figsize=(13, 0.9 + 2.6 * len(shown)), dpi=110, layout="constrained")
-    figure.suptitle(title, parse_math=False)
-    for axes, series in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
-        draw_values(axes, series.past)
-        known = len(series.past.value_NC)
-        step_H = np.arange(known, known + len(series.mean_HC))
-        low_HC, high_HC = series.quantile_QHC[0], series.quantile_QHC[-1]
-        middle_HC = series.quantile_QHC[len(quantiles) // 2]
-        for channel in range(series.mean_HC.shape[1]):
+    figure = titled_figure(13, 0.9 + 2.6 * len(shown), dpi=110, title=title)
+    middle = len(quantiles) // 2
+    for number, axes in enumerate(figure.subplots(len(shown), 1, squeeze=False)[:, 0]):
+        made = shown[number]
+        draw_values(axes, made.history_LC, made.boundary_L, title=made.name, context=context)
+        quantile_QHC, known = made.quantile_QHC(quantiles), len(made.history_LC)
+        step_H = np.arange(known, known + quantile_QHC.shape[1])
+        for channel in range(quantile_QHC.shape[2]):
             first = channel == 0
+            low_H, middle_H, high_H = quantile_QHC[[0, middle, -1], :, channel]
             label = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile" if first else None
-            axes.fill_between(
-                step_H, low_HC[:, channel], high_HC[:, channel], color=_MEDIAN, alpha=0.25, linewidth=0, label=label
-            )
-            label = f"{quantiles[len(quantiles) // 2]:g} quantile" if first else None
-            axes.plot(step_H, middle_HC[:, channel], color=_MEDIAN, linewidth=1.4, label=label)
-            if series.truth_HC is not None:
+            axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=label)
+            label = f"{quantiles[middle]:g} quantile" if first else None
+            axes.plot(step_H, middle_H, color=ORANGE, linewidth=1.4, label=label)
+            if truth_BHC is not None:
                 label = "what came" if first else None
-                axes.plot(step_H, series.truth_HC[:, channel], color=_TRUTH, linewidth=1.0, linestyle=":", label=label)
+                truth_H = truth_BHC[number, :, channel]
+                axes.plot(step_H, truth_H, color=_TRUTH, linewidth=1.0, linestyle=":", label=label)
         axes.set_xlim(-0.5, step_H[-1] + 0.5)
     axes.set_xlabel("step; bands are patches of the history")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return save_png(figure, path)
 
 
-def write_forecasts(shown: Sequence[Forecasted], quantiles: Sequence[float], path: Path) -> Path:
+def write_forecasts(
+    shown: Sequence[Forecast], quantiles: Sequence[float], path: Path, *, truth_BHC: Array | None = None
+) -> Path:
     """Write one row a series, channel and step: mean, quantiles and, where it is known, what came."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["series", "channel", "step", "mean", *(f"q{q:g}" for q in quantiles), "truth"])
-        for series in shown:
-            steps, channels = series.mean_HC.shape
-            for channel in range(channels):
-                for step in range(steps):
-                    truth = "" if series.truth_HC is None else series.truth_HC[step, channel]
-                    values = series.quantile_QHC[:, step, channel].tolist()
-                    writer.writerow(
-                        [series.past.name, channel, step + 1, series.mean_HC[step, channel], *values, truth]
-                    )
+        for number, made in enumerate(shown):
+            mean_HC, quantile_QHC = made.mean_HC, made.quantile_QHC(quantiles)
+            for channel, step in np.ndindex(mean_HC.shape[::-1]):
+                truth = "" if truth_BHC is None else truth_BHC[number, step, channel]
+                values = quantile_QHC[:, step, channel].tolist()
+                writer.writerow([made.name, channel, step + 1, mean_HC[step, channel], *values, truth])
     return path

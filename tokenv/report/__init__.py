@@ -1,1 +1,1 @@
-"""Pictures and pages: curves and text coloured by boundary probability."""
+"""A kit of drawing parts that knows no feature: what is drawn comes as plain values."""

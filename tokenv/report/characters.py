@@ -84,6 +84,11 @@ def visible(text: str) -> str:
     return "".join(_shown(c) for c in text)
 
 
+def plain(name: str) -> str:
+    """A name on one line, without anything invisible."""
+    return " ".join(visible(name).split())
+
+
 def _length(lead: int) -> int:
     """Bytes that a character with this first byte has, if it is valid at all."""
     if lead < 0xC0:

@@ -1,7 +1,6 @@
 """Boundary probabilities as a web page that needs nothing but itself."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,33 +8,20 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from tokenv.report.characters import Character, visible
-from tokenv.report.colours import PALETTE, ink, level
-
-
-@dataclass(frozen=True)
-class Passage:
-    """One text on the page.
-
-    Attributes:
-        title: Its heading.
-        characters: Its text, as `tokenv.report.characters.characters` returned it.
-    """
-
-    title: str
-    characters: list[Character]
+from tokenv.report.theme import BLUE, DARK, LIGHT, PALETTE, ink, level
 
 
 def segment_page(
-    passages: Sequence[Passage],
+    passages: Mapping[str, Iterable[Character]],
     *,
     title: str,
-    facts: dict[str, str],
+    facts: Mapping[str, str],
     scale: tuple[float, float] = (0.0, 1.0),
 ) -> str:
     """Draw passages coloured by boundary probability, with a thin line at each boundary.
 
     Args:
-        passages: The texts, in order; up to some 100 kB together keeps the page quick.
+        passages: Heading → text, in order; up to some 100 kB together keeps the page quick.
         title: The page's title.
         facts: Name → value of the small table on top: run, boundary rate, bits per byte and so on.
         scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
@@ -51,7 +37,7 @@ def segment_page(
         "report/segment.html.jinja",
         title=visible(title),
         facts=[(visible(name), visible(value)) for name, value in facts.items()],
-        passages=[(visible(p.title), coloured(p.characters, scale)) for p in passages],
+        passages=[(visible(heading), coloured(text, scale)) for heading, text in passages.items()],
         **legend(scale),
     )
 
@@ -115,4 +101,6 @@ def _digits(probability: float) -> str:
 def _environment() -> Environment:
     folder = files("tokenv")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
+    return made

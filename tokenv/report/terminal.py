@@ -6,7 +6,7 @@ from rich.style import Style
 from rich.text import Text
 
 from tokenv.report.characters import Character, visible
-from tokenv.report.colours import PALETTE, ink, level
+from tokenv.report.theme import PALETTE, ink, level
 
 _STYLES = tuple(Style(color=ink(colour), bgcolor=colour) for colour in PALETTE)
 

@@ -16,6 +16,7 @@ from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare, resolve_device
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
+from tokenv.run.progress import ProgressFile
 from tokenv.run.state import History, Log, RunState
 from tokenv.run.update import accumulate, backward, descend, grad_norm, learning_rate, make_optimizer
 from tokenv.storage import checkpoints
@@ -37,7 +38,7 @@ def train(
 
     Args:
         config: the run, complete and checked.
-        folder: for checkpoints.
+        folder: for checkpoints, and for ``progress.json``.
         log: called with a metric's name, its value and the training bytes so far.
         resume: go on from here; everything but the clock is then as if the run had never stopped.
         progress: show bars.
@@ -77,6 +78,7 @@ def train(
         desc="training",
         disable=not progress,
     )
+    told = ProgressFile(folder, config.train.bytes)
     parts.train()
     with bar, Interruptible() as interrupt:
         if state.symbols >= config.train.bytes:  # resumed at its end: it was killed before it had told what came out
@@ -109,6 +111,7 @@ def train(
             metrics["bytes_per_second"] = per_step / (time.perf_counter() - started)
             state.record("train", metrics, log)
             bar.update(per_step)
+            told.update(state.symbols)
             bar.set_postfix_str(
                 f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
                 f"entropy {metrics['entropy']:.3f}"

@@ -23,10 +23,18 @@ def replacing_file(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file, complete or not at all."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file, complete or not at all.
+
+    Args:
+        path: in an existing folder; a file that is there is replaced.
+        content: text is written as UTF-8.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left behind.
+    """
     with replacing_file(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

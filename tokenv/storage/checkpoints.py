@@ -74,7 +74,8 @@ def find(run: str | Path, which: str = "latest") -> Path:
     folder = run if run.name == "checkpoints" else run / "checkpoints"
     found = complete(folder)
     if not found:
-        near = sorted(str(path.parent) for path in run.parent.glob("*/checkpoints")) if run.parent.is_dir() else []
+        there = run.parent.glob(f"*/checkpoints/{_PREFIX}*") if run.parent.is_dir() else ()
+        near = sorted({str(path.parents[1]) for path in there})
         hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
         raise FileNotFoundError(f"no complete checkpoint in {folder}: expected a run folder such as runs/1{hint}")
     if which == "best":

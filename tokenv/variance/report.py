@@ -13,13 +13,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from tokenv.report.saving import save_png
+from tokenv.report.canvas import save_png
 from tokenv.report.table import console
+from tokenv.report.theme import LINES, MARKERS
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
 BASIS = "reinforce"
-_SHADES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-_MARKERS = "osD^vPX*"
+_SHADES = (*LINES, "#000000", "#7F7F7F")
 
 
 def _pair(values: list[float], digits: int = 2) -> str:
@@ -134,7 +134,7 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
         if not shown:
             continue
         x, y, error = map(np.array, zip(*shown, strict=True))
-        colour, marker = _SHADES[number % len(_SHADES)], _MARKERS[number // len(_SHADES) % len(_MARKERS)]
+        colour, marker = _SHADES[number % len(_SHADES)], MARKERS[number // len(_SHADES) % len(MARKERS)]
         low = np.minimum(error, 0.7 * y)  # a logarithmic axis has no room below 0
         axes.errorbar(x, y, [low, error], color=colour, marker=marker, ms=5, lw=1, elinewidth=0.8, capsize=2)
         ends.append((x[-1], y[-1], label, colour))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from tokenv.compare.compared import Agreement, ComparedMethod, Comparison, Curve, Pair
-from tokenv.report.characters import visible
-from tokenv.report.curves import running_mean
+from tokenv.compare.assessment import Agreement
+from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.significance import Difference
+from tokenv.report.characters import Character, characters, plain
+from tokenv.report.curves import Curve, drawable, running_mean
 
 _SMOOTHING = 25  # a running mean spans one part in so many of its curve
-_HUGE = 1e100  # matplotlib's own arithmetic on axis limits overflows well before floats end
 _NAMED = 3  # methods that a sentence names
-_OPPOSITE = {"better": "worse", "worse": "better"}
 
 
 class Band(NamedTuple):
@@ -26,11 +25,6 @@ class Band(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-
-
-def plain(name: str) -> str:
-    """A name on one line, without anything invisible."""
-    return " ".join(visible(name).split())
 
 
 def number(value: float, form: str = ".4f") -> str:
@@ -61,21 +55,10 @@ def ranked(comparison: Comparison) -> list[ComparedMethod]:
     return sorted(comparison.methods, key=lambda m: (math.isnan(m.loss), m.loss))
 
 
-def oriented(comparison: Comparison) -> dict[tuple[str, str], Pair]:
-    """Every pair from both sides: (first, second) to the first as seen from the second."""
-    found = {}
-    for pair in comparison.pairs:
-        low, high = pair.interval
-        found[pair.first, pair.second] = pair
-        found[pair.second, pair.first] = replace(
-            pair,
-            first=pair.second,
-            second=pair.first,
-            difference=-pair.difference,
-            interval=(-high, -low),
-            verdict=_OPPOSITE.get(pair.verdict, pair.verdict),
-        )
-    return found
+def oriented(comparison: Comparison) -> dict[tuple[str, str], Difference]:
+    """Every pair from both sides: (first, second) to the first's loss minus the second's."""
+    turned = {(second, first): -difference for (first, second), difference in comparison.differences.items()}
+    return {**comparison.differences, **turned}
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -93,8 +76,8 @@ def conclusion(comparison: Comparison) -> list[str]:
     said = [f"{plain(best.name)} has the lowest {unit}: {value}."]
     pairs = oriented(comparison)
     seen = [(other, pairs.get((other.name, best.name))) for other in others]
-    tied = [f"{plain(m.name)} ({number(p.difference, '+.4f')})" for m, p in seen if p and p.verdict == "not separable"]
-    worse = [(m, p.difference) for m, p in seen if p and p.verdict == "worse"]
+    tied = [f"{plain(m.name)} ({number(d.mean, '+.4f')})" for m, d in seen if d and d.verdict == "not separable"]
+    worse = [(m, d.mean) for m, d in seen if d and d.verdict == "worse"]
     if tied:
         said.append(f"Not separable from it at 95%: {_listed(tied)}.")
     if worse:
@@ -110,7 +93,7 @@ def conclusion(comparison: Comparison) -> list[str]:
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(curve[0], dtype=float), np.asarray(curve[1], dtype=float)
-    known = (np.abs(x) < _HUGE) & (np.abs(y) < _HUGE)
+    known = drawable(x, y)
     return x[known], y[known]
 
 
@@ -190,7 +173,7 @@ def length_shares(method: ComparedMethod) -> list[float]:
 
     Empty if no run has tokens.
     """
-    counts = [run.token_lengths for run in method.runs if sum(run.token_lengths) > 0]
+    counts = [run.assessment.token_lengths for run in method.runs if sum(run.assessment.token_lengths) > 0]
     if not counts:
         return []
     last = min(map(len, counts))
@@ -200,12 +183,13 @@ def length_shares(method: ComparedMethod) -> list[float]:
 
 def references(comparison: Comparison) -> list[str]:
     """What boundaries were held against, in the order of the first run that names it."""
-    return list(dict.fromkeys(name for m in comparison.methods for run in m.runs for name in run.agreement))
+    return list(dict.fromkeys(name for m in comparison.methods for run in m.runs for name in run.assessment.agreement))
 
 
 def agreement(method: ComparedMethod, reference: str) -> Agreement | None:
     """Mean over the method's seeds; None if it was not held against this."""
-    found = [run.agreement[reference] for run in method.runs if reference in run.agreement]
+    every = [run.assessment.agreement for run in method.runs]
+    found = [known[reference] for known in every if reference in known]
     if not found:
         return None
     return Agreement(mean(a.precision for a in found), mean(a.recall for a in found), mean(a.f1 for a in found))
@@ -222,6 +206,14 @@ def error_on_test(method: ComparedMethod) -> float:
     return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
 
 
+def passages(method: ComparedMethod) -> list[list[Character]]:
+    """The passages as the method's first seed cut them."""
+    return [
+        characters(passage.text.encode("latin-1"), passage.boundary_prob, [bool(action) for action in passage.action])
+        for passage in method.runs[0].assessment.passages
+    ]
+
+
 def colour_scale(comparison: Comparison) -> tuple[float, float]:
     """Ends of the colour scale of all passages: the range that methods use which are not always certain.
 
@@ -229,8 +221,8 @@ def colour_scale(comparison: Comparison) -> tuple[float, float]:
         1st and 99th percentile of the probabilities other than 0 and 1; all of [0, 1] if there are none or if they
         are alike.
     """
-    runs = [method.runs[0] for method in comparison.methods]
-    values = [c.probability for run in runs for text in run.passages for c in text if 0 < c.probability < 1]
+    texts = [text for method in comparison.methods for text in passages(method)]
+    values = [c.probability for text in texts for c in text if 0 < c.probability < 1]
     if not values:
         return (0.0, 1.0)
     low, high = map(float, np.quantile(values, [0.01, 0.99]))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tokenv.compare.compared import ComparedMethod, Comparison, Pair
-from tokenv.compare.report.canvas import Picture
+from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report.notes import notes
 from tokenv.compare.report.numbers import (
     agreement,
     colour_scale,
@@ -17,14 +17,16 @@ from tokenv.compare.report.numbers import (
     number,
     oriented,
     over_seeds,
-    plain,
+    passages,
     ranked,
     references,
     targets,
     with_error,
 )
 from tokenv.compare.report.pictures import styles
-from tokenv.report.characters import visible
+from tokenv.compare.significance import Difference, sentence
+from tokenv.report.canvas import Picture
+from tokenv.report.characters import plain, visible
 from tokenv.report.html import coloured, legend, render
 
 T = TypeVar("T")
@@ -57,17 +59,17 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison.has_test))),
         targets=targets(comparison),
         matrix=_rows(comparison, _differences(comparison)),
-        sentences=[visible(pair.sentence) for pair in comparison.pairs],
-        many=len(comparison.pairs) > _MANY,
+        sentences=[_sentence(pair, difference, comparison) for pair, difference in comparison.differences.items()],
+        many=len(comparison.differences) > _MANY,
         pictures={name: _embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
         passages=[
-            (visible(heading), _rows(comparison, partial(_spans, passage=i, scale=scale)))
-            for i, heading in enumerate(comparison.passages)
+            (f"held-out passage {i + 1}", _rows(comparison, partial(_spans, passage=i, scale=scale)))
+            for i in range(max(len(method.runs[0].assessment.passages) for method in comparison.methods))
         ],
-        notes=[visible(note) for note in comparison.notes],
+        notes=notes(comparison.words, comparison.unit),
         **legend(scale),
     )
 
@@ -109,15 +111,22 @@ def _cells(method: ComparedMethod, has_test: bool) -> list[str]:
 def _differences(comparison: Comparison) -> Callable[[ComparedMethod], list[tuple[str, str, str] | None]]:
     """Method to its cells of the matrix: style class, text and tooltip against every other; None against itself."""
     pairs, columns = oriented(comparison), ranked(comparison)
-    return lambda row: [None if row is other else _cell(pairs.get((row.name, other.name))) for other in columns]
+
+    def cell(row: ComparedMethod, other: ComparedMethod) -> tuple[str, str, str]:
+        pair = (row.name, other.name)
+        difference = pairs.get(pair)
+        if difference is None:
+            return ("unknown", "–", "not compared")
+        low, high = (number(end, "+.4f") for end in (difference.low, difference.high))
+        said = _sentence(pair, difference, comparison)
+        tip = f"{said} ({plain(row.name)} − {plain(other.name)}, 95% interval: {low} to {high})"
+        return (difference.verdict.replace(" ", "-"), number(difference.mean, "+.4f"), tip)
+
+    return lambda row: [None if row is other else cell(row, other) for other in columns]
 
 
-def _cell(pair: Pair | None) -> tuple[str, str, str]:
-    if pair is None:
-        return ("unknown", "–", "not compared")
-    low, high = (number(end, "+.4f") for end in pair.interval)
-    tip = f"{visible(pair.sentence)} ({plain(pair.first)} − {plain(pair.second)}, 95% interval: {low} to {high})"
-    return (pair.verdict.replace(" ", "-"), number(pair.difference, "+.4f"), tip)
+def _sentence(pair: tuple[str, str], difference: Difference, comparison: Comparison) -> str:
+    return visible(sentence(*pair, difference, comparison.unit_in_words))
 
 
 def _embedded(picture: Picture) -> dict[str, str]:
@@ -138,5 +147,5 @@ def _scores(method: ComparedMethod, held: Sequence[str]) -> list[str]:
 
 def _spans(method: ComparedMethod, passage: int, scale: tuple[float, float]) -> list[tuple[str, str, str]]:
     """The passage as the first seed cut it; empty if there is none."""
-    texts = method.runs[0].passages
+    texts = passages(method)
     return coloured(texts[passage], scale) if passage < len(texts) else []

@@ -13,25 +13,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tokenv.compare.compared import ComparedMethod, Comparison
-from tokenv.compare.report.canvas import Picture, draw_both, legend_below, legend_columns, short
+from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.report.numbers import (
     Band,
     length_shares,
     loss_metric,
     method_band,
     oriented,
-    plain,
     ranked,
     targets,
 )
-from tokenv.compare.report.windows import draw_windows
+from tokenv.compare.report.windows import window_pictures
+from tokenv.report.canvas import Picture, draw_both, legend_below, legend_columns, short
+from tokenv.report.characters import plain
+from tokenv.report.theme import BLUE, GREY, LINES, MARKERS, ORANGE
 
-# Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_LINES = ("solid", "dashed", "dotted", "dashdot")
-_MARKERS = "osD^vPX*<>ph"
-VERDICTS = {"better": "#0072B2", "worse": "#D55E00", "not separable": "#8a8a8a"}
+_DASHES = ("solid", "dashed", "dotted", "dashdot")
+VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
 _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # a share of tokens of one length that would press all other methods flat
@@ -48,9 +46,7 @@ class Style(NamedTuple):
 def styles(comparison: Comparison) -> dict[str, Style]:
     """Method to its look in all pictures, by its place in the comparison."""
     return {
-        method.name: Style(
-            _COLOURS[i % len(_COLOURS)], _LINES[i // len(_COLOURS) % len(_LINES)], _MARKERS[i % len(_MARKERS)]
-        )
+        method.name: Style(LINES[i % len(LINES)], _DASHES[i // len(LINES) % len(_DASHES)], MARKERS[i % len(MARKERS)])
         for i, method in enumerate(comparison.methods)
     }
 
@@ -137,22 +133,22 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
     """Every method minus the best, with 95% intervals."""
     best, pairs = methods[0], oriented(comparison)
     against = [pairs.get((method.name, best.name)) for method in methods]
-    if not any(pair and math.isfinite(pair.difference) for pair in against):
+    if not any(difference and math.isfinite(difference.mean) for difference in against):
         return None
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         axes.axvline(0, color=mpl.rcParams["text.color"], lw=0.8)
         axes.plot(0, 0, "D", color=mpl.rcParams["text.color"], ms=5)
-        for row, pair in enumerate(against):
-            if pair:
-                colour = VERDICTS.get(pair.verdict, VERDICTS["not separable"])
-                if all(map(math.isfinite, pair.interval)):
-                    axes.plot(pair.interval, (row, row), color=colour, lw=2, marker="|", ms=7)
-                axes.plot(pair.difference, row, "o", color=colour, ms=5)
+        for row, difference in enumerate(against):
+            if difference:
+                colour, interval = VERDICTS[difference.verdict], (difference.low, difference.high)
+                if all(map(math.isfinite, interval)):
+                    axes.plot(interval, (row, row), color=colour, lw=2, marker="|", ms=7)
+                axes.plot(difference.mean, row, "o", color=colour, ms=5)
         _rows(axes, methods)
         axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
-        names = [name for name in VERDICTS if any(pair and pair.verdict == name for pair in against)]
+        names = [name for name in VERDICTS if any(difference and difference.verdict == name for difference in against)]
         handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
         legend_below(figure, handles, names)
 
@@ -261,6 +257,6 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
         *_losses(comparison, methods, looks),
         *_policies(comparison, methods, looks),
         _lengths(comparison, methods, looks),
-        *draw_windows(comparison),
+        *window_pictures(comparison),
     ]
     return {picture.name: picture for picture in pictures if picture}

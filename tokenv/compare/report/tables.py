@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tokenv.compare.compared import Comparison
+from tokenv.compare.comparison import Comparison
 from tokenv.compare.report.numbers import (
     agreement,
     conclusion,
@@ -18,12 +18,12 @@ from tokenv.compare.report.numbers import (
     length_shares,
     number,
     over_seeds,
-    plain,
     ranked,
     references,
     with_error,
 )
-from tokenv.report.characters import visible
+from tokenv.compare.significance import sentence
+from tokenv.report.characters import plain, visible
 from tokenv.report.table import console
 
 _SCORES = ("precision", "recall", "f1")
@@ -85,7 +85,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
             run.folder,
             run.loss,
             *(getattr(run, name) for name in figures.values()),
-            *scores(run.agreement.get(reference) for reference in held),
+            *scores(run.assessment.agreement.get(reference) for reference in held),
         ]
         for method in methods
         for run in method.runs
@@ -93,7 +93,10 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
     header = ["first", "second", "difference", "low", "high", "verdict", "sentence"]
-    rows = [[p.first, p.second, p.difference, *p.interval, p.verdict, p.sentence] for p in comparison.pairs]
+    rows = [
+        [*pair, d.mean, d.low, d.high, d.verdict, sentence(*pair, d, comparison.unit_in_words)]
+        for pair, d in comparison.differences.items()
+    ]
     paths.append(_write(folder / "pairs.csv", header, rows))
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
@@ -125,11 +128,11 @@ def print_comparison(comparison: Comparison) -> None:
     """Print the table, who is best, and the sentences on the best method's pairs."""
     shown = console(wide=120)
     shown.print(comparison_table(comparison))
-    for sentence in conclusion(comparison):
-        shown.print(sentence)
+    for said in conclusion(comparison):
+        shown.print(said)
     best = ranked(comparison)[0].name
-    for pair in comparison.pairs:
-        if best in (pair.first, pair.second):
-            shown.print(f"- {visible(pair.sentence)}")
+    for pair, difference in comparison.differences.items():
+        if best in pair:
+            shown.print(f"- {visible(sentence(*pair, difference, comparison.unit_in_words))}")
     for run, reason in comparison.failed.items():
         shown.print(f"did not finish: {plain(run)}: {visible(reason)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenv.compare.compared import Comparison
+from tokenv.compare.comparison import Comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.tables import write_tables

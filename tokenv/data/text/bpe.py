@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from tokenv.data.corpus import Corpus
+from tokenv.storage.atomic import write_atomically
 
 BYTES = 256
 # GPT-2's way of splitting text into words, for bytes: each is one character, and all from 128 on count as letters,
@@ -76,9 +76,7 @@ def train_bpe(
     )
     tokenizer.train_from_iterator(_training_texts(corpus, max_bytes), trainer)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        tokenizer.save(f"{scratch}/tokenizer.json")
-        os.replace(f"{scratch}/tokenizer.json", path)
+    write_atomically(path, tokenizer.to_str(pretty=True))
     return path
 
 

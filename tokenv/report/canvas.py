@@ -1,4 +1,4 @@
-"""What pictures of a comparison are drawn on: themes for light and for dark pages, legends that fit, PNG."""
+"""What pictures are drawn on: figures, PNG for light and for dark pages, legends that fit."""
 
 from __future__ import annotations
 
@@ -7,46 +7,43 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from tokenv.compare.report.numbers import plain
+from tokenv.report.characters import plain
+from tokenv.report.theme import DARK, LIGHT, style
+from tokenv.storage.atomic import write_atomically
 
 _WIDTH, _DPI, _LETTER = 5.6, 180, 0.062  # inches, dots an inch, inches of one letter of a legend
 _LONGEST = 30  # letters of a name in a picture
-_COMMON = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9,
-    "grid.linewidth": 0.6,
-    "legend.columnspacing": 1.4,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.5,
-    "text.parse_math": False,
-}
 
 
-def _theme(page: str, ink: str, grid: str) -> Any:  # matplotlib's type of it spells all its keys
-    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
-    return {
-        **_COMMON,
-        "figure.facecolor": page,
-        "axes.facecolor": page,
-        "grid.color": grid,
-        **dict.fromkeys(inked, ink),
-    }
+def titled_figure(width: float, height: float, *, dpi: int, title: str) -> Figure:
+    """An empty figure of so many inches, with a title that is written literally."""
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    figure.suptitle(title, parse_math=False)
+    return figure
 
 
-_LIGHT = _theme("#ffffff", "#1b1b1b", "#e4e4e4")
-_DARK = _theme("#121416", "#e6e6e6", "#303438")
+def png(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write a picture in an existing folder; one that is there is replaced in one step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_atomically(path, png(figure))
+    return path
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,13 @@ def draw_both(name: str, caption: str, height: float, draw: Callable[[Figure], N
         draw: fills an empty figure; ``mpl.rcParams["text.color"]`` is then the page's ink.
     """
     drawn = []
-    for theme in (_LIGHT, _DARK):
-        buffer = io.BytesIO()
-        with mpl.rc_context(theme), warnings.catch_warnings():
+    for page in (LIGHT, DARK):
+        with mpl.rc_context(style(page)), warnings.catch_warnings():
             # A name in a script that the fonts lack shows as boxes; the page beside it shows the name.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
             draw(figure)
-            figure.savefig(buffer, format="png")
-        drawn.append(buffer.getvalue())
+            drawn.append(png(figure))
     return Picture(name, caption, *drawn)
 
 

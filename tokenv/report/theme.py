@@ -1,4 +1,50 @@
-"""Colours that order probabilities: from dark blue to bright yellow, also for colour-blind eyes."""
+"""The look of all reports: colours of lines, of pages, and of probabilities."""
+
+from typing import Any, NamedTuple
+
+# Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
+BLUE, ORANGE, GREEN, PINK, AMBER, SKY = LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#8a8a8a"
+MARKERS = "osD^vPX*<>ph"
+
+
+class Page(NamedTuple):
+    """Colours of a page: its ground, its letters, fainter ones, rules of tables, and the grid of pictures."""
+
+    ground: str
+    ink: str
+    faint: str
+    rule: str
+    grid: str
+
+
+LIGHT = Page("#fff", "#1b1b1b", "#5f6368", "#d5d7da", "#e4e4e4")
+DARK = Page("#121416", "#e6e6e6", "#9aa0a6", "#3a3d41", "#303438")
+
+
+def style(page: Page) -> Any:  # matplotlib's type of it spells all its keys
+    """Matplotlib's settings for a picture that stands on a page."""
+    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+    return {
+        "axes.axisbelow": True,
+        "axes.facecolor": page.ground,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "figure.facecolor": page.ground,
+        "font.size": 9,
+        "grid.color": page.grid,
+        "grid.linewidth": 0.6,
+        "legend.columnspacing": 1.4,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "legend.handlelength": 2.6,
+        "lines.linewidth": 1.5,
+        "lines.markersize": 4.5,
+        "text.parse_math": False,
+        **dict.fromkeys(inked, page.ink),
+    }
+
 
 # matplotlib's cividis at 33 equal steps, copied so that text reports need no matplotlib.
 _CODES = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tokenv.compare.statistics import Scores, compare, document_error, sentence
+from tokenv.compare.significance import Scores, difference, document_error, sentence
 from tokenv.run.evaluate import clustered_standard_error
 
 GENERATOR = np.random.default_rng(0)
@@ -30,12 +30,12 @@ def test_pairing_takes_out_what_all_methods_find_hard():
     first, second = (
         Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B, (0, 1, 2)) for shift in (0, 0.1)
     )
-    difference = compare(first, second)
-    assert difference.mean == pytest.approx(-0.1, abs=0.01)
-    assert difference.document_error < 0.01 < first.document_error
-    assert difference.verdict == "better"
-    assert sentence("a", "b", difference, "bits per byte").startswith("a is better than b by 0.")
-    assert compare(second, first).verdict == "worse"
+    found = difference(first, second)
+    assert found.mean == pytest.approx(-0.1, abs=0.01)
+    assert found.document_error < 0.01 < first.document_error
+    assert found.verdict == "better"
+    assert sentence("a", "b", found, "bits per byte").startswith("a is better than b by 0.")
+    assert difference(second, first).verdict == "worse"
 
 
 @settings(deadline=None, max_examples=20)
@@ -46,7 +46,7 @@ def test_other_seeds_are_compared_as_welch_does(first_seeds, second_seeds, first
     # No sequence differs from another: all that is uncertain is the seed.
     first_S = generator.normal(0, first_spread, (first_seeds, 1))
     second_S = generator.normal(0.3, second_spread, (second_seeds, 1))
-    found = compare(
+    found = difference(
         Scores(first_S.repeat(4, 1), document_B, tuple(range(first_seeds))),
         Scores(second_S.repeat(4, 1), document_B, tuple(range(10, 10 + second_seeds))),
     )
@@ -64,7 +64,7 @@ def test_the_same_seeds_are_paired(common, spread):
     document_B, seeds = np.arange(4), tuple(range(common))
     # The second method has one more seed, which nothing is compared with, and its runs in another order.
     more_S = np.concatenate([second_S[::-1], [[100.0]]])
-    found = compare(
+    found = difference(
         Scores(first_S.repeat(4, 1), document_B, seeds), Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99))
     )
     interval = stats.ttest_rel(first_S[:, 0], second_S[:, 0]).confidence_interval(0.95)
@@ -75,13 +75,13 @@ def test_one_seed_leaves_the_documents():
     document_B = np.arange(100)
     first, second = (Scores(GENERATOR.normal(size=(n, 100)), document_B, tuple(range(n))) for n in (1, 3))
     assert math.isnan(first.seed_error)
-    difference = compare(first, second)
-    assert math.isnan(difference.seed_error)
-    assert difference.high - difference.low == pytest.approx(2 * 1.96 * difference.document_error, rel=1e-3)
-    assert difference.low < difference.mean < difference.high
+    found = difference(first, second)
+    assert math.isnan(found.seed_error)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * found.document_error, rel=1e-3)
+    assert found.low < found.mean < found.high
     # A seed that is easy for all must not make the method that has no other look better.
-    assert difference.mean == pytest.approx((first.loss_SB[0] - second.loss_SB[0]).mean())
-    said = sentence("a", "b", difference, "nats per value")
+    assert found.mean == pytest.approx((first.loss_SB[0] - second.loss_SB[0]).mean())
+    said = sentence("a", "b", found, "nats per value")
     assert "one seed" in said
     assert "not separable" in said
     assert "nats per value" in said

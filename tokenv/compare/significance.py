@@ -7,7 +7,7 @@ methods: where methods have seeds in common, their differences seed by seed are 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,6 +68,10 @@ class Difference:
     low: float
     high: float
 
+    def __neg__(self) -> Difference:
+        """The second method's loss minus the first's."""
+        return replace(self, mean=-self.mean, low=-self.high, high=-self.low)
+
     @property
     def verdict(self) -> str:
         """``better`` (a lower loss), ``worse`` or ``not separable``: the first method, seen from the second."""
@@ -98,8 +102,8 @@ def document_error(value_B: Array, document_B: Array) -> float:
     return float(drawn.standard_error)
 
 
-def compare(first: Scores, second: Scores) -> Difference:
-    """The difference of two methods, with everything that blurs it.
+def difference(first: Scores, second: Scores) -> Difference:
+    """The difference of two methods' losses, with everything that blurs it.
 
     Methods with seeds in common are compared on these alone, paired: the seeds' error is ``s / sqrt(S)``, s the
     standard deviation of the S differences, with S - 1 degrees of freedom. Else it is Welch's (1947),
@@ -120,12 +124,12 @@ def compare(first: Scores, second: Scores) -> Difference:
         seeds, degrees = paired.seed_error, len(common) - 1.0
     else:
         seeds, degrees = _welch(first, second)
-    difference_B = first.loss_SB.mean(0) - second.loss_SB.mean(0)
-    documents = document_error(difference_B, first.document_B)
+    loss_B = first.loss_SB.mean(0) - second.loss_SB.mean(0)
+    documents = document_error(loss_B, first.document_B)
     # Without a spread over seeds there are no degrees of freedom to speak of.
     t = stats.t.ppf((1 + LEVEL) / 2, degrees) if seeds > 0 else stats.norm.ppf((1 + LEVEL) / 2)
     half = float(t) * math.hypot(*(error for error in (documents, seeds) if not math.isnan(error)))
-    mean = float(difference_B.mean())
+    mean = float(loss_B.mean())
     return Difference(mean, documents, seeds, mean - half, mean + half)
 
 

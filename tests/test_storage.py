@@ -1,0 +1,26 @@
+"""Files that are complete or not there at all."""
+
+import pytest
+
+from tokenv.storage.atomic import write_atomically
+
+
+@pytest.mark.parametrize("content", ["Stück\r\n", b"\x00\xff\n"])
+def test_what_is_written_is_read_and_replaces_what_was_there(tmp_path, content):
+    path = tmp_path / "file"
+    for _ in range(2):
+        write_atomically(path, content)
+        assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\udce9")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(tmp_path / "folder", "new")
+    assert path.read_text() == "old"
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "folder"}

@@ -1,0 +1,111 @@
+"""From finished, measured runs to a comparison of their methods."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokenv.compare.assess import assess
+from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.settings import differing_settings
+from tokenv.compare.significance import Scores, difference
+from tokenv.compare.store import StoredRun
+from tokenv.report.words import WORDS, in_words
+from tokenv.storage import checkpoints
+
+
+def compared_run(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> ComparedRun:
+    """A finished run with its figures; it is measured if that was not done before."""
+    assessment = assess(stored.folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
+    state = checkpoints.load_state(checkpoints.find(stored.folder))
+    history = state["history"]
+    return ComparedRun(
+        folder=str(stored.folder),
+        config=stored.config,
+        flops=state["flops"],
+        seconds=_seconds(*history["train/bytes_per_second"]),
+        history=history,
+        assessment=assessment,
+    )
+
+
+def _seconds(seen: Sequence[int], bytes_per_second: Sequence[float]) -> float:
+    """Seconds of all updates."""
+    steps = zip(seen, [0, *seen[:-1]], bytes_per_second, strict=True)
+    return sum((now - before) / speed for now, before, speed in steps)
+
+
+def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Mapping[str, str]) -> Comparison:
+    """Compare methods.
+
+    Args:
+        methods: name to its runs, one a seed and at least one.
+        title: of the report.
+        failed: runs that did not finish, and why.
+
+    Raises:
+        ValueError: runs were measured on different data, or in different units.
+    """
+    first, *others = [run for group in methods.values() for run in group]
+    for run in others:
+        _check_comparable(run, first)
+    document_B = np.array(first.assessment.document)
+    scores = {
+        name: Scores(
+            np.array([run.assessment.loss for run in group]), document_B, tuple(run.config.seed for run in group)
+        )
+        for name, group in methods.items()
+    }
+    settings = differing_settings({name: group[0].config for name, group in methods.items()})
+    compared = [
+        ComparedMethod(
+            name=name,
+            runs=group,
+            settings=settings[name],
+            loss=scores[name].mean,
+            seed_error=scores[name].seed_error,
+            document_error=scores[name].document_error,
+        )
+        for name, group in methods.items()
+    ]
+    differences = {
+        (one, other): difference(scores[one], scores[other]) for one, other in itertools.combinations(methods, 2)
+    }
+    return Comparison(title, _facts([first, *others]), compared, differences, failed)
+
+
+def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
+    found, wanted = run.assessment, first.assessment
+    if found.unit != wanted.unit:
+        raise ValueError(
+            f"{run.folder} is measured in {in_words(found.unit)} and {first.folder} in {in_words(wanted.unit)}: "
+            "expected runs whose codec has the same unit"
+        )
+    if (found.fingerprint, found.document) != (wanted.fingerprint, wanted.document):
+        raise ValueError(
+            f"{run.folder} and {first.folder} were measured on different held-out {run.config.data.kind}: expected "
+            "runs of the same data section and the same validation.sequences"
+        )
+
+
+def _facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
+    first, told = runs[0].config, runs[0].assessment
+    words = WORDS[first.data.kind]
+    budgets = sorted({f"{run.config.train.bytes:,}" for run in runs})
+    seeds = sorted({run.config.seed for run in runs})
+    source = first.data.source if "/" not in first.data.source else Path(first.data.source).name
+    found = {"change points": f"found within {first.data.tolerance} steps"} if "change points" in told.agreement else {}
+    return {
+        "data": f"{source}, sequences of {first.data.seq_len} {words.symbol}s",
+        f"training {words.symbol}s": " or ".join(budgets),
+        "held out": f"{len(told.loss):,} sequences of {len(set(told.document)):,} {words.document}s",
+        **found,
+        "seeds": ", ".join(map(str, seeds)),
+        "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+    }

@@ -1,0 +1,86 @@
+"""What tells runs apart: their configurations, key by key."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tokenv.compare.comparison import ComparedRun
+from tokenv.config.schema import Config
+from tokenv.run.parts import build_parts
+
+NO_SETTING = ("hardware", "checkpoint", "seed")
+LEARNERS_SETTING = ("estimator", "rate_target")
+LEARNERS_LOSS = ("policy", "rate")
+
+
+def check_same_kind(configs: Mapping[str, Config]) -> None:
+    """Refuse to hold text against series.
+
+    Args:
+        configs: name of a run or method to its configuration.
+
+    Raises:
+        ValueError: two of them are of different kinds of data; the message names both.
+    """
+    firsts: dict[str, str] = {}
+    for name, config in configs.items():
+        firsts.setdefault(config.data.kind, name)
+    if len(firsts) > 1:
+        (kind, name), (other_kind, other) = firsts.items()
+        raise ValueError(
+            f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
+            "are in different units; compare them apart"
+        )
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return pairs
+
+
+def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
+    """What each of several configurations does differently from some other: key to value, as text."""
+    every = {name: _settings(config) for name, config in configs.items()}
+    known = dict.fromkeys(itertools.chain.from_iterable(every.values()))
+    varying = [key for key in known if len({repr(values.get(key)) for values in every.values()}) > 1]
+    return {name: {key: str(values[key]) for key in varying if key in values} for name, values in every.items()}
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """All that says what a run does, with dotted keys; an agent that does not learn has no estimator."""
+    learns = build_parts(config, torch.device("meta")).agent.learns
+    unread = NO_SETTING if learns else NO_SETTING + LEARNERS_SETTING
+    values = {key: value for key, value in config.as_dict().items() if key not in unread}
+    if not learns:
+        values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
+    return flat(values)
+
+
+def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """Runs that differ in nothing but the seed, as methods named by what tells them apart.
+
+    Raises:
+        ValueError: two runs are the same, seed included.
+    """
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        key = repr({k: v for k, v in run.config.as_dict().items() if k not in NO_SETTING})
+        same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
+        if same:
+            raise ValueError(f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one")
+        groups.setdefault(key, []).append(run)
+    settings = differing_settings({key: group[0].config for key, group in groups.items()})
+    agents = [group[0].config.agent["name"] for group in groups.values()]
+    names = {}
+    for key, group in groups.items():
+        name = group[0].config.agent["name"]
+        others = {k: v for k, v in settings[key].items() if k != "agent.name"}
+        names[key] = name if agents.count(name) == 1 else ", ".join([name, *(f"{k}={v}" for k, v in others.items())])
+    return {names[key]: group for key, group in groups.items()}
