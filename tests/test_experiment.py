@@ -157,7 +157,8 @@ def test_help_and_config_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(sys, "argv", ["tokenv"])
     cli.main()
     assert "tokenv train" in capsys.readouterr().out
-    run_command("configs", [])
+    monkeypatch.setattr(sys, "argv", ["tokenv", "configs"])
+    cli.main()
     assert "quick" in capsys.readouterr().out
 
 

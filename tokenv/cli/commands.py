@@ -11,8 +11,8 @@ import torch
 
 from tokenv.bench.measure import BenchOptions, bench
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions
+from tokenv.config.convert import make
 from tokenv.config.files import merge
-from tokenv.config.schema import make
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series.tables import read_csv

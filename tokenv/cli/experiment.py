@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 from docopt import docopt
 
 from tokenv.bench.measure import BenchOptions, peak_resident_memory
@@ -29,18 +28,20 @@ from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.options import CompareOptions, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
-from tokenv.config.files import COMMAND_LINE, named_configs, resolve
-from tokenv.config.registry import nearest
-from tokenv.config.schema import Config, check_keys, make
+from tokenv.config.convert import check_keys, make
+from tokenv.config.files import COMMAND_LINE, resolve
+from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.data.corpus import load_corpus
+from tokenv.errors import nearest
 from tokenv.report.curves import draw_curves
 from tokenv.report.html import Passage
 from tokenv.report.series import draw_patches
 from tokenv.report.table import console, summary_table
 from tokenv.report.terminal import coloured_text
 from tokenv.report.words import WORDS, in_words
+from tokenv.run.build import learns
 from tokenv.run.evaluate import Evaluation
-from tokenv.run.parts import build_parts
+from tokenv.run.parts import check_parts
 from tokenv.run.stored import Trained, check_text, held_out_patches, load_run, probability_scale, segment
 from tokenv.run.train import History, train
 from tokenv.storage import checkpoints
@@ -83,9 +84,6 @@ def run_command(name: str, arguments: list[str]) -> Any:
     Raises:
         ValueError: unknown command, key or value.
     """
-    if name == "configs":
-        print("\n".join(f"{stem:16} {path}" for stem, path in named_configs().items()))
-        return None
     if name not in COMMANDS:
         raise ValueError(f"unknown command {name!r}: {nearest(name, [*COMMANDS, 'configs'])}")
     command = COMMANDS[name]
@@ -114,19 +112,16 @@ def run_command(name: str, arguments: list[str]) -> Any:
     return experiment.run(options.get("COMMAND"), options=options).result
 
 
-MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
-
-
 def _resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
     resume = updates.pop("resume", None)
     if resume is None:
         config = resolve(names, updates)
-        build_parts(config, torch.device("meta"))  # refuses what agents and estimators cannot take, before work starts
+        check_parts(config)
         return TrainOptions(config)
     if names:
         raise ValueError(f"resume={resume} brings its own configuration: drop {', '.join(names)}")
     changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
-    check_keys(updates, COMMAND_LINE)
+    check_keys(updates, COMMAND_LINE, Config)
     if changed:
         raise ValueError(
             f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
@@ -158,8 +153,9 @@ def _resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOpti
         base = checkpoints.load_state(checkpoints.find(str(own["run"])))["config"]
     config = resolve(names, updates, base=base)
     check_text(config)
-    options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
-    if not build_parts(config, torch.device("meta")).agent.learns:
+    options = make(VarianceOptions, {**own, "config": config.as_dict()})
+    check_parts(config)
+    if not learns(config.agent):
         raise ValueError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
     return options
 

@@ -2,6 +2,8 @@
 
 import sys
 
+from tokenv.config.files import named_configs
+
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
 
@@ -26,6 +28,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
+        return
+    if arguments[0] == "configs":  # without torch, which takes seconds
+        print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
         return
     try:
         from tokenv.cli.experiment import run_command

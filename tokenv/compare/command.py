@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from tokenv.compare.compared import Comparison
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.result import build, by_settings, check_one_kind, finished, measured
 from tokenv.compare.runner import run_all
-from tokenv.run.parts import build_parts
+from tokenv.errors import UserError
+from tokenv.run.parts import check_parts
 
 
 def check_methods(options: CompareOptions) -> None:
-    """Build every method without memory, so that a mistake shows before hours of work.
+    """Check every method, so that a mistake shows before hours of work.
 
     Raises:
         ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
@@ -24,9 +24,9 @@ def check_methods(options: CompareOptions) -> None:
     firsts = {f"methods.{task.method}": task.config for task in options.tasks() if task.config.seed == options.seeds[0]}
     for name, config in firsts.items():
         try:
-            build_parts(config, torch.device("meta"))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            check_parts(config)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
     check_one_kind(firsts)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
-from tokenv.config.schema import Config, check_keys, make
+from tokenv.config.schema import Config
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class CompareOptions:
             for method, changes in self.methods.items():
                 if not self.only or method in self.only:
                     where = f"methods.{method}"
-                    check_keys(changes, where)
+                    check_keys(changes, where, Config)
                     yield Task(method, resolve(self.base, merge(merge(self.common, changes), {"seed": seed})))
 
 
@@ -115,6 +116,5 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     for key in LISTS:
         if key in values and not isinstance(values[key], list | tuple):
             values[key] = [values[key]]
-    check_keys(values.get("common", {}), "common")
-    made: CompareOptions = make(CompareOptions, values)
-    return made
+    check_keys(values.get("common", {}), "common", Config)
+    return make(CompareOptions, values)

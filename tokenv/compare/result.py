@@ -20,11 +20,11 @@ from tokenv.compare.compared import Agreement, ComparedMethod, ComparedRun, Comp
 from tokenv.compare.notes import notes
 from tokenv.compare.statistics import Scores, compare, sentence
 from tokenv.compare.store import StoredRun, read_run
-from tokenv.config.schema import Config
+from tokenv.config.schema import SETTINGS, Config
 from tokenv.report.characters import characters
 from tokenv.report.series import Patched
 from tokenv.report.words import WORDS, in_words
-from tokenv.run.parts import build_parts
+from tokenv.run.build import learns
 from tokenv.storage import checkpoints
 
 
@@ -95,7 +95,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return pairs
 
 
-NO_SETTING = ("hardware", "checkpoint", "seed")
 LEARNERS_SETTING = ("estimator", "rate_target")
 LEARNERS_LOSS = ("policy", "rate")
 
@@ -110,10 +109,10 @@ def distinguishing(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
 
 def _settings(config: Config) -> dict[str, Any]:
     """All that says what a run does, with dotted keys; an agent that does not learn has no estimator."""
-    learns = build_parts(config, torch.device("meta")).agent.learns
-    unread = NO_SETTING if learns else NO_SETTING + LEARNERS_SETTING
-    values = {key: value for key, value in config.as_dict().items() if key not in unread}
-    if not learns:
+    learning = learns(config.agent)
+    told = [key for key in SETTINGS if learning or key not in LEARNERS_SETTING]
+    values = {key: value for key, value in config.as_dict().items() if key in told}
+    if not learning:
         values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
     return flat(values)
 
@@ -126,7 +125,7 @@ def by_settings(runs: Sequence[Measured]) -> dict[str, list[Measured]]:
     """
     groups: dict[str, list[Measured]] = {}
     for run in runs:
-        key = repr({k: v for k, v in run.config.as_dict().items() if k not in NO_SETTING})
+        key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
         same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
         if same:
             raise ValueError(

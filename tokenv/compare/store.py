@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import resolve
-from tokenv.config.schema import Config
+from tokenv.config.schema import IDENTITY, Config
 from tokenv.storage import checkpoints
 
-SAME_RUN_IN_SPITE_OF = ("hardware", "checkpoint")  # these change no result, or only its last digits
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
 
 
@@ -75,7 +74,7 @@ def stored_runs(store: Path) -> Iterator[StoredRun]:
 
 def identity(config: Config) -> dict[str, Any]:
     """What two runs must have in common to be the same run."""
-    return {key: value for key, value in config.as_dict().items() if key not in SAME_RUN_IN_SPITE_OF}
+    return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
 def find_run(config: Config, store: Path) -> StoredRun | None:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from tokenv import keys
-from tokenv.config.schema import Config, make
+from tokenv.config.convert import make
+from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.lm.codecs.series import VALUE

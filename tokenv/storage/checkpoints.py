@@ -10,7 +10,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-_PREFIX = "step-"
+from tokenv.storage.folders import PREFIX, best, complete, find, load_state
+
+__all__ = [
+    "Checkpoint",
+    "complete",
+    "find",
+    "load",
+    "load_model",
+    "load_optimizer",
+    "load_state",
+    "optimizer_tensors",
+    "save",
+]
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         keep: newest ones to keep; the best one by validation loss stays besides.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"{_PREFIX}{checkpoint.state['step']:08d}"
+    final = folder / f"{PREFIX}{checkpoint.state['step']:08d}"
     partial = folder / f".partial-{final.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -58,38 +70,6 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     return final
 
 
-def complete(folder: Path) -> list[Path]:
-    """All complete checkpoints of a run, oldest first."""
-    return sorted(folder.glob(f"{_PREFIX}*"))
-
-
-def find(run: str | Path, which: str = "latest") -> Path:
-    """A checkpoint of a run folder.
-
-    Args:
-        run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
-        which: ``latest`` or ``best`` (lowest validation loss).
-
-    Raises:
-        FileNotFoundError: there is no complete checkpoint.
-        ValueError: ``which`` is neither.
-    """
-    if which not in ("latest", "best"):
-        raise ValueError(f"checkpoint = {which!r}: expected latest or best")
-    run = Path(run)
-    if (run / "state.json").is_file():
-        return run
-    folder = run if run.name == "checkpoints" else run / "checkpoints"
-    found = complete(folder)
-    if not found:
-        near = sorted(str(path.parent) for path in run.parent.glob("*/checkpoints")) if run.parent.is_dir() else []
-        hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
-        raise FileNotFoundError(f"no complete checkpoint in {folder}: expected a run folder such as runs/1{hint}")
-    if which == "best":
-        return _best(found) or found[-1]
-    return found[-1]
-
-
 def load(path: Path) -> Checkpoint:
     """Read what ``save`` wrote, onto the CPU."""
     return Checkpoint(
@@ -100,12 +80,6 @@ def load(path: Path) -> Checkpoint:
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Only the parameters and the state, for those who do not train on."""
     return load_file(path / "model.safetensors"), load_state(path)
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Only the state, for those who need no parameters: a model's may be large."""
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    return state
 
 
 def optimizer_tensors(
@@ -130,18 +104,11 @@ def load_optimizer(
         optimizer.state[parameter][key] = on_device
 
 
-def _best(found: list[Path]) -> Path | None:
-    states = {path: load_state(path) for path in found}
-    scores = {path: state.get(state.get("unit", "bits_per_byte")) for path, state in states.items()}
-    scored = {path: score for path, score in scores.items() if score is not None}
-    return min(scored, key=lambda path: scored[path]) if scored else None
-
-
 def _drop_old(folder: Path, keep: int) -> None:
     found = complete(folder)
-    best = _best(found)
+    lowest = best(found)
     for path in found[:-keep]:
-        if path != best:
+        if path != lowest:
             shutil.rmtree(path)
 
 

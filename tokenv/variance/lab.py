@@ -13,7 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
-from tokenv.config.schema import Config, make
+from tokenv.config.convert import make
+from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.run.hardware import prepare

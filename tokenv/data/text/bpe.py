@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenv.data.corpus import Corpus
+from tokenv.errors import UserError
 
 BYTES = 256
 # GPT-2's way of splitting text into words, for bytes: each is one character, and all from 128 on count as letters,
@@ -52,13 +53,13 @@ def train_bpe(
         The tokenizer's JSON file.
 
     Raises:
-        ValueError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
+        UserError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
         ImportError: the ``tokenizers`` library is not installed.
     """
     if vocabulary_size < BYTES:
-        raise ValueError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
+        raise UserError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
     if max_bytes < 1:
-        raise ValueError(f"max_bytes = {max_bytes}: expected at least 1")
+        raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
     folder = user_cache() / "bpe" if cache is None else Path(cache)
     told = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
     path = folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
