@@ -23,6 +23,7 @@ Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
 Section = dict[str, Plain]  # a name and the options of what it names
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 WORDS |= {Limit: "a number or .inf", Plain: "a number, text, true or false, null, or a list or section of these"}
 
 
@@ -171,7 +172,8 @@ def _words(hint: Any) -> str:
     if kind is Literal:
         return _either(map(str, parts))
     if kind in (list, tuple, Sequence):
-        return f"a list ({', '.join(map(_words, parts))}{' each' if len(parts) == 1 else ''})" if parts else "a list"
+        each = [PLURALS.get(part) or _words(part) for part in parts] if len(parts) == 1 else map(_words, parts)
+        return ", ".join([*each, "in a list such as [a, b]"])
     return "a section whose keys are words" if kind in (dict, Mapping) else str(hint)
 
 
