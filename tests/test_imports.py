@@ -25,9 +25,9 @@ ALLOWED = {
     "testing": ("keys", "agents", "lm", "env", "config"),
     "run": ("errors", "keys", "storage", "report", "data", "agents", "estimators", "lm", "env", "config"),
     "bench": ("data", "lm", "env", "config", "run"),
-    "tasks": ("keys", "env", "run"),
-    "forecast": ("keys", "report", "data", "lm", "env", "config", "run"),
-    "variance": ("keys", "storage", "report", "data", "estimators", "lm", "env", "config", "run"),
+    "tasks": ("errors", "keys", "env", "run"),
+    "forecast": ("errors", "keys", "report", "data", "lm", "env", "config", "run"),
+    "variance": ("errors", "keys", "storage", "report", "data", "estimators", "lm", "env", "config", "run"),
     "compare": ("errors", "keys", "storage", "report", "data", "lm", "config", "run", "cli"),
     "cli": (
         "errors",

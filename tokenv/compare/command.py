@@ -18,7 +18,7 @@ def check_methods(options: CompareOptions) -> None:
     """Check every method, so that a mistake shows before hours of work.
 
     Raises:
-        ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
+        UserError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
             are of different kinds of data.
     """
     firsts = {f"methods.{task.method}": task.config for task in options.tasks() if task.config.seed == options.seeds[0]}
@@ -39,7 +39,7 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
 
     Raises:
         RuntimeError: every run failed.
-        ValueError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.result``.
+        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.result``.
         KeyboardInterrupt: Ctrl-C.
     """
     wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}

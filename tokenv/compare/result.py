@@ -21,6 +21,7 @@ from tokenv.compare.notes import notes
 from tokenv.compare.statistics import Scores, compare, sentence
 from tokenv.compare.store import StoredRun, read_run
 from tokenv.config.schema import SETTINGS, Config
+from tokenv.errors import UserError
 from tokenv.report.characters import characters
 from tokenv.report.series import Patched
 from tokenv.report.words import WORDS, in_words
@@ -52,12 +53,12 @@ def finished(folder: Path) -> StoredRun:
     """Read a finished run.
 
     Raises:
-        ValueError: there is no finished training run in the folder.
+        UserError: there is no finished training run in the folder.
     """
     stored = read_run(folder)
     if stored is None or not stored.finished:
         what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
-        raise ValueError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
+        raise UserError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
     return stored
 
 
@@ -74,14 +75,14 @@ def check_one_kind(configs: Mapping[str, Config]) -> None:
         configs: name of a run or method to its configuration.
 
     Raises:
-        ValueError: two of them are of different kinds of data; the message names both.
+        UserError: two of them are of different kinds of data; the message names both.
     """
     firsts: dict[str, str] = {}
     for name, config in configs.items():
         firsts.setdefault(config.data.kind, name)
     if len(firsts) > 1:
         (kind, name), (other_kind, other) = firsts.items()
-        raise ValueError(
+        raise UserError(
             f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
             "are in different units; compare them apart"
         )
@@ -121,14 +122,14 @@ def by_settings(runs: Sequence[Measured]) -> dict[str, list[Measured]]:
     """Runs that differ in nothing but the seed, as methods named by what tells them apart.
 
     Raises:
-        ValueError: two runs are the same, seed included.
+        UserError: two runs are the same, seed included.
     """
     groups: dict[str, list[Measured]] = {}
     for run in runs:
         key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
         same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
         if same:
-            raise ValueError(
+            raise UserError(
                 f"runs: {run.stored.folder} and {same[0].stored.folder} are the same run, seed included: drop one"
             )
         groups.setdefault(key, []).append(run)
@@ -151,13 +152,13 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
         failed: runs that did not finish, and why.
 
     Raises:
-        ValueError: runs were measured on different data, or in different units.
+        UserError: runs were measured on different data, or in different units.
     """
     runs = [run for group in methods.values() for run in group]
     words, unit = WORDS[runs[0].config.data.kind], runs[0].assessment.unit
     for run in runs[1:]:
         if run.assessment.unit != unit:
-            raise ValueError(
+            raise UserError(
                 f"{run.stored.folder} is measured in {in_words(run.assessment.unit)} and {runs[0].stored.folder} in "
                 f"{in_words(unit)}: expected runs whose codec has the same unit"
             )
@@ -165,7 +166,7 @@ def build(methods: Mapping[str, Sequence[Measured]], title: str, failed: Mapping
             runs[0].assessment.fingerprint,
             runs[0].assessment.document,
         ):
-            raise ValueError(
+            raise UserError(
                 f"{run.stored.folder} and {runs[0].stored.folder} were measured on different held-out {words.data}: "
                 "expected runs of the same data section and the same validation.sequences"
             )

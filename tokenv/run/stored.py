@@ -11,6 +11,7 @@ from tokenv.config.convert import make
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.errors import UserError
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.characters import Character, characters
 from tokenv.report.series import Patched
@@ -44,7 +45,7 @@ def load_run(run: str, which: str = "best") -> Trained:
         which: ``best`` by validation loss, or ``latest``.
 
     Raises:
-        FileNotFoundError: there is no such run, or it has no checkpoint.
+        MissingFileError: there is no such run, or it has no checkpoint.
     """
     path = checkpoints.find(run, which)
     tensors, state = checkpoints.load_model(path)
@@ -59,10 +60,10 @@ def check_text(config: Config) -> None:
     """Refuse what only text can be asked for.
 
     Raises:
-        ValueError: the run is of series.
+        UserError: the run is of series.
     """
     if config.data.kind != "text":
-        raise ValueError(f"data.kind = {config.data.kind!r}: expected text, this command knows nothing else")
+        raise UserError(f"data.kind = {config.data.kind!r}: expected text, this command knows nothing else")
 
 
 def held_out_patches(trained: Trained, count: int = 4) -> list[Patched]:
@@ -94,10 +95,10 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
 
     Raises:
-        ValueError: the text is empty.
+        UserError: the text is empty.
     """
     if not text:
-        raise ValueError("the text is empty: expected at least one byte in text=... or file=...")
+        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
     parts, length = trained.parts, trained.config.data.seq_len
     device = parts.lm.head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
