@@ -1,5 +1,8 @@
 """Configurations: complete, checked before anything runs, and refused with the file, the key and the nearest name."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,10 @@ import torch
 import yaml
 
 from tokenv.config.files import config_path, load_yaml, named_configs, resolve
-from tokenv.config.schema import Config
-from tokenv.run.parts import build_parts
+from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config
+from tokenv.errors import UserError
+from tokenv.run.build import learns
+from tokenv.run.parts import build_parts, check_parts
 
 SIZES = {"fineweb-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
 
@@ -71,10 +76,24 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"loss": {"policy": -1}}, r"loss.policy = -1.0: expected a weight"),
         ({"data": {"cut": "slice"}}, r"data.cut"),
         ({"seed": -1}, r"seed = -1: expected"),
+        ({"train": {"bytes": float("inf")}}, r"train.bytes = inf: expected a whole number"),
+        ({"train": {"bytes": float("nan")}}, r"train.bytes = nan: expected a whole number"),
+        ({"train": {"learning_rate": float("inf")}}, r"train.learning_rate = inf: expected a finite number"),
+        ({"train": {"clip": float("nan")}}, r"train.clip = nan: expected a number or .inf"),
+        ({"rate": True}, r"rate = True: expected a number"),
+        ({"rate": 1j}, r"rate = 1j: expected a number"),
+        ({"hardware": {"compile": "maybe"}}, r"hardware.compile = 'maybe': expected auto, on or off"),
+        ({"hardware": {"device": "cuda:one"}}, r"hardware.device = 'cuda:one': expected auto, cpu, cuda or cuda:N"),
+        ({"data": {"source": b"x"}}, r"data.source = b'x': expected text"),
+        ({"agent": {"name": 3}}, r"agent.name = 3: expected the name of one, or package.module:Class"),
+        ({"agent": {"scale": 1j}}, r"agent.scale = 1j: expected a number, text"),
+        ({"agent": {"deep": {"er": b"x"}}}, r"agent.deep.er = b'x': expected a number, text"),
+        ({"agent": {1: 2}}, r"agent = .*: expected a section whose keys are words"),
+        ({1: 2}, r"unknown key 1"),
     ],
 )
 def test_bad_values_are_named(updates: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         resolve([], updates)
 
 
@@ -100,16 +119,105 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         ({"agent": {"name": "learned", "windw": 1}}, r"agent.windw is no option of agent 'learned'.*'window'"),
         ({"agent": {"name": "learned", "window": -1}}, r"agent.window = -1"),
         ({"agent": {"name": "no.such:Agent"}}, r"agent.name = 'no.such:Agent' cannot be imported"),
-        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2: expected a factor"),
+        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2.0: expected a factor"),
+        ({"estimator": {"gamma": True}}, r"estimator.gamma = True: expected a number"),
+        ({"estimator": {"gamma": float("nan")}}, r"estimator.gamma = nan: expected a finite number"),
+        ({"estimator": {"name": "rloo", "reward_only": "maybe"}}, r"estimator.reward_only = 'maybe': expected true or"),
+        ({"estimator": {"name": "rloo", "num_samples": 2.5}}, r"estimator.num_samples = 2.5: expected a whole number"),
+        (
+            {"estimator": {"name": "off_policy", "horizon": "a"}},
+            r"estimator.horizon = 'a': expected a whole .* or null",
+        ),
+        ({"agent": {"name": "bpe", "tokenizer": 5}}, r"agent.tokenizer = 5: expected text, a path or null"),
+        ({"agent": {"name": "hnet"}, "model": {"pooling": "mean"}}, r"expected model.pooling=smooth"),
         ({"rate_target": {"name": "pressure"}}, r"rate_target.name = 'pressure' is unknown"),
     ],
 )
 def test_bad_names_and_options_are_named(updates: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_parts(resolve([], updates), torch.device("meta"))
+    config = resolve([], updates)
+    with pytest.raises(UserError, match=message):
+        build_parts(config, torch.device("meta"))
+    with pytest.raises(UserError, match=message):
+        check_parts(config)
 
 
 def test_own_classes_are_named_by_module() -> None:
     parts = build_parts(resolve([], {"agent": {"name": "tokenv.agents.fixed:Random"}}), torch.device("meta"))
     assert type(parts.agent).__name__ == "Random"
     assert parts.estimator is None
+
+
+def read(tmp_path: Path, text: str) -> Config:
+    (tmp_path / "mine.yaml").write_text(text)
+    return resolve([str(tmp_path / "mine.yaml")], {})
+
+
+@pytest.mark.parametrize("word", ["on", "true", "'on'"])
+def test_a_switch_may_be_true(tmp_path: Path, word: str) -> None:
+    assert read(tmp_path, f"hardware: {{compile: {word}}}").hardware.compile == "on"
+
+
+def test_numbers_are_yaml_1_2s(tmp_path: Path) -> None:
+    config = read(tmp_path, "seed: 010\nrate: 1e-1\ntrain: {bytes: 8_000_000, learning_rate: 3.e-3, clip: .inf}")
+    assert (config.seed, config.rate, config.train.bytes) == (10, 0.1, 8_000_000)
+    assert (config.train.learning_rate, config.train.clip) == (3e-3, float("inf"))
+    assert read(tmp_path, "seed: 0x10\nestimator: {gamma: 1e-1}").estimator["gamma"] == 0.1
+    merged = load_yaml_text(tmp_path, "a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\ne: 2016-07-01\nf: ~\ng: yes")
+    assert merged == {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": "2016-07-01", "f": None, "g": "yes"}
+    with pytest.raises(UserError, match=r"train.bytes = '1:30': expected a whole number"):
+        read(tmp_path, "train: {bytes: 1:30}")
+
+
+def load_yaml_text(tmp_path: Path, text: str) -> dict[str, Any]:
+    (tmp_path / "text.yaml").write_text(text)
+    return load_yaml(tmp_path / "text.yaml")
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mine.yaml, line 3: rate is given twice"):
+        read(tmp_path, "rate: 0.1\nseed: 1\nrate: 0.2")
+    with pytest.raises(UserError, match=r"mine.yaml, line 1: bytes is given twice"):
+        read(tmp_path, "train: {bytes: 3, bytes: 4}")
+
+
+def test_options_are_as_their_constructor_wants_them(tmp_path: Path) -> None:
+    config = read(tmp_path, "estimator: {name: rloo, gamma: '9e-1', num_samples: 4.0, reward_only: true}")
+    assert build_parts(config, torch.device("meta")).estimator.num_samples == 4
+
+
+def test_what_was_stored_is_read_again() -> None:
+    for name in RUNS:
+        config = resolve([name], {})
+        assert resolve([], {}, json.loads(json.dumps(config.as_dict()))) == config
+    with pytest.raises(UserError, match=r"unknown key train.of_tomorrow"):
+        resolve([], {}, {**Config().as_dict(), "train": {"of_tomorrow": 1}})
+
+
+def test_one_table_says_what_keys_are() -> None:
+    every = set(Config().as_dict())
+    assert set(MAY_CHANGE_ON_RESUME) == {"validation", "checkpoint", "hardware"}
+    assert every - set(IDENTITY) == {"checkpoint", "hardware"}
+    assert every - set(SETTINGS) == {"checkpoint", "hardware", "seed"}
+
+
+@pytest.mark.parametrize("name", ["learned", "strict", "nawrot", "hnet", "uniform", "random", "entropy", "whitespace"])
+def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None:
+    pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
+    config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
+    assert learns(config.agent) is build_parts(config, torch.device("meta")).agent.learns
+    loaded = {"name": "loaded", "frozen": False, "trained": {"agent": {"name": name}}}
+    assert learns(loaded) is learns(config.agent)
+    assert not learns(loaded | {"frozen": True})
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import tokenv.config.files as f, tokenv.config.registry; f.resolve(['quick'], {})",
+        "import sys; sys.argv = ['tokenv', 'configs']; from tokenv.cli.main import main; main()",
+    ],
+)
+def test_reading_a_configuration_does_not_import_torch(program: str) -> None:
+    program += "\nimport sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tokenv.config import registry
-from tokenv.config.registry import ESTIMATORS, build, find
+from tokenv.config.registry import ESTIMATORS, build, construct, find
+from tokenv.errors import MissingFileError, UserError
 from tokenv.run.build import build_agent
 
 
@@ -86,3 +87,37 @@ def test_every_built_in_name_can_be_imported(table):
 def test_options_without_which_nothing_can_be_built_are_asked_for():
     with pytest.raises(ValueError, match=r"agent\.load is missing: agent 'loaded' cannot be built without it"):
         build_agent({"name": "loaded"}, rate=0.2)
+
+
+def refuse(value: float):
+    raise ValueError(f"value = {value}: expected another")
+
+
+def miss():
+    open("/nowhere/at/all").close()
+
+
+def test_a_constructors_refusal_is_the_users_and_other_errors_are_not():
+    with pytest.raises(UserError, match=r"^value = 3.0: expected another$") as raised:
+        construct("agent 'x'", refuse, {"value": 3})
+    assert type(raised.value.__cause__) is ValueError
+    with pytest.raises(MissingFileError, match="/nowhere/at/all"):
+        construct("agent 'x'", miss, {})
+    with pytest.raises(UserError, match="agent 'int' cannot be built by name"):
+        construct("agent 'int'", int, {})
+    with pytest.raises(ZeroDivisionError):
+        construct("agent 'x'", lambda: 1 / 0, {})
+
+
+class Bare:
+    def __init__(self, anything, later: "Unknown" = None, **others):  # noqa: F821
+        self.got = (anything, later, others)
+
+
+def test_what_has_no_annotation_passes_as_it_is():
+    thing = object()
+    assert construct("agent 'x'", Bare, {"anything": "1e1", "later": thing, "more": 1}).got == (
+        "1e1",
+        thing,
+        {"more": 1},
+    )

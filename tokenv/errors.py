@@ -1,5 +1,21 @@
-"""What is the user's to mend."""
+"""What is the user's fault: shown as one message, while all other errors keep their traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """One message that names the value, what was expected and how to mend it; no traceback."""
+    """A value, name or file of the user's that cannot be taken; the message names it and says how to mend it."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """The user names a file or folder that is not there."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: the nearest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

@@ -8,8 +8,8 @@ from typing import Any
 from tokenv.bench.measure import BenchOptions, bench
 from tokenv.cli.options import check_text, take_own
 from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.convert import make
 from tokenv.config.files import resolve
-from tokenv.config.schema import make
 from tokenv.report.table import console, summary_table
 
 

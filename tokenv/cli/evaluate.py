@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenv.cli.options import RunOptions, check_text, resolve_options
 from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE, merge
-from tokenv.config.schema import check_keys, make
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.pieces import SequenceBatch

@@ -4,8 +4,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from tokenv.config.registry import nearest
-from tokenv.errors import UserError
+from tokenv.config.files import named_configs
+from tokenv.errors import UserError, nearest
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -53,6 +53,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
+        return
+    if arguments[0] == "configs":  # without torch, which takes seconds
+        print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
         return
     try:
         run_command(arguments[0], arguments[1:])

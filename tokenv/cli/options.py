@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
-from tokenv.config.schema import Config, check_keys, make
+from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.storage import checkpoints
 

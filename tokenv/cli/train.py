@@ -9,30 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokenv import keys
 from tokenv.bench.measure import peak_resident_memory
 from tokenv.cli.options import stored_config, take_own
 from tokenv.cli.passages import passage_of, show, write_page
 from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.convert import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
-from tokenv.config.schema import Config, check_keys
+from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.data.corpus import load_corpus
 from tokenv.errors import UserError
 from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
-from tokenv.run.parts import build_parts
+from tokenv.run.parts import check_parts
 from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
 from tokenv.storage import checkpoints
-
-MAY_CHANGE_ON_RESUME = ("checkpoint", "validation", "hardware")
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,10 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
     resume = take_own(TrainOptions, updates).get("resume")
     if resume is None:
         config = resolve(names, updates)
-        build_parts(config, torch.device("meta"))  # refuses what agents and estimators cannot take, before work starts
+        check_parts(config)
         return TrainOptions(config)
     path, base = stored_config("resume", str(resume), names)
-    check_keys(updates, COMMAND_LINE)
+    check_keys(updates, COMMAND_LINE, Config)
     changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
     if changed:
         raise UserError(

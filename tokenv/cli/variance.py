@@ -9,15 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokenv.cli.options import check_text, stored_config, take_own
 from tokenv.cli.sacred import Record, run_experiment
+from tokenv.config.convert import make
 from tokenv.config.files import resolve
-from tokenv.config.schema import make
 from tokenv.errors import UserError
 from tokenv.report.table import console
-from tokenv.run.parts import build_parts
+from tokenv.run.build import learns
+from tokenv.run.parts import check_parts
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions
 from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
@@ -48,8 +47,9 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
         _, base = stored_config("run", str(own["run"]), names)
     config = resolve(names, updates, base=base)
     check_text(config)
-    options: VarianceOptions = make(VarianceOptions, {**own, "config": config.as_dict()})
-    if not build_parts(config, torch.device("meta")).agent.learns:
+    options = make(VarianceOptions, {**own, "config": config.as_dict()})
+    check_parts(config)
+    if not learns(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
     return options
 

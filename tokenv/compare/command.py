@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from tokenv.compare.comparison import Comparison
@@ -13,22 +12,23 @@ from tokenv.compare.options import CompareOptions
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
-from tokenv.run.parts import build_parts
+from tokenv.errors import UserError
+from tokenv.run.parts import check_parts
 
 
 def check_methods(options: CompareOptions) -> None:
-    """Build every method without memory, so that a mistake shows before hours of work.
+    """Check every method, so that a mistake shows before hours of work.
 
     Raises:
-        ValueError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
+        UserError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
             are of different kinds of data.
     """
     firsts = {f"methods.{task.method}": task.config for task in options.tasks() if task.config.seed == options.seeds[0]}
     for name, config in firsts.items():
         try:
-            build_parts(config, torch.device("meta"))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            check_parts(config)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
     check_same_kind(firsts)
 
 
@@ -41,7 +41,7 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
 
     Raises:
         RuntimeError: every run failed.
-        ValueError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
+        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
         KeyboardInterrupt: Ctrl-C.
     """
     wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}

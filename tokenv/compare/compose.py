@@ -16,6 +16,7 @@ from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, difference
 from tokenv.compare.store import StoredRun
+from tokenv.errors import UserError
 from tokenv.report.words import WORDS, in_words
 from tokenv.storage import checkpoints
 
@@ -50,7 +51,7 @@ def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Ma
         failed: runs that did not finish, and why.
 
     Raises:
-        ValueError: runs were measured on different data, or in different units.
+        UserError: runs were measured on different data, or in different units.
     """
     first, *others = [run for group in methods.values() for run in group]
     for run in others:
@@ -83,12 +84,12 @@ def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Ma
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
     found, wanted = run.assessment, first.assessment
     if found.unit != wanted.unit:
-        raise ValueError(
+        raise UserError(
             f"{run.folder} is measured in {in_words(found.unit)} and {first.folder} in {in_words(wanted.unit)}: "
             "expected runs whose codec has the same unit"
         )
     if (found.fingerprint, found.document) != (wanted.fingerprint, wanted.document):
-        raise ValueError(
+        raise UserError(
             f"{run.folder} and {first.folder} were measured on different held-out {run.config.data.kind}: expected "
             "runs of the same data section and the same validation.sequences"
         )

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
-from tokenv.config.schema import Config, check_keys, make
+from tokenv.config.schema import Config
+from tokenv.errors import UserError
 
 Words: TypeAlias = tuple[dict[str, Any], list[str]]
 
@@ -48,7 +50,7 @@ class CompareOptions:
         bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
 
     Raises:
-        ValueError: there is nothing to compare, or a value is out of range.
+        UserError: there is nothing to compare, or a value is out of range.
     """
 
     base: list[str] = field(default_factory=list)
@@ -64,25 +66,25 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         if not self.runs and not self.methods:
-            raise ValueError(
+            raise UserError(
                 "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1, runs/2]"
             )
         if not self.runs and not self.seeds:
-            raise ValueError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
+            raise UserError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
         for seed in self.seeds:
             if not isinstance(seed, int) or isinstance(seed, bool):
-                raise ValueError(f"seeds = {self.seeds!r}: expected whole numbers, such as seeds=[0,1,2]")
+                raise UserError(f"seeds = {self.seeds!r}: expected whole numbers, such as seeds=[0,1,2]")
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
-                raise ValueError(
+                raise UserError(
                     f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
                 )
         for name in self.only:
             if name not in self.methods:
-                raise ValueError(f"only names {name!r}, which is no method: they are {', '.join(self.methods)}")
+                raise UserError(f"only names {name!r}, which is no method: they are {', '.join(self.methods)}")
         for name, least in (("jobs", 1), ("passages", 0), ("bpe_vocabulary", 256)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected at least {least}")
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
 
     def tasks(self) -> Iterator[Task]:
         """All runs: every method with the first seed, then with the second, so that an early look compares all.
@@ -94,7 +96,7 @@ class CompareOptions:
             for method, changes in self.methods.items():
                 if not self.only or method in self.only:
                     where = f"methods.{method}"
-                    check_keys(changes, where)
+                    check_keys(changes, where, Config)
                     yield Task(method, resolve(self.base, merge(merge(self.common, changes), {"seed": seed})))
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
         updates: nested values of the command line, which override all files.
 
     Raises:
-        ValueError: an unknown file, key or value.
+        UserError: an unknown file, key or value.
     """
     values: dict[str, Any] = {}
     for name in names:
@@ -158,9 +160,8 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
             values[key] = [values[key]]
     if "only" in values:
         values["only"] = [str(name) for name in values["only"]]
-    check_keys(values.get("common", {}), "common")
-    made: CompareOptions = make(CompareOptions, values)
-    return made
+    check_keys(values.get("common", {}), "common", Config)
+    return make(CompareOptions, values)
 
 
 def _named(values: dict[str, Any]) -> dict[str, Any]:

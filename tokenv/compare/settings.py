@@ -6,13 +6,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from tokenv.compare.comparison import ComparedRun
-from tokenv.config.schema import Config
-from tokenv.run.parts import build_parts
+from tokenv.config.schema import SETTINGS, Config
+from tokenv.errors import UserError
+from tokenv.run.build import learns
 
-NO_SETTING = ("hardware", "checkpoint", "seed")
 LEARNERS_SETTING = ("estimator", "rate_target")
 LEARNERS_LOSS = ("policy", "rate")
 
@@ -24,14 +22,14 @@ def check_same_kind(configs: Mapping[str, Config]) -> None:
         configs: name of a run or method to its configuration.
 
     Raises:
-        ValueError: two of them are of different kinds of data; the message names both.
+        UserError: two of them are of different kinds of data; the message names both.
     """
     firsts: dict[str, str] = {}
     for name, config in configs.items():
         firsts.setdefault(config.data.kind, name)
     if len(firsts) > 1:
         (kind, name), (other_kind, other) = firsts.items()
-        raise ValueError(
+        raise UserError(
             f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
             "are in different units; compare them apart"
         )
@@ -55,10 +53,10 @@ def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str
 
 def _settings(config: Config) -> dict[str, Any]:
     """All that says what a run does, with dotted keys; an agent that does not learn has no estimator."""
-    learns = build_parts(config, torch.device("meta")).agent.learns
-    unread = NO_SETTING if learns else NO_SETTING + LEARNERS_SETTING
-    values = {key: value for key, value in config.as_dict().items() if key not in unread}
-    if not learns:
+    learning = learns(config.agent)
+    told = [key for key in SETTINGS if learning or key not in LEARNERS_SETTING]
+    values = {key: value for key, value in config.as_dict().items() if key in told}
+    if not learning:
         values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
     return flat(values)
 
@@ -67,14 +65,14 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
     """Runs that differ in nothing but the seed, as methods named by what tells them apart.
 
     Raises:
-        ValueError: two runs are the same, seed included.
+        UserError: two runs are the same, seed included.
     """
     groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
-        key = repr({k: v for k, v in run.config.as_dict().items() if k not in NO_SETTING})
+        key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
         same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
         if same:
-            raise ValueError(f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one")
+            raise UserError(f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one")
         groups.setdefault(key, []).append(run)
     settings = differing_settings({key: group[0].config for key, group in groups.items()})
     agents = [group[0].config.agent["name"] for group in groups.values()]

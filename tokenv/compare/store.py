@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import resolve
-from tokenv.config.schema import Config
+from tokenv.config.schema import IDENTITY, Config
+from tokenv.errors import UserError
 from tokenv.storage import checkpoints
 
-SAME_RUN_IN_SPITE_OF = ("hardware", "checkpoint")  # these change no result, or only its last digits
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
 
 
@@ -68,12 +68,12 @@ def finished_run(folder: Path) -> StoredRun:
     """Read a finished run.
 
     Raises:
-        ValueError: there is no finished training run in the folder.
+        UserError: there is no finished training run in the folder.
     """
     stored = read_run(folder)
     if stored is None or not stored.finished:
         what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
-        raise ValueError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
+        raise UserError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
     return stored
 
 
@@ -93,7 +93,7 @@ def stored_runs(store: Path, since: float = 0.0) -> Iterator[StoredRun]:
 
 def identity(config: Config) -> dict[str, Any]:
     """What two runs must have in common to be the same run."""
-    return {key: value for key, value in config.as_dict().items() if key not in SAME_RUN_IN_SPITE_OF}
+    return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
 def same_runs(config: Config, store: Path, since: float = 0.0) -> list[StoredRun]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tokenv.config.convert import check_keys, make
 from tokenv.config.from_run import complete_section
-from tokenv.config.schema import NAMED, Config, check_keys, make
+from tokenv.config.schema import Config
+from tokenv.errors import UserError
 
 COMMAND_LINE = "command line"
 
@@ -29,7 +33,7 @@ def config_path(name: str) -> Path:
     """The file that a word stands for: a path, or the name of a configuration that comes with tokenv.
 
     Raises:
-        ValueError: it is neither.
+        UserError: it is neither.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
@@ -41,21 +45,58 @@ def config_path(name: str) -> Path:
         return named_configs()[name]
     close = difflib.get_close_matches(path.stem, named_configs(), n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"names are {', '.join(named_configs())}"
-    raise ValueError(f"no configuration {name!r}: expected a YAML file or a name: {hint}")
+    raise UserError(f"no configuration {name!r}: expected a YAML file or a name: {hint}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: 1e1 is a number (and 1_000), on, yes and 1:30 are text; and no key twice."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As SafeLoader's.
+
+        Raises:
+            UserError: a key is given twice.
+        """
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                at = key.start_mark
+                raise UserError(f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_whole(self, node: yaml.ScalarNode) -> int:
+        """10, 0o10 or 0x10."""
+        text = str(self.construct_scalar(node)).lower()
+        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+
+
+for _kind, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?\d+(_\d+)*|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": r"<<",
+}.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ValueError: it does not.
+        UserError: it does not, or holds a key twice.
     """
     try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from error
+        with path.open(encoding="utf-8") as file:
+            values = yaml.load(file, _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a mapping of keys to values")
+        raise UserError(f"{path}: expected a mapping of keys to values")
     return values
 
 
@@ -63,26 +104,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file and check its keys.
 
     Raises:
-        ValueError: it is no YAML mapping, has an unknown key, or is a comparison's.
+        UserError: it is no YAML mapping, has an unknown key, or is a comparison's.
     """
     values = load_yaml(path)
     if "methods" in values:
-        raise ValueError(f"{path} is a comparison of several runs: expected tokenv compare with {path.stem}")
-    check_keys(values, str(path))
+        raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {path.stem}")
+    check_keys(values, str(path), Config)
     return values
 
 
-def merge(base: dict[str, Any], update: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the values of ``update``.
 
     A new ``name`` in a section such as ``agent`` drops that section's options: they belonged to another class.
     """
-    merged = copy.deepcopy(base)
+    merged = copy.deepcopy(dict(base))
     for key, value in update.items():
         old = merged.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
-            renamed = depth == 0 and key in NAMED and value.get("name", old.get("name")) != old.get("name")
-            merged[key] = copy.deepcopy(value) if renamed else merge(old, value, depth + 1)
+            renamed = isinstance(value.get("name"), str) and value["name"] != old.get("name")
+            merged[key] = copy.deepcopy(value) if renamed else merge(old, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
@@ -97,15 +138,14 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         base: what the files override; the defaults where None.
 
     Raises:
-        FileNotFoundError: there is no run that ``agent.load`` names.
-        ValueError: an unknown file, key or value.
+        MissingFileError: there is no run that ``agent.load`` names.
+        UserError: an unknown file, key or value.
     """
     values = Config().as_dict() if base is None else base
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
-    check_keys(updates, COMMAND_LINE)
+    check_keys(updates, COMMAND_LINE, Config)
     values = merge(values, updates)
     if "load" in values["agent"]:
         values["agent"] = complete_section(values["agent"], updates.get("agent", {}))
-    config: Config = make(Config, values)
-    return config
+    return make(Config, values)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tokenv.config.schema import Config, make
-from tokenv.storage import checkpoints
+from tokenv.config.convert import make
+from tokenv.config.schema import Config
+from tokenv.errors import UserError
+from tokenv.storage import folders
 
 LOADED = "loaded"  # the agent of an earlier run, as the configuration names it
 
@@ -20,19 +22,19 @@ def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> di
         asked: what of it was given on the command line, not in a file.
 
     Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: another option is given, or ``frozen`` is no truth value.
+        MissingFileError: there is no such run.
+        UserError: another option is given, or ``frozen`` is no truth value.
     """
     if "trained" in section and ("trained" in asked or "load" not in asked):
         return dict(section)
     for key in asked:
         if key not in ("name", "load", "frozen"):
-            raise ValueError(f"agent.{key}: beside agent.load expected only agent.frozen; all else is the loaded run's")
+            raise UserError(f"agent.{key}: beside agent.load expected only agent.frozen; all else is the loaded run's")
     frozen = section.get("frozen", True)
     if not isinstance(frozen, bool):
-        raise ValueError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
-    path = checkpoints.find(str(section["load"]), "best")
-    config = make(Config, checkpoints.load_state(path)["config"])
+        raise UserError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
+    path = folders.find(str(section["load"]), "best")
+    config = make(Config, folders.load_state(path)["config"])
     trained = config.agent.get("trained") or {
         "rate": config.rate,
         "channels": config.data.series.channels,

@@ -1,11 +1,12 @@
 """From names to classes. Nothing is imported until it is named."""
 
-import difflib
 import importlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
+
+from tokenv.config.convert import convert, parameters
+from tokenv.errors import MissingFileError, UserError, nearest
 
 
 class Table(Mapping[str, str]):
@@ -38,7 +39,7 @@ class Table(Mapping[str, str]):
         """``package.module:Class`` for a name; None if nobody has it.
 
         Raises:
-            ValueError: two packages claim the name.
+            UserError: two packages claim the name.
         """
         others = {
             (entry.dist.name if entry.dist else "an unknown package", entry.value)
@@ -48,7 +49,7 @@ class Table(Mapping[str, str]):
         claims = sorted(others | ({("tokenv", self._builtin[name])} if name in self else set()))
         if len(claims) > 1:
             whose = " and ".join(f"{package} ({value})" for package, value in claims)
-            raise ValueError(
+            raise UserError(
                 f"{name!r} in {self.group} is claimed by {whose}: uninstall one of them, or name the class itself as "
                 "package.module:Class"
             )
@@ -114,12 +115,6 @@ RATE_TARGETS = Table(
 )
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for a mistyped name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-
-
 def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
     """The class or recipe that a name stands for.
 
@@ -129,19 +124,19 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
         table: where names are looked up.
 
     Raises:
-        ValueError: the name is unknown, or nothing can be imported under it.
+        UserError: the name is unknown, or nothing can be imported under it.
     """
     target = name if ":" in name else table.target(name)
     if target is None:
         hint = nearest(name, table.names())
-        raise ValueError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
+        raise UserError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
     if not callable(found):
-        raise ValueError(f"{kind}.name = {name!r} is {found!r}: expected a class or a function that builds one")
+        raise UserError(f"{kind}.name = {name!r} is {found!r}: expected a class or a function that builds one")
     return found
 
 
@@ -156,14 +151,14 @@ def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -
             overridden by ``options``.
 
     Raises:
-        ValueError: an option is unknown to the constructor, or the constructor refuses a value.
+        UserError: an option is unknown to the constructor, or the constructor refuses a value.
     """
     given = {name: value for name, value in options.items() if name != "name"}
     return construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
 
 
 def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
-    """Call a class or recipe with its options, and with what it asks for of the context.
+    """Call a class or recipe with its options, as its annotations want them, and with what it asks for of the context.
 
     Args:
         whose: for messages: section and name, such as ``agent 'learned'``.
@@ -172,17 +167,30 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
         context: passed where its signature asks for it, and overridden by ``options``.
 
     Raises:
-        ValueError: an option is unknown to it or missing, or it refuses a value.
+        MissingFileError: a file that an option names is not there.
+        UserError: an option is unknown to it, missing or of another type, or it refuses a value.
     """
-    parameters = inspect.signature(found).parameters
-    known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-    for name in options:
-        if name not in known and len(known) == len(parameters):
-            hint = nearest(name, [*known, "name"])
-            raise ValueError(f"{whose.partition(' ')[0]}.{name} is no option of {whose}: {hint}")
-    arguments = {name: value for name, value in context.items() if name in known} | dict(options)
-    for name, parameter in parameters.items():
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    section = whose.partition(" ")[0]
+    try:
+        takes = parameters(found)
+    except ValueError as error:
+        raise UserError(f"{whose} cannot be built by name: {error}") from error
+    known = {name: parameter for name, parameter in takes.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    arguments = {name: value for name, value in context.items() if name in known}
+    for name, value in options.items():
+        if name not in known and len(known) == len(takes):
+            raise UserError(f"{section}.{name} is no option of {whose}: {nearest(name, [*known, 'name'])}")
+        hint = known[name].annotation if name in known else Any
+        arguments[name] = convert(value, hint, f"{section}.{name}")
+    for name, parameter in known.items():
+        named = parameter.kind is not parameter.VAR_POSITIONAL
         if named and parameter.default is parameter.empty and name not in arguments:
-            raise ValueError(f"{whose.partition(' ')[0]}.{name} is missing: {whose} cannot be built without it")
-    return found(**arguments)
+            raise UserError(f"{section}.{name} is missing: {whose} cannot be built without it")
+    try:
+        return found(**arguments)
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise MissingFileError(str(error)) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error

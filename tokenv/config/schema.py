@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from tokenv.config.registry import nearest
+from tokenv.config.convert import Limit, Section
 from tokenv.data.config import DataConfig
+from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
 
 
 def _require(condition: bool, key: str, value: Any, expected: str) -> None:
     if not condition:
-        raise ValueError(f"{key} = {value!r}: expected {expected}")
+        raise UserError(f"{key} = {value!r}: expected {expected}")
+
+
+# What holds of a key of ``Config``, by its field's metadata.
+MAY_CHANGE = {"may_change": True}  # when a run is resumed
+NO_SETTING = {"setting": False}  # says nothing about the method
+MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # changes no result, or only its last digits
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            _require(math.isfinite(value) and value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+            _require(value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01
-    clip: float = 1.0
+    clip: Limit = 1.0
 
     def __post_init__(self) -> None:
         for name in ("bytes", "batch_size", "accumulate"):
@@ -137,20 +144,13 @@ class HardwareConfig:
     """
 
     device: str = "auto"
-    precision: str = "auto"
-    compile: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     threads: int = 0
 
     def __post_init__(self) -> None:
-        precisions = ("auto", "float32", "bfloat16", "float64")
-        _require(
-            self.device in ("auto", "cpu") or self.device.split(":")[0] == "cuda",
-            "hardware.device",
-            self.device,
-            "auto, cpu, cuda or cuda:N",
-        )
-        _require(self.precision in precisions, "hardware.precision", self.precision, " or ".join(precisions))
-        _require(self.compile in ("auto", "on", "off"), "hardware.compile", self.compile, "auto, on or off")
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        _require(known is not None, "hardware.device", self.device, "auto, cpu, cuda or cuda:N")
         _require(self.threads >= 0, "hardware.threads", self.threads, "0 or more")
 
 
@@ -174,21 +174,24 @@ class Config:
         hardware: device and precision.
     """
 
-    seed: int = 0
+    seed: int = field(default=0, metadata=NO_SETTING)
     rate: float = 0.2
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
-    codec: dict[str, Any] = field(default_factory=lambda: {"name": "bytes"})
-    agent: dict[str, Any] = field(default_factory=lambda: {"name": "learned"})
-    estimator: dict[str, Any] = field(default_factory=lambda: {"name": "reinforce"})
-    rate_target: dict[str, Any] = field(default_factory=lambda: {"name": "logit_pressure"})
+    codec: Section = field(default_factory=lambda: {"name": "bytes"})
+    agent: Section = field(default_factory=lambda: {"name": "learned"})
+    estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
+    rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    validation: ValidationConfig = field(default_factory=ValidationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=MACHINE)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig, metadata=MACHINE)
 
     def __post_init__(self) -> None:
+        for key in ("codec", "agent", "estimator", "rate_target"):
+            name = getattr(self, key).get("name")
+            _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
         _require(self.seed >= 0, "seed", self.seed, "a whole number of 0 or more")
         _require(0 < self.rate < 1, "rate", self.rate, "boundaries per symbol in (0, 1), such as 0.2")
         most = self.data.seq_len - 1
@@ -201,66 +204,10 @@ class Config:
         return dataclasses.asdict(self)
 
 
-NAMED = ("codec", "agent", "estimator", "rate_target")  # sections that name a class and pass it options
+def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(Config) if item.metadata.get(fact, else_))
 
 
-def check_keys(values: dict[str, Any], where: str, kind: type = Config, prefix: str = "") -> None:
-    """Refuse keys that no configuration has.
-
-    Args:
-        values: nested dictionaries, possibly a part of a whole configuration.
-        where: the file or command line they come from, for the message.
-        kind: dataclass they should fit.
-        prefix: of the keys, for the message.
-
-    Raises:
-        ValueError: names the file, the key and the nearest known one.
-    """
-    known = get_type_hints(kind)
-    for key, value in values.items():
-        if key not in known:
-            raise ValueError(f"{where}: unknown key {prefix}{key}: {nearest(key, list(known))}")
-        if is_dataclass(known[key]):
-            if not isinstance(value, dict):
-                raise ValueError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
-            check_keys(value, where, known[key], f"{prefix}{key}.")
-        elif key in NAMED and not prefix and not isinstance(value, dict):
-            raise ValueError(f"{where}: {key} = {value!r}: expected a section such as {key}.name={value}")
-
-
-def make(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
-    """Turn nested dictionaries into a checked dataclass.
-
-    Raises:
-        ValueError: a value has the wrong type or is out of range; the message names its key.
-    """
-    hints = get_type_hints(kind)
-    made = {}
-    for key, value in values.items():
-        made[key] = make(hints[key], value, f"{prefix}{key}.") if is_dataclass(hints[key]) else value
-        if not is_dataclass(hints[key]):
-            made[key] = _convert(value, hints[key], f"{prefix}{key}")
-    return kind(**made)
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    """Accept what a person may write for a type: 1e6 for a whole number, 1 for a float."""
-    if hint is bool:
-        _require(isinstance(value, bool), key, value, "true or false")
-    elif hint is int:
-        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-        _require(whole, key, value, "a whole number")
-        return int(value)
-    elif hint is float:
-        if isinstance(value, str):  # YAML reads 3e-3 as text
-            try:
-                return float(value)
-            except ValueError:
-                pass
-        _require(isinstance(value, int | float) and not isinstance(value, bool), key, value, "a number")
-        return float(value)
-    elif hint is str:
-        _require(isinstance(value, str), key, value, "text")
-    elif hint == str | None:
-        _require(value is None or isinstance(value, str), key, value, "text or null")
-    return value
+MAY_CHANGE_ON_RESUME = _keys("may_change", else_=False)
+IDENTITY = _keys("identity", else_=True)  # what two runs have in common that are the same run
+SETTINGS = _keys("setting", else_=True)  # what tells methods apart

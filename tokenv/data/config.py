@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.errors import UserError
 
 BUILT_IN = ("python", "prose", "words")
 HUB_PREFIX = "hub:"
@@ -38,7 +39,7 @@ class DataConfig:
         series: What only series have.
 
     Raises:
-        ValueError: If a value is out of range.
+        UserError: If a value is out of range.
     """
 
     kind: str = "text"
@@ -63,28 +64,28 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"data.kind is {self.kind!r}; expected {' or '.join(KINDS)}: choose one")
+            raise UserError(f"data.kind is {self.kind!r}; expected {' or '.join(KINDS)}: choose one")
         for name in ("source", "hub_split", "column"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value or value == HUB_PREFIX:
-                raise ValueError(f"data.{name} is {value!r}; expected a non-empty string: write it out")
+                raise UserError(f"data.{name} is {value!r}; expected a non-empty string: write it out")
         if self.cut not in CUTS:
-            raise ValueError(f"data.cut is {self.cut!r}; expected {' or '.join(CUTS)}: choose one")
+            raise UserError(f"data.cut is {self.cut!r}; expected {' or '.join(CUTS)}: choose one")
         self._require_integer("seq_len", 2)
         self._require_integer("seed", 0)
         self._require_integer("shuffle_buffer", 1)
         self._require_integer("words_lexicon", 2)
         self._require_integer("words_documents", 1)
         if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):
-            raise ValueError(f"data.validation is {self.validation!r}; expected a number: try 0.02")
+            raise UserError(f"data.validation is {self.validation!r}; expected a number: try 0.02")
         if not 0 < self.validation < 1:
-            raise ValueError(
+            raise UserError(
                 f"data.validation is {self.validation}; expected a fraction strictly between 0 and 1: "
                 "try 0.02, or set data.validation_source to validate on other data"
             )
         self._check_kind()
         if self.validation_source is not None and self.validation_source.startswith(HUB_PREFIX):
-            raise ValueError(
+            raise UserError(
                 f"data.validation_source is {self.validation_source!r}; expected a local path or one of "
                 f"{', '.join(BUILT_IN)}: drop it to hold out documents of the hub data set itself"
             )
@@ -92,30 +93,30 @@ class DataConfig:
     def _check_kind(self) -> None:
         of_series = self.source in SYNTHETIC_SERIES or self.source.endswith(".csv")
         if self.kind == "text" and of_series:
-            raise ValueError(
+            raise UserError(
                 f"data.source is {self.source!r}, a series, and data.kind is 'text'; expected documents: set "
                 "data.kind=series and codec.name=series"
             )
         if self.kind != "series":
             return
         if not of_series and not self.source.endswith(SERIES_SUFFIXES) and not self.source.startswith(HUB_PREFIX):
-            raise ValueError(
+            raise UserError(
                 f"data.source is {self.source!r}; expected of a series one of {', '.join(SYNTHETIC_SERIES)}, a "
                 f"{' or '.join(SERIES_SUFFIXES)} file or {HUB_PREFIX}owner/name: choose one, or set data.kind=text"
             )
         if self.validation_source is not None:
-            raise ValueError(
+            raise UserError(
                 f"data.validation_source is {self.validation_source!r}; a series is held out by time: leave it out"
             )
         if self.series.context >= self.seq_len:
-            raise ValueError(
+            raise UserError(
                 f"data.series.context is {self.series.context}; expected less than data.seq_len = {self.seq_len}, or "
                 "no step is left to predict: lower it"
             )
         if self.series.joint and self.source in SYNTHETIC_SERIES:
-            raise ValueError(f"data.series.joint is true; {self.source!r} has a single channel: leave it out")
+            raise UserError(f"data.series.joint is true; {self.source!r} has a single channel: leave it out")
 
     def _require_integer(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"data.{name} is {value!r}; expected an integer of at least {least}: raise it")
+            raise UserError(f"data.{name} is {value!r}; expected an integer of at least {least}: raise it")

@@ -93,8 +93,8 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
         progress: Show a bar over the documents being read.
 
     Raises:
-        FileNotFoundError: If a source does not exist.
-        ValueError: If the data cannot be read as text or series, or is too little for one training and one
+        MissingFileError: If a source does not exist.
+        UserError: If the data cannot be read as text or series, or is too little for one training and one
             validation sequence.
     """
     if config.kind == "series":

@@ -10,6 +10,7 @@ import numpy as np
 from tokenv.data.config import DataConfig
 from tokenv.data.pieces import Cut, Document, Pieces, SequenceBatch, cut_documents
 from tokenv.data.split import Split
+from tokenv.errors import UserError
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
@@ -21,14 +22,14 @@ class MemoryData:
         fingerprint: Hex digest of every document on either side and of how they are cut.
 
     Raises:
-        ValueError: If either side is too small for a single sequence.
+        UserError: If either side is too small for a single sequence.
     """
 
     def __init__(self, split: Split, config: DataConfig) -> None:
         self._train = cut_side(split.train, config)
         self._validation = cut_side(split.validation, config)
         if not len(self._train) or not len(self._validation):
-            raise ValueError(_too_small(split, config))
+            raise UserError(_too_small(split, config))
         self._seed = config.seed
         header = repr((config.cut, config.seq_len, config.seed)).encode()
         self.fingerprint = hashlib.blake2b(b"|".join((header, *split.digests)), digest_size=16).hexdigest()

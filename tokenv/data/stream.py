@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenv.data.pieces import Cut, SequenceBatch
+from tokenv.errors import UserError
 
 
 class Blocks(Protocol):
@@ -89,10 +90,10 @@ class TrainStream:
         this stream's own.
 
         Raises:
-            ValueError: If `state` is of another corpus.
+            UserError: If `state` is of another corpus.
         """
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
+            raise UserError(
                 f"the saved state is of corpus {state.get('fingerprint')}, expected {self._fingerprint}: "
                 "resume with the data and the data settings of the saved run, or start a new run"
             )

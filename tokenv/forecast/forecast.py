@@ -20,6 +20,7 @@ from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import Series, SeriesData, frame, moments
 from tokenv.env.generate import generate
 from tokenv.env.rollout import rollout
+from tokenv.errors import UserError
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.run.parts import Parts
@@ -62,12 +63,12 @@ def history_steps(config: Config, horizon: int) -> int:
     """Steps of history that a model reads before a forecast: all that its sequences leave.
 
     Raises:
-        ValueError: ``horizon`` is below 1, or leaves no step between the context and the forecast.
+        UserError: ``horizon`` is below 1, or leaves no step between the context and the forecast.
     """
     known = config.data.seq_len - horizon
     if horizon < 1 or known <= config.data.series.context:
         most = config.data.seq_len - config.data.series.context - 1
-        raise ValueError(
+        raise UserError(
             f"horizon = {horizon}: expected 1 to {most}, for the model was trained on sequences of data.seq_len = "
             f"{config.data.seq_len} steps, of which the first {config.data.series.context} are context: train one with "
             "a longer data.seq_len"
@@ -87,19 +88,19 @@ def last_windows(recording: Recording, config: Config, horizon: int) -> tuple[li
         Names, and framed symbols [B, L, C, 5]; B series of one channel, or one of all where the run's are joint.
 
     Raises:
-        ValueError: the recording is too short, or a column holds no value.
+        UserError: the recording is too short, or a column holds no value.
     """
     wanted, options = history_steps(config, horizon), config.data.series
     value_LC = recording.value_LC[-wanted:]
     if len(value_LC) <= options.context:
-        raise ValueError(
+        raise UserError(
             f"{recording.name} has {len(recording.value_LC)} rows: expected more than the data.series.context = "
             f"{options.context} that the model reads first"
         )
     mean_C, std_C = moments(recording.value_LC)
     for column, mean in zip(recording.columns, mean_C, strict=True):
         if math.isnan(mean):
-            raise ValueError(f"column {column!r} of {recording.name} holds no value: name others in columns")
+            raise UserError(f"column {column!r} of {recording.name} holds no value: name others in columns")
     std_C = np.where(std_C > 0, std_C, 1.0)
     if options.joint:
         names, value_BLC, mean_BC, std_BC = [recording.name], value_LC[None], mean_C[None], std_C[None]
@@ -138,14 +139,14 @@ def forecast(
         progress: show a bar.
 
     Raises:
-        ValueError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far.
+        UserError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far.
     """
     if samples < 2:
-        raise ValueError(f"samples = {samples}: expected at least 2, to tell a spread")
+        raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
     lm, reach = parts.lm, parts.lm.config.horizon
     if direct and reach < horizon:
         has = f"reaches {reach} steps" if reach else "is missing"
-        raise ValueError(
+        raise UserError(
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
             f"model.horizon={horizon}, or let it write value by value (direct=False)"
         )
@@ -214,7 +215,7 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> HeldOut:
         count: at most so many, evenly over all of them; 0 for all.
 
     Raises:
-        ValueError: the test steps are too few for a window.
+        UserError: the test steps are too few for a window.
     """
     length = data.config.seq_len
     windows = data.windows("test", before=length - horizon, stride=1)

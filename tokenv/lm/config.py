@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from tokenv.errors import UserError
+
 POOLINGS = ("select", "mean", "smooth")
 
 
@@ -27,7 +29,7 @@ class UNetConfig:
             such head.
 
     Raises:
-        ValueError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
+        UserError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
     """
 
     width: int = 128
@@ -46,18 +48,18 @@ class UNetConfig:
 
     def __post_init__(self) -> None:
         if self.horizon < 0:
-            raise ValueError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
+            raise UserError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in ("pooling", "horizon") and not value > 0:
-                raise ValueError(f"model.{field.name} = {value!r}: expected a positive number")
+                raise UserError(f"model.{field.name} = {value!r}: expected a positive number")
         if self.pooling not in POOLINGS:
-            raise ValueError(
+            raise UserError(
                 f"model.pooling = {self.pooling!r}: expected one of {', '.join(POOLINGS)}; "
                 "select is the paper's, mean is Nawrot's, smooth is H-Net's"
             )
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(
+            raise UserError(
                 f"model.heads = {self.heads} does not divide model.width = {self.width} into an even head size: "
                 "choose heads so that width / heads is an even whole number (64 in the paper)"
             )

@@ -14,6 +14,7 @@ from tokenv.agents.base import Agent
 from tokenv.agents.loaded import Loaded
 from tokenv.config import registry
 from tokenv.config.from_run import LOADED
+from tokenv.errors import UserError
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
@@ -32,7 +33,7 @@ def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) ->
         channels: values of one symbol, of series.
 
     Raises:
-        ValueError: the name or an option is unknown, or a value out of range.
+        UserError: the name or an option is unknown, or a value out of range.
     """
     context = {"width": model.width, "softcap": model.output_softcap, "channels": channels}
     codec: Codec = registry.build("codec", section, registry.CODECS, **context)
@@ -47,8 +48,8 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
         context: what the run knows and an agent may ask for.
 
     Raises:
-        FileNotFoundError: the checkpoint of an earlier run is gone.
-        ValueError: the name or an option is unknown, or a value out of range.
+        MissingFileError: the checkpoint of an earlier run is gone.
+        UserError: the name or an option is unknown, or a value out of range.
     """
     if section["name"] != LOADED:
         agent: Agent = registry.build("agent", section, registry.AGENTS, **context)
@@ -56,6 +57,21 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
     options = {name: value for name, value in section.items() if name != "name"}
     made: Loaded = registry.construct(f"agent {LOADED!r}", load_agent, options, **context)
     return made
+
+
+def learns(section: Mapping[str, Any]) -> bool:
+    """Whether an agent has a policy to be trained: what its class says, for nothing is built to know it.
+
+    Args:
+        section: see ``build_agent``.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    if section["name"] == LOADED:
+        return not section["frozen"] and learns(section["trained"]["agent"])
+    # A function that builds one cannot say; its agent is then held to learn.
+    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
 
 
 def load_agent(
@@ -83,17 +99,17 @@ def load_agent(
         frozen: whether nothing of it learns.
 
     Raises:
-        ValueError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
+        UserError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
     """
     if trained["rate"] != rate:
-        raise ValueError(
+        raise UserError(
             f"rate = {rate:g}: the agent that agent.load = {load!r} names was trained for another; expected "
             f"rate={trained['rate']:g}"
         )
     model = UNetConfig(**trained["model"])
     own = build_codec(trained["codec"], model, trained["channels"])
     if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
-        raise ValueError(
+        raise UserError(
             f"agent.load = {load!r}: its agent reads symbols of shape {own.symbol_shape} and type {own.symbol_dtype}, "
             f"but those of this run's data have {codec.symbol_shape} and {codec.symbol_dtype}: load an agent that was "
             "trained on data of this kind"
@@ -103,7 +119,7 @@ def load_agent(
     agent = registry.build("agent", trained["agent"], registry.AGENTS, **context)
     if not agent.state_dict():
         name = trained["agent"]["name"]
-        raise ValueError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
+        raise UserError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
     made = Loaded(agent, encoder, partial(Reader, encoder), frozen=frozen)
     if pretrained:
         made.load_state_dict(_tensors(Path(load)))

@@ -6,19 +6,20 @@ import sys
 import torch
 
 from tokenv.config.schema import HardwareConfig
+from tokenv.errors import UserError
 
 
 def resolve_device(name: str) -> torch.device:
     """``auto`` is CUDA where there is one.
 
     Raises:
-        ValueError: a device is asked for that is not there.
+        UserError: a device is asked for that is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
+        raise UserError(
             f"hardware.device = {name!r}, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices: "
             "choose auto or cpu, or install a CUDA build of torch"
         )

@@ -12,7 +12,9 @@ from tokenv.config.schema import Config
 from tokenv.contracts import Sampling, check_fit
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe
+from tokenv.errors import UserError
 from tokenv.estimators.base import Chain
+from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
 from tokenv.run.build import build_agent, build_codec
@@ -99,41 +101,64 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
             anyway. On the meta device there are none.
 
     Raises:
-        FileNotFoundError: the checkpoint that ``agent.load`` names is gone.
-        ValueError: a name or an option in the configuration is unknown, or a value out of range.
+        MissingFileError: the checkpoint that ``agent.load`` names is gone.
+        UserError: a name or an option in the configuration is unknown, or a value out of range.
     """
     device = resolve_device(config.hardware.device) if device is None else device
     precision = resolve_precision(config.hardware.precision, device)
     torch.manual_seed(config.seed)
-
-    def train_tokenizer(vocabulary_size: int) -> Path:
-        return train_bpe(load_corpus(config.data), vocabulary_size)
-
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         lm = UNet(config.model, codec, compute_dtype=precision)
-        context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
-        agent = build_agent(
-            config.agent,
-            **context,
-            train_tokenizer=train_tokenizer,
-            codec=codec,
-            compute_dtype=precision,
-            pretrained=pretrained and device.type != "meta",
-        )
-        estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
-        rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
-    if agent.pooling not in (None, config.model.pooling):
-        raise ValueError(
-            f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
-            f"model.pooling={agent.pooling}, which this agent is made for"
-        )
+        agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained and device.type != "meta")
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
         lm.compile_layers()
-    if agent.learns:
-        check_fit(estimator, agent, config.model.pooling)
-    else:
-        estimator = rate_target = None
     return Parts(lm, agent, estimator, rate_target)
+
+
+def check_parts(config: Config) -> None:
+    """Refuse what agents, estimators and rate targets cannot take, before work starts; no model is built.
+
+    Raises:
+        MissingFileError: a file that an option names is not there.
+        UserError: a name or an option in the configuration is unknown, or a value out of range.
+    """
+    device = torch.device("meta")
+    with device:
+        codec = build_codec(config.codec, config.model, config.data.series.channels)
+        _build_learners(config, codec, resolve_precision(config.hardware.precision, device), pretrained=False)
+
+
+def _build_learners(
+    config: Config, codec: Codec, precision: torch.dtype, pretrained: bool
+) -> tuple[Agent, Chain | None, TensorDictModuleBase | None]:
+    """Agent, estimator and rate target, in this order, for parameters are drawn in it."""
+
+    def train_tokenizer(vocabulary_size: int) -> Path:
+        return train_bpe(load_corpus(config.data), vocabulary_size)
+
+    context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
+    agent = build_agent(
+        config.agent,
+        **context,
+        train_tokenizer=train_tokenizer,
+        codec=codec,
+        compute_dtype=precision,
+        pretrained=pretrained,
+    )
+    estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
+    rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    if agent.pooling not in (None, config.model.pooling):
+        raise UserError(
+            f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
+            f"model.pooling={agent.pooling}, which this agent is made for"
+        )
+    if not agent.learns:
+        return agent, None, None
+    try:
+        check_fit(estimator, agent, config.model.pooling)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return agent, estimator, rate_target

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tokenv.config.schema import Config, make
+from tokenv.config.convert import make
+from tokenv.config.schema import Config
 from tokenv.data.stream import TrainStream
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts

@@ -55,7 +55,7 @@ def load_run(run: str, which: str = "best") -> Trained:
         which: ``best`` by validation loss, or ``latest``.
 
     Raises:
-        FileNotFoundError: there is no such run, or it has no checkpoint.
+        MissingFileError: there is no such run, or it has no checkpoint.
     """
     path = checkpoints.find(run, which)
     tensors, stored = checkpoints.load_model(path)

@@ -9,9 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
+from tokenv.storage.folders import PREFIX, best, complete, find, load_state
 
-_PREFIX = "step-"
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+__all__ = [
+    "Checkpoint",
+    "complete",
+    "find",
+    "load",
+    "load_model",
+    "load_optimizer",
+    "load_state",
+    "optimizer_tensors",
+    "save",
+]
 
 
 @dataclass(frozen=True)
@@ -41,46 +51,13 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         keep: newest ones to keep; the best one by validation loss stays besides.
     """
     sweep(folder)
-    final = folder / f"{_PREFIX}{checkpoint.state['step']:08d}"
+    final = folder / f"{PREFIX}{checkpoint.state['step']:08d}"
     with replacing_folder(final) as partial:
         _save_tensors(checkpoint.tensors, partial / "model.safetensors")
         _save_tensors(checkpoint.optimizer, partial / "optimizer.safetensors")
         (partial / "state.json").write_text(json.dumps(checkpoint.state))
     _drop_old(folder, keep)
     return final
-
-
-def complete(folder: Path) -> list[Path]:
-    """All complete checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob(f"{_PREFIX}*") if all((path / name).is_file() for name in _FILES))
-
-
-def find(run: str | Path, which: str = "latest") -> Path:
-    """A checkpoint of a run folder.
-
-    Args:
-        run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
-        which: ``latest`` or ``best`` (lowest validation loss).
-
-    Raises:
-        FileNotFoundError: there is no complete checkpoint.
-        ValueError: ``which`` is neither.
-    """
-    if which not in ("latest", "best"):
-        raise ValueError(f"checkpoint = {which!r}: expected latest or best")
-    run = Path(run)
-    if (run / "state.json").is_file():
-        return run
-    folder = run if run.name == "checkpoints" else run / "checkpoints"
-    found = complete(folder)
-    if not found:
-        there = run.parent.glob(f"*/checkpoints/{_PREFIX}*") if run.parent.is_dir() else ()
-        near = sorted({str(path.parents[1]) for path in there})
-        hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
-        raise FileNotFoundError(f"no complete checkpoint in {folder}: expected a run folder such as runs/1{hint}")
-    if which == "best":
-        return _best(found) or found[-1]
-    return found[-1]
 
 
 def load(path: Path) -> Checkpoint:
@@ -93,12 +70,6 @@ def load(path: Path) -> Checkpoint:
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Only the parameters and the state, for those who do not train on."""
     return load_file(path / "model.safetensors"), load_state(path)
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Only the state, for those who need no parameters: a model's may be large."""
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    return state
 
 
 def optimizer_tensors(
@@ -123,18 +94,11 @@ def load_optimizer(
         optimizer.state[parameter][key] = on_device
 
 
-def _best(found: list[Path]) -> Path | None:
-    states = {path: load_state(path) for path in found}
-    scores = {path: state.get(state.get("unit", "bits_per_byte")) for path, state in states.items()}
-    scored = {path: score for path, score in scores.items() if score is not None}
-    return min(scored, key=lambda path: scored[path]) if scored else None
-
-
 def _drop_old(folder: Path, keep: int) -> None:
     found = complete(folder)
-    best = _best(found)
+    lowest = best(found)
     for path in found[:-keep]:
-        if path != best:
+        if path != lowest:
             remove_folder(path)
 
 

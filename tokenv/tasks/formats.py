@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenv.errors import MissingFileError, UserError
+
 Row = Mapping[str, Any]
 
 
@@ -26,7 +28,7 @@ class Question:
         gold: Index of the right one.
 
     Raises:
-        ValueError: If the context or a choice is empty, or there is no choice `gold`.
+        UserError: If the context or a choice is empty, or there is no choice `gold`.
     """
 
     context: str
@@ -35,11 +37,11 @@ class Question:
 
     def __post_init__(self) -> None:
         if not self.context:
-            raise ValueError("the context is empty; expected at least one byte to predict the answer from")
+            raise UserError("the context is empty; expected at least one byte to predict the answer from")
         if not all(self.choices):
-            raise ValueError("an answer is empty; expected at least one byte")
+            raise UserError("an answer is empty; expected at least one byte")
         if not 0 <= self.gold < len(self.choices):
-            raise ValueError(f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on")
+            raise UserError(f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on")
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,11 @@ def check_tasks(names: Sequence[str]) -> None:
     """Refuse names that are no tasks.
 
     Raises:
-        ValueError: If a name is unknown.
+        UserError: If a name is unknown.
     """
     for name in names:
         if name not in TASKS:
-            raise ValueError(f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between")
+            raise UserError(f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between")
 
 
 def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | None = None) -> list[Question]:
@@ -120,13 +122,13 @@ def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | Non
         limit: Read only so many, the first.
 
     Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the task is unknown, `limit` is below 1, a file or the hub cannot be read or holds nothing,
+        MissingFileError: If a file does not exist.
+        UserError: If the task is unknown, `limit` is below 1, a file or the hub cannot be read or holds nothing,
             or a row lacks a field.
     """
     check_tasks([name])
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; expected at least 1 question: raise it or leave it out")
+        raise UserError(f"limit is {limit}; expected at least 1 question: raise it or leave it out")
     task = TASKS[name]
     rows = _local_rows(name, [Path(file) for file in files]) if files else _hub_rows(name, limit)
     questions = []
@@ -136,9 +138,9 @@ def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | Non
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"lacks the field {error}" if isinstance(error, KeyError) else f"is no question: {error}"
             where = files[0] if files else task.hub
-            raise ValueError(f"task {name}, {where}, row {number} {what}; expected fields as in {task.hub}") from error
+            raise UserError(f"task {name}, {where}, row {number} {what}; expected fields as in {task.hub}") from error
     if not questions:
-        raise ValueError(f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some")
+        raise UserError(f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some")
     return questions
 
 
@@ -149,7 +151,7 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
     try:
         rows = load_dataset(task.hub, task.hub_config, split=task.split)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
         ) from error
@@ -159,9 +161,9 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
 def _local_rows(name: str, files: list[Path]) -> list[Row]:
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"task {name}: {file} does not exist; expected a .jsonl or .json file")
+            raise MissingFileError(f"task {name}: {file} does not exist; expected a .jsonl or .json file")
     if len(files) > 2:
-        raise ValueError(f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels")
+        raise UserError(f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels")
     text = files[0].read_text(encoding="utf-8")
     try:
         if files[0].suffix == ".json":
@@ -169,12 +171,12 @@ def _local_rows(name: str, files: list[Path]) -> list[Row]:
         else:
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     except json.JSONDecodeError as error:
-        raise ValueError(f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}") from error
+        raise UserError(f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")
+        raise UserError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")
     if len(files) == 1:
         return rows
     labels = files[1].read_text(encoding="utf-8").split()
     if len(labels) != len(rows):
-        raise ValueError(f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each")
+        raise UserError(f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each")
     return [row | {"label": label} for row, label in zip(rows, labels, strict=True)]

@@ -16,6 +16,7 @@ from tokenv.config import registry
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.errors import MissingFileError, UserError
 from tokenv.estimators.objective import policy_objective
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts, build_parts
@@ -96,7 +97,7 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
     if options.run:
         found = checkpoints.complete(Path(options.run) / "checkpoints")
         if not found:
-            raise FileNotFoundError(f"run = {options.run!r} has no checkpoint")
+            raise MissingFileError(f"run = {options.run!r} has no checkpoint")
         wanted = {round((i + 1) * len(found) / options.moments) - 1 for i in range(options.moments)}
         return [found[i] for i in sorted(wanted) if i >= 0]
     every = -(-options.config.train.bytes // options.moments)
@@ -154,7 +155,7 @@ def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: boo
         specification = parse(options.reference, options.gamma)
         estimator = _build(options, scene.parts, specification)
         if not estimator.unbiased:
-            raise ValueError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+            raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
         reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
     with replacing_file(path) as scratch:
         save_file({name: value.cpu().contiguous() for name, value in reference.items()}, scratch)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenv.config import registry
 from tokenv.config.schema import Config
+from tokenv.errors import UserError
 
 DEFAULT_ESTIMATORS = (
     # the paper's own steps
@@ -59,7 +60,7 @@ def parse(text: str, gamma: float) -> Specification:
     """Read ``name`` or ``name(key=value, ...)``; GAMMA stands for the run's discount factor.
 
     Raises:
-        ValueError: it is no such call, or its name is unknown.
+        UserError: it is no such call, or its name is unknown.
     """
     label = text.replace("GAMMA", f"{gamma:g}")
     try:
@@ -69,7 +70,7 @@ def parse(text: str, gamma: float) -> Specification:
             raise ValueError("options need names")
         values = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
     except (SyntaxError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"estimators: {text!r} cannot be read ({error}): expected a name or a call such as rloo(num_samples=4)"
         ) from None
     name = label.partition("(")[0].strip()
@@ -116,19 +117,19 @@ class VarianceOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.estimators, str):
-            raise ValueError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
+            raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
         low = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
         for name, least in low.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected at least {least}")
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
         if self.seq_len and self.seq_len < 4:
-            raise ValueError(f"seq_len = {self.seq_len}: expected 0 (the run's own) or at least 4 symbols")
+            raise UserError(f"seq_len = {self.seq_len}: expected 0 (the run's own) or at least 4 symbols")
         if self.length > self.config.data.seq_len:
-            raise ValueError(
+            raise UserError(
                 f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {self.config.data.seq_len}"
             )
         if not self.specifications:
-            raise ValueError("estimators is empty: expected at least one name, such as ['reinforce']")
+            raise UserError("estimators is empty: expected at least one name, such as ['reinforce']")
 
     @property
     def length(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenv.data.config import DataConfig
 from tokenv.data.pieces import Document, Pieces
+from tokenv.errors import UserError
 
 
 class Rows(Protocol):
@@ -57,7 +58,7 @@ class HubBlocks:
             while not len(pieces):
                 self._pass_on()
                 if self._state["row"] == 0 and not self._trainable:
-                    raise ValueError(
+                    raise UserError(
                         f"hub data set {self._data.name!r} has no sequence of data.seq_len "
                         f"{self._data.config.seq_len} bytes to train on: lower data.seq_len, "
                         "or set data.cut to 'chunk'"

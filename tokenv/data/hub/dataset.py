@@ -16,6 +16,7 @@ from tokenv.data.memory import cut_side, spread_order
 from tokenv.data.pieces import Document, Pieces, SequenceBatch, cut_documents
 from tokenv.data.split import digest, threshold
 from tokenv.data.text.documents import content_of
+from tokenv.errors import UserError
 
 DEFAULT_VALIDATION_SEQUENCES = 512
 
@@ -32,7 +33,7 @@ class HubData:
         progress: Show a bar while reading for validation.
 
     Raises:
-        ValueError: If the data set lacks the text column or holds no sequence to validate on.
+        UserError: If the data set lacks the text column or holds no sequence to validate on.
     """
 
     def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
@@ -43,7 +44,7 @@ class HubData:
         self._known = {digest(document.content, config.seed) for document in validation or ()}
         first = next(iter(self.open()), None)
         if first is None:
-            raise ValueError(f"hub data set {self.name!r} holds no row: choose another data.hub_split")
+            raise UserError(f"hub data set {self.name!r} holds no row: choose another data.hub_split")
         content_of(first, config.column, f"hub data set {self.name!r}")
 
         self._given = validation is not None
@@ -53,7 +54,7 @@ class HubData:
         else:
             self._held_out = cut_side(validation, config)
         if not len(self._held_out):
-            raise ValueError(
+            raise UserError(
                 f"hub data set {self.name!r} has no sequence of data.seq_len {config.seq_len} bytes "
                 "to validate on: raise data.validation, lower data.seq_len, or set another data.validation_source"
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tokenv.errors import UserError
+
 SYNTHETIC_SERIES = ("regimes", "bursts", "chirps")
 SPLITS = ("auto", "fractions")
 
@@ -29,11 +31,11 @@ class SeriesConfig:
         dwell: Mean steps between two changes of a synthetic series.
 
     Raises:
-        ValueError: If a value is out of range.
+        UserError: If a value is out of range.
     """
 
     context: int = 32
-    columns: list[str] = field(default_factory=list)
+    columns: list[str] | str = field(default_factory=list)
     date: str | None = "date"
     joint: bool = False
     split: str = "auto"
@@ -50,22 +52,22 @@ class SeriesConfig:
             named = [name.strip() for name in self.columns.split(",") if name.strip()]
             object.__setattr__(self, "columns", named)
         if not isinstance(self.columns, list | tuple) or not all(isinstance(name, str) for name in self.columns):
-            raise ValueError(f"data.series.columns is {self.columns!r}; expected names: write \"['HUFL', 'OT']\"")
+            raise UserError(f"data.series.columns is {self.columns!r}; expected names: write \"['HUFL', 'OT']\"")
         if len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"data.series.columns is {self.columns!r}; expected every name once: drop the others")
+            raise UserError(f"data.series.columns is {self.columns!r}; expected every name once: drop the others")
         if self.joint and not self.columns:
-            raise ValueError("data.series.joint is true and data.series.columns names none; expected their names")
+            raise UserError("data.series.joint is true and data.series.columns names none; expected their names")
         if self.split not in SPLITS:
-            raise ValueError(f"data.series.split is {self.split!r}; expected {' or '.join(SPLITS)}: choose one")
+            raise UserError(f"data.series.split is {self.split!r}; expected {' or '.join(SPLITS)}: choose one")
         if not 0 <= self.test < 1:
-            raise ValueError(f"data.series.test is {self.test}; expected a fraction from 0 to below 1: try 0.2")
+            raise UserError(f"data.series.test is {self.test}; expected a fraction from 0 to below 1: try 0.2")
         if not 0 < self.floor < float("inf"):
-            raise ValueError(f"data.series.floor is {self.floor}; expected a positive number: try 0.1")
+            raise UserError(f"data.series.floor is {self.floor}; expected a positive number: try 0.1")
         least = {"context": 1, "stride": 1, "tolerance": 0, "count": 1, "length": 2, "dwell": 4}
         for name, low in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"data.series.{name} is {value!r}; expected an integer of at least {low}: raise it")
+                raise UserError(f"data.series.{name} is {value!r}; expected an integer of at least {low}: raise it")
 
     @property
     def channels(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.series.config import SeriesConfig
+from tokenv.errors import MissingFileError, UserError
 
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
 DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
@@ -51,21 +52,21 @@ def read_csv(path: Path, config: SeriesConfig) -> Recording:
         config: Names the columns.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If a column is unknown, a value is no finite number, or dates are unsorted or repeated.
+        MissingFileError: If there is no such file.
+        UserError: If a column is unknown, a value is no finite number, or dates are unsorted or repeated.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
+        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read as CSV in UTF-8: {error}: convert it") from error
+        raise UserError(f"{path} cannot be read as CSV in UTF-8: {error}: convert it") from error
     for line, row in rows:
         if len(row) != len(header):
-            raise ValueError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
+            raise UserError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
     cells = ((f"{path} line {line}", dict(zip(header, row, strict=True))) for line, row in rows)
     return _long(path.name, str(path), header, cells, config)
 
@@ -74,15 +75,15 @@ def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
     """Read a parquet file: one row a step, or, where the columns hold lists, one row a series.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: As for `read_csv`, or if the file is broken.
+        MissingFileError: If there is no such file.
+        UserError: As for `read_csv`, or if the file is broken.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
+        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
     try:
         rows = list(ParquetDatasetReader(glob.escape(str(path)), split="train", streaming=True).read())
     except Exception as error:  # the reader raises its own kinds
-        raise ValueError(f"{path} cannot be read as parquet: {error}: repair it") from error
+        raise UserError(f"{path} cannot be read as parquet: {error}: repair it") from error
     return _from_rows(path.name, str(path), rows, config)
 
 
@@ -90,7 +91,7 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
     """Read a data set of the hub as a whole: one row a step, or, where the columns hold lists, one row a series.
 
     Raises:
-        ValueError: As for `read_csv`.
+        UserError: As for `read_csv`.
     """
     rows = list(datasets.load_dataset(name, hub_config, split=split, streaming=True))
     return _from_rows(name, f"hub data set {name!r}", rows, config)
@@ -107,7 +108,7 @@ def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: Ser
         place = f"{where} row {number}"
         lengths = {len(row[column]) for column in columns}
         if len(lengths) > 1:
-            raise ValueError(f"{place} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
+            raise UserError(f"{place} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
         each = [[_number(x, f"{place}, step {i}", column) for i, x in enumerate(row[column])] for column in columns]
         found.append(Recording(f"{name} row {number}", columns, np.array(each, dtype=np.float64).T))
     return found
@@ -115,9 +116,9 @@ def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: Ser
 
 def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated: bool = True) -> list[str]:
     if len(set(header)) < len(header):
-        raise ValueError(f"{where} has a column twice: {', '.join(header)}: rename one")
+        raise UserError(f"{where} has a column twice: {', '.join(header)}: rename one")
     if dated and config.date is not None and config.date not in header:
-        raise ValueError(
+        raise UserError(
             f"{where} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set data.series.date"
             " to one, or to null if there is none and rows are in order"
         )
@@ -125,10 +126,10 @@ def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
-            raise ValueError(f"{where} has no column {column!r}, which data.series.columns names: {hint}")
+            raise UserError(f"{where} has no column {column!r}, which data.series.columns names: {hint}")
     columns = list(config.columns) or [column for column in header if column != config.date]
     if not columns:
-        raise ValueError(f"{where} has no value column; expected at least one beside {config.date!r}: add one")
+        raise UserError(f"{where} has no value column; expected at least one beside {config.date!r}: add one")
     return columns
 
 
@@ -153,12 +154,12 @@ def _number(value: Any, place: str, column: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(
+        raise UserError(
             f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
             "it, or name the value columns in data.series.columns"
         ) from None
     if math.isinf(number):
-        raise ValueError(f"{place}, column {column!r}: {value!r} is not finite; expected a number: mend it")
+        raise UserError(f"{place}, column {column!r}: {value!r} is not finite; expected a number: mend it")
     return number
 
 
@@ -168,11 +169,11 @@ def _check_order(dates: list[tuple[str, Any]], column: str | None) -> None:
     for (place, value), now in zip(dates, _moments(dates, column), strict=True):
         try:
             if before is not None and now == before:
-                raise ValueError(f"{place}: the date {value} is that of the row before: {advice}")
+                raise UserError(f"{place}: the date {value} is that of the row before: {advice}")
             if before is not None and now < before:
-                raise ValueError(f"{place}: the date {value} is earlier than that of the row before: {advice}")
+                raise UserError(f"{place}: the date {value} is earlier than that of the row before: {advice}")
         except TypeError:  # a number after a date, or a time zone after none
-            raise ValueError(f"{place}: the date {value} is of another kind than that of the row before") from None
+            raise UserError(f"{place}: the date {value} is of another kind than that of the row before") from None
         before = now
 
 
@@ -180,7 +181,7 @@ def _moments(dates: list[tuple[str, Any]], column: str | None) -> Iterator[Any]:
     for place, value in dates:
         now = _moment(value)
         if now is None:
-            raise ValueError(f"{place}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00")
+            raise UserError(f"{place}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00")
         yield now
 
 

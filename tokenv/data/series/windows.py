@@ -23,6 +23,7 @@ from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.config import SYNTHETIC_SERIES
 from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.tables import Recording, read_csv, read_hub, read_parquet
+from tokenv.errors import UserError
 
 Array = np.ndarray[Any, Any]
 ETT_ROWS_PER_HOUR = {"ETTh": 1, "ETTm": 4}
@@ -161,14 +162,14 @@ class SeriesData:
         fingerprint: Hex digest of the values and of how they are split and cut.
 
     Raises:
-        ValueError: If a column holds no value, or either side is too short for a single window.
+        UserError: If a column holds no value, or either side is too short for a single window.
     """
 
     def __init__(self, recordings: list[Recording], config: DataConfig) -> None:
         self.config = config
         self.series = [series for recording in recordings for series in _series_of(recording, config)]
         if not self.series:
-            raise ValueError(f"data source {config.source!r} holds no series: point to another")
+            raise UserError(f"data source {config.source!r} holds no series: point to another")
         self._train = self.windows("training")
         self._validation = self.windows("validation")
         header = (config.seq_len, config.seed, config.validation, config.series, [s.name for s in self.series])
@@ -225,7 +226,7 @@ class SeriesData:
             groups.append(places[-1] if synthetic else start_W)
         place_P, start_P, group_P = (np.concatenate(x).astype(np.int64) for x in (places, starts, groups))
         if not len(place_P):
-            raise ValueError(self._too_short(side))
+            raise UserError(self._too_short(side))
         return Windows(self.series, config, place_P, start_P, group_P)
 
     def _too_short(self, side: str) -> str:
@@ -245,8 +246,8 @@ def load_series(config: DataConfig) -> SeriesData:
     """Read or generate series, split them by time and cut them into windows.
 
     Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the data cannot be read as series, or is too little for a training and a validation window.
+        MissingFileError: If a file does not exist.
+        UserError: If the data cannot be read as series, or is too little for a training and a validation window.
     """
     options, source = config.series, config.source
     if source in SYNTHETIC_SERIES:
@@ -268,14 +269,14 @@ def split_borders(source: str, length: int, config: DataConfig) -> Borders:
     """Split a series of `length` steps by time.
 
     Raises:
-        ValueError: If the fractions leave nothing to train on.
+        UserError: If the fractions leave nothing to train on.
     """
     per_hour = ETT_ROWS_PER_HOUR.get(Path(source).stem[:4])
     if config.series.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
         ends = np.cumsum([months * 30 * 24 * per_hour for months in ETT_MONTHS])
         return Borders(*(min(int(end), length) for end in ends))
     if config.validation + config.series.test >= 1:
-        raise ValueError(
+        raise UserError(
             f"data.validation is {config.validation} and data.series.test {config.series.test}; expected less than 1 "
             "together, the rest is for training: lower one"
         )
@@ -288,9 +289,7 @@ def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
     borders = split_borders(config.source, len(recording.value_LC), config)
     for column, value_L in zip(recording.columns, recording.value_LC.T, strict=True):
         if np.isnan(value_L).all() and len(value_L):
-            raise ValueError(
-                f"column {column!r} of {recording.name} holds no value: name others in data.series.columns"
-            )
+            raise UserError(f"column {column!r} of {recording.name} holds no value: name others in data.series.columns")
     joint = config.series.joint
     made = []
     for columns in [slice(None)] if joint else [slice(c, c + 1) for c in range(len(recording.columns))]:

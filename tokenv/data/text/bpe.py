@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from tokenv.data.corpus import Corpus
+from tokenv.errors import UserError
 from tokenv.storage.atomic import write_atomically
 
 BYTES = 256
@@ -54,12 +55,12 @@ def train_bpe(
         The tokenizer's JSON file.
 
     Raises:
-        ValueError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
+        UserError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
     """
     if vocabulary_size < BYTES:
-        raise ValueError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
+        raise UserError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
     if max_bytes < 1:
-        raise ValueError(f"max_bytes = {max_bytes}: expected at least 1")
+        raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
     folder = user_cache() / "bpe" if cache is None else Path(cache)
     told = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
     path = folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"

@@ -16,6 +16,7 @@ from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.pieces import Document
 from tokenv.data.text.builtin import documents_dataset, prose_documents, python_documents
 from tokenv.data.text.words import words_documents
+from tokenv.errors import MissingFileError, UserError
 
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
 JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
@@ -40,8 +41,8 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         The documents in a fixed order.
 
     Raises:
-        FileNotFoundError: If `source` is neither a built-in name nor a path that exists.
-        ValueError: If a file is of no known kind or broken, or its rows lack the text column.
+        MissingFileError: If `source` is neither a built-in name nor a path that exists.
+        UserError: If a file is of no known kind or broken, or its rows lack the text column.
     """
     if source == "python":
         yield from _from_rows(python_documents())
@@ -68,17 +69,17 @@ def content_of(row: Mapping[str, Any], column: str, where: str) -> bytes:
         where: The row's data set, for the error.
 
     Raises:
-        ValueError: If the row lacks the column, or holds something other than str or bytes there.
+        UserError: If the row lacks the column, or holds something other than str or bytes there.
     """
     if column not in row:
-        raise ValueError(f"{where} has no column {column!r} but {', '.join(row)}: set data.column to one")
+        raise UserError(f"{where} has no column {column!r} but {', '.join(row)}: set data.column to one")
     value = row[column]
     if value is None:
         return b""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise ValueError(
+        raise UserError(
             f"column {column!r} of {where} holds {type(value).__name__}, expected text: "
             f"set data.column to a text column of {', '.join(row)}"
         )
@@ -96,12 +97,12 @@ def _from_rows(rows: Dataset) -> Iterator[Document]:
 def _find_files(source: str, root: Path) -> list[Path]:
     if root.is_file():
         if not root.name.endswith(TEXT_SUFFIXES + JSON_SUFFIXES + PARQUET_SUFFIXES):
-            raise ValueError(f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it")
+            raise UserError(f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it")
         return [root]
     if not root.is_dir():
         near = difflib.get_close_matches(source, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise FileNotFoundError(f"data source {source!r} does not exist; {hint}expected {ACCEPTED}")
+        raise MissingFileError(f"data source {source!r} does not exist; {hint}expected {ACCEPTED}")
     files = sorted(path for path in root.rglob("*") if path.is_file())
     texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
     parquet = [path for path in files if path.name.endswith(PARQUET_SUFFIXES)]
@@ -109,7 +110,7 @@ def _find_files(source: str, root: Path) -> list[Path]:
     # Published data sets carry a README, and often their description as .json, beside their tables.
     chosen = tables if tables and all(path.stem.upper() == "README" for path in texts) else texts
     if not chosen:
-        raise ValueError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
+        raise UserError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
     return chosen
 
 
@@ -127,4 +128,4 @@ def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     except StopIteration:  # how the json reader says that a file is empty
         return
     except Exception as error:  # each reader and each compression raises its own kind
-        raise ValueError(f"{path} cannot be read as {kind}: {error}: repair it or leave it out") from error
+        raise UserError(f"{path} cannot be read as {kind}: {error}: repair it or leave it out") from error

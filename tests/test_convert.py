@@ -1,0 +1,120 @@
+"""One rule for what may be written for a value, whoever annotated it."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenv.config.convert import Limit, Plain, Section, convert, make
+from tokenv.errors import UserError
+
+HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]
+HINTS += [list[int], tuple[str, ...], tuple[int, str], list, dict[str, int], dict, str | float, list[str] | str]
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (True, bool, True),
+        (3, int, 3),
+        (1e6, int, 1_000_000),
+        (1, float, 1.0),
+        ("3e-1", float, 0.3),
+        ("inf", Limit, math.inf),
+        ("3", str, "3"),
+        ("a/b", Path, Path("a/b")),
+        (None, int | None, None),
+        (None, Optional[float], None),  # noqa: UP045
+        (2.0, int | None, 2),
+        ("3", str | float, "3"),
+        (3, str | float, 3.0),
+        (True, Literal["auto", "on", "off"], "on"),
+        (False, Literal["auto", "on", "off"], "off"),
+        (2, Literal[1, 2], 2),
+        ((1, 2.0), list[int], [1, 2]),
+        ([1, 2.0], tuple[int, ...], (1, 2)),
+        ([1, "a"], tuple[int, str], (1, "a")),
+        ([1], Sequence[float], [1.0]),
+        ({"a": 1e1}, dict[str, int], {"a": 10}),
+        ({"a": {"b": (1, None)}}, Section, {"a": {"b": [1, None]}}),
+    ],
+)
+def test_what_may_be_written(value: Any, hint: Any, expected: Any) -> None:
+    found = convert(value, hint, "key")
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        (1, bool, "key = 1: expected true or false"),
+        ("yes", bool, "key = 'yes': expected true or false"),
+        (True, int, "key = True: expected a whole number"),
+        ("64", int, "key = '64': expected a whole number"),
+        (math.inf, int, "key = inf: expected a whole number"),
+        (math.nan, float, "key = nan: expected a finite number"),
+        (10**400, float, "expected a number"),
+        ("1:30", float, "key = '1:30': expected a number"),
+        (3, str, "key = 3: expected text"),
+        ("", None | int, "key = '': expected null or a whole number"),
+        (True, int | None, "key = True: expected a whole number or null"),
+        (True, Literal["a", "b", "c"], "key = True: expected a, b or c"),
+        (True, Literal[1, 2], "key = True: expected 1 or 2"),
+        ("ab", list[str], "key = 'ab': expected texts, in a list such as [a, b]"),
+        ([1, "a"], list[int], "key = [1, 'a']: expected whole numbers, in a list"),
+        ([1], tuple[int, str], "key = [1]: expected a whole number, text, in a list"),
+        ({"a": "b"}, dict[str, int], "key.a = 'b': expected a whole number"),
+        ({1: 1}, dict[str, int], "key = {1: 1}: expected a section whose keys are words"),
+    ],
+)
+def test_what_may_not(value: Any, hint: Any, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        convert(value, hint, "key")
+    assert message in str(raised.value)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.complex_numbers() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=5,
+)
+
+
+@given(ANYTHING, st.sampled_from(HINTS))
+def test_it_converts_or_refuses_with_one_message(value: Any, hint: Any) -> None:
+    with suppress(UserError):  # and nothing else
+        found = convert(value, hint, "key")
+        assert repr(convert(found, hint, "key")) == repr(found)  # and what is converted stays as it is
+
+
+@pytest.mark.parametrize("hint", [Any, object, Callable[[int], int], "a name unknown", bytes])
+def test_what_it_does_not_know_passes(hint: Any) -> None:
+    thing = object()
+    assert convert(thing, hint, "key") is thing
+
+
+@dataclass
+class Inner:
+    size: int = 1
+
+
+@dataclass
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_dataclasses_are_made_of_sections() -> None:
+    assert make(Outer, {"inner": {"size": 2.0}}) == Outer(Inner(2))
+    with pytest.raises(UserError, match=r"unknown key inner\.sise: did you mean 'size'"):
+        make(Outer, {"inner": {"sise": 2}})
+    with pytest.raises(UserError, match=r"inner = 3: expected a section"):
+        make(Outer, {"inner": 3})
+    with pytest.raises(UserError, match=r"inner\.size = 'big': expected a whole number"):
+        make(Outer, {"inner": {"size": "big"}})

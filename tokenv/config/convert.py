@@ -1,0 +1,182 @@
+"""What a person may write for a value, by its annotation: one rule for dataclasses and for anybody's constructors.
+
+An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Path``, ``None``, a ``Literal``, a union, list, tuple or
+dictionary of these, or a dataclass. Values of anything else, or of no annotation, pass as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tokenv.errors import UserError, nearest
+
+T = TypeVar("T")
+Limit = Annotated[float, "or .inf"]  # a number that may be infinite
+Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
+Section = dict[str, Plain]  # a name and the options of what it names
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+WORDS |= {Limit: "a number or .inf", Plain: "a number, text, true or false, null, or a list or section of these"}
+
+
+def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = "") -> None:
+    """Refuse keys that a dataclass has not.
+
+    Args:
+        values: nested dictionaries, possibly a part of all values.
+        where: the file or command line they come from, for the message.
+        kind: dataclass they should fit.
+        prefix: of the keys, for the message.
+
+    Raises:
+        UserError: names the file, the key and the nearest known one.
+    """
+    known = get_type_hints(kind, include_extras=True)
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {prefix}{key}: {nearest(str(key), known)}")
+        if known[key] == Section and not isinstance(value, Mapping):
+            raise UserError(
+                f"{where}: {prefix}{key} = {value!r}: expected a section such as {prefix}{key}.name={value}"
+            )
+        if is_dataclass(known[key]):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
+            check_keys(value, where, known[key], f"{prefix}{key}.")
+
+
+def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Turn nested dictionaries into a checked dataclass.
+
+    Raises:
+        UserError: a key is unknown, or a value has the wrong type or is out of range; the message names its key.
+    """
+    check_keys(values, "configuration", kind, prefix)
+    hints = get_type_hints(kind, include_extras=True)
+    return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+
+
+def parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A constructor's parameters by name, annotations resolved where they can be."""
+    try:
+        return inspect.signature(found, eval_str=True).parameters
+    except (NameError, AttributeError, SyntaxError, TypeError):  # names that only type checkers see
+        return inspect.signature(found).parameters
+
+
+def convert(value: Any, hint: Any, key: str) -> Any:
+    """A value as its annotation wants it: 1e6 may be a whole number, 1 a float, and ``true`` a switch that is on.
+
+    Args:
+        value: as YAML, JSON or the command line gives it.
+        hint: the annotation.
+        key: for the message.
+
+    Raises:
+        UserError: it cannot be that; the message says what was expected.
+    """
+    if is_dataclass(hint):
+        return make(hint, value, f"{key}.")  # type: ignore[arg-type]
+    hint = Section if hint == Plain and isinstance(value, Mapping) else hint
+    if get_origin(hint) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
+    try:
+        return _read(value, hint)
+    except (ValueError, OverflowError):
+        infinite = hint is float and isinstance(value, float) and not math.isfinite(value)
+        raise UserError(f"{key} = {value!r}: expected {'a finite number' if infinite else _words(hint)}") from None
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """As ``convert``, but whatever does not fit is an unspoken ValueError."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint == Plain:
+        return _plain(value)
+    if hint == Limit or kind in (int, float):
+        return _number(value, hint)
+    if kind in (Union, UnionType):
+        return _union(value, parts)
+    if kind is Literal:
+        return _choice(value, parts)
+    if kind in (list, tuple, Sequence):
+        return _list(value, parts, tuple if kind is tuple else list)
+    if kind is Path:
+        return Path(value) if isinstance(value, str | Path) else _refuse()
+    if kind in (bool, str, NoneType, dict, Mapping):
+        return value if isinstance(value, kind) and (kind not in (dict, Mapping) or _worded(value)) else _refuse()
+    return value
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+def _worded(value: Mapping[Any, Any]) -> bool:
+    return all(isinstance(name, str) for name in value)
+
+
+def _number(value: Any, hint: Any) -> int | float:
+    number = float(value) if isinstance(value, str) and hint is not int else value  # Sacred reads inf as text
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError
+    if hint is int:
+        return int(number) if number == int(number) else _refuse()
+    return float(number) if math.isfinite(number) or (hint == Limit and number == number) else _refuse()
+
+
+def _union(value: Any, parts: Sequence[Any]) -> Any:
+    for part in sorted(parts, key=lambda part: type(value) is not (get_origin(part) or part)):  # its own type first
+        with suppress(ValueError, OverflowError):
+            return _read(value, part)
+    return _refuse()
+
+
+def _choice(value: Any, choices: Sequence[Any]) -> Any:
+    if isinstance(value, bool) and value not in choices:
+        value = "on" if value else "off"
+    return value if any(type(value) is type(choice) and value == choice for choice in choices) else _refuse()
+
+
+def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    hints = [part for part in parts if part is not Ellipsis] or [Any]
+    if kind is list or Ellipsis in parts or not parts:
+        hints = hints * len(value)
+    return kind(_read(each, hint) for each, hint in zip(value, hints, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping) and _worded(value):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else _refuse()
+
+
+def _words(hint: Any) -> str:
+    """What an annotation asks for, in words."""
+    kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
+    if hint in WORDS:
+        return WORDS[hint]
+    if kind in (Union, UnionType):
+        return _either(map(_words, parts))
+    if kind is Literal:
+        return _either(map(str, parts))
+    if kind in (list, tuple, Sequence):
+        each = [PLURALS.get(part) or _words(part) for part in parts] if len(parts) == 1 else map(_words, parts)
+        return ", ".join([*each, "in a list such as [a, b]"])
+    return "a section whose keys are words" if kind in (dict, Mapping) else str(hint)
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
