@@ -38,9 +38,9 @@ MODEL = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers"
 RUN = {
     "data": {"seq_len": 48},
     "model": MODEL,
-    "train": {"bytes": 768, "batch_size": 4, "accumulate": 1},
-    "validation": {"every_bytes": 384, "sequences": 6, "batch_size": 6},
-    "checkpoint": {"every_bytes": 384},
+    "train": {"symbols": 768, "batch_size": 4, "accumulate": 1},
+    "validation": {"every_symbols": 384, "sequences": 6, "batch_size": 6},
+    "checkpoint": {"every_symbols": 384},
     "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
 }
 TEXT = {"validation": 0.2}
@@ -95,8 +95,8 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
     if base["data"]["source"] == TABLE:
         found.append("common.data.series.columns=OT")
     for name, changes in settings["methods"].items():
-        if "bytes" in (changes or {}).get("train", {}):
-            found.append(f"methods.{name}.train.bytes={RUN['train']['bytes']}")
+        if "symbols" in (changes or {}).get("train", {}):
+            found.append(f"methods.{name}.train.symbols={RUN['train']['symbols']}")
         if "vocabulary_size" in (changes or {}).get("agent", {}):
             found.append(f"methods.{name}.agent.vocabulary_size={VOCABULARY}")
     return found + ([f"only={only}"] if only else [])

@@ -86,7 +86,7 @@ def test_a_failed_run_does_not_stop_the_others(comparison):
 @pytest.mark.slow
 def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
     """Both runs end as interrupted, with a checkpoint to go on from, though each would take an hour."""
-    endless = {"jobs": 2, "common": {"train": {"bytes": 10**9}, "checkpoint": {"every_bytes": 10**9}}}
+    endless = {"jobs": 2, "common": {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}}
     options = resolve_comparison(["both.yaml"], endless)
 
     def under_way():

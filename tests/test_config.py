@@ -68,7 +68,7 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"rate": "often"}, r"rate = 'often': expected a number"),
         ({"train": {"batch_size": 2.5}}, r"train.batch_size = 2.5: expected a whole number"),
         ({"train": {"batch_size": 0}}, r"train.batch_size = 0: expected"),
-        ({"train": {"warmup_bytes": -1}}, r"train.warmup_bytes = -1: expected 0 or more"),
+        ({"train": {"warmup_symbols": -1}}, r"train.warmup_symbols = -1: expected 0 or more"),
         ({"model": {"heads": 5}}, r"model.heads = 5 does not divide model.width"),
         ({"model": {"window": 0}}, r"model.window = 0: expected a positive number"),
         ({"hardware": {"device": "gpu"}}, r"hardware.device = 'gpu': expected auto, cpu, cuda"),
@@ -76,8 +76,8 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"loss": {"policy": -1}}, r"loss.policy = -1.0: expected a weight"),
         ({"data": {"cut": "slice"}}, r"data.cut"),
         ({"seed": -1}, r"seed = -1: expected"),
-        ({"train": {"bytes": float("inf")}}, r"train.bytes = inf: expected a whole number"),
-        ({"train": {"bytes": float("nan")}}, r"train.bytes = nan: expected a whole number"),
+        ({"train": {"symbols": float("inf")}}, r"train.symbols = inf: expected a whole number"),
+        ({"train": {"symbols": float("nan")}}, r"train.symbols = nan: expected a whole number"),
         ({"train": {"learning_rate": float("inf")}}, r"train.learning_rate = inf: expected a finite number"),
         ({"train": {"clip": float("nan")}}, r"train.clip = nan: expected a number or .inf"),
         ({"rate": True}, r"rate = True: expected a number"),
@@ -158,14 +158,14 @@ def test_a_switch_may_be_true(tmp_path: Path, word: str) -> None:
 
 
 def test_numbers_are_yaml_1_2s(tmp_path: Path) -> None:
-    config = read(tmp_path, "seed: 010\nrate: 1e-1\ntrain: {bytes: 8_000_000, learning_rate: 3.e-3, clip: .inf}")
-    assert (config.seed, config.rate, config.train.bytes) == (10, 0.1, 8_000_000)
+    config = read(tmp_path, "seed: 010\nrate: 1e-1\ntrain: {symbols: 8_000_000, learning_rate: 3.e-3, clip: .inf}")
+    assert (config.seed, config.rate, config.train.symbols) == (10, 0.1, 8_000_000)
     assert (config.train.learning_rate, config.train.clip) == (3e-3, float("inf"))
     assert read(tmp_path, "seed: 0x10\nestimator: {gamma: 1e-1}").estimator["gamma"] == 0.1
     merged = load_yaml_text(tmp_path, "a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\ne: 2016-07-01\nf: ~\ng: yes")
     assert merged == {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": "2016-07-01", "f": None, "g": "yes"}
-    with pytest.raises(UserError, match=r"train.bytes = '1:30': expected a whole number"):
-        read(tmp_path, "train: {bytes: 1:30}")
+    with pytest.raises(UserError, match=r"train.symbols = '1:30': expected a whole number"):
+        read(tmp_path, "train: {symbols: 1:30}")
 
 
 def load_yaml_text(tmp_path: Path, text: str) -> dict[str, Any]:
@@ -176,8 +176,8 @@ def load_yaml_text(tmp_path: Path, text: str) -> dict[str, Any]:
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine.yaml, line 3: rate is given twice"):
         read(tmp_path, "rate: 0.1\nseed: 1\nrate: 0.2")
-    with pytest.raises(UserError, match=r"mine.yaml, line 1: bytes is given twice"):
-        read(tmp_path, "train: {bytes: 3, bytes: 4}")
+    with pytest.raises(UserError, match=r"mine.yaml, line 1: symbols is given twice"):
+        read(tmp_path, "train: {symbols: 3, symbols: 4}")
 
 
 def test_options_are_as_their_constructor_wants_them(tmp_path: Path) -> None:
@@ -221,3 +221,22 @@ def test_reading_a_configuration_does_not_import_torch(program: str) -> None:
     program += "\nimport sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("key", "now"),
+    [
+        ("train.bytes", "train.symbols"),
+        ("train.warmup_bytes", "train.warmup_symbols"),
+        ("validation.every_bytes", "validation.every_symbols"),
+        ("checkpoint.every_bytes", "checkpoint.every_symbols"),
+    ],
+)
+def test_earlier_names_are_refused_with_the_present_ones_and_read_where_they_are_stored(key, now):
+    section, _, name = key.partition(".")
+    with pytest.raises(ValueError, match=f"{key} is now called {now}"):
+        resolve([], {section: {name: 300}})
+    stored = Config().as_dict()
+    del stored[section][now.partition(".")[2]]
+    stored[section][name] = 300
+    assert getattr(getattr(resolve([], {}, base=stored), section), now.partition(".")[2]) == 300

@@ -172,7 +172,7 @@ def test_histories_are_as_long_as_the_model_allows():
 
 def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = tiny_settings | SERIES | {"validation": {"every_bytes": 2000, "sequences": 4, "batch_size": 4}}
+    settings = tiny_settings | SERIES | {"validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4}}
     words = [f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()]
     run_command("train", ["with", *words])
     found = run_command("forecast", ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2"])

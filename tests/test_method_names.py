@@ -62,14 +62,14 @@ def test_sacred_prints_them(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", [*ODD, "8", "2.5"])
 def test_an_override_finds_its_method(folder: Path, name: str) -> None:
     before = rates(compare("odd.yaml"))
-    after = rates(compare("odd.yaml", f"methods.{name}.rate=0.5", f"methods.{name}.train.bytes=1e6"))
+    after = rates(compare("odd.yaml", f"methods.{name}.rate=0.5", f"methods.{name}.train.symbols=1e6"))
     assert after == before | {name: 0.5}
     if name not in (
         "py/object",
         "json://x",
     ):  # jsonpickle, which reads Sacred's literals, has a use of its own for these
         literal = {name: {"rate": 0.5}}
-        assert rates(compare("odd.yaml", f"methods={literal!r}", f"methods.{name}.train.bytes=1e6")) == after
+        assert rates(compare("odd.yaml", f"methods={literal!r}", f"methods.{name}.train.symbols=1e6")) == after
     assert list(rates(compare("odd.yaml", f"only={name}"))) == [name]
     assert list(rates(compare("odd.yaml", f"only={[name]!r}"))) == [name]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, TrainConfig
 from tokenv.run.evaluate import Evaluation, evaluating
 from tokenv.run.parts import build_parts
 from tokenv.run.state import RunState
@@ -15,11 +15,11 @@ from tokenv.storage.checkpoints import Checkpoint, save
 
 # As version 0.1 wrote it, before the states had a type.
 EARLIER = """{
-  "config": {"seed": 3, "rate": 0.25, "agent": {"name": "uniform"}},
+  "config": {"seed": 3, "rate": 0.25, "agent": {"name": "uniform"}, "train": {"bytes": 512, "warmup_bytes": 64}},
   "step": 2, "bytes": 512, "flops": 123456789012345,
   "data": {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}},
   "history": {
-    "train/bits_per_byte": [[256, 512], [8.0, 7.5]],
+    "train/bits_per_byte": [[256, 512], [8.0, 7.5]], "train/bytes_per_second": [[256, 512], [90.0, 95.0]],
     "validation/bits_per_byte": [[512], [7.25]]
   },
   "validation": {
@@ -34,9 +34,11 @@ def test_states_of_earlier_versions_are_read(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(EARLIER)
     state = RunState.read(tmp_path)
     assert (state.step, state.symbols, state.flops, state.unit) == (2, 512, 123456789012345, "bits_per_byte")
-    assert state.settings == Config(seed=3, rate=0.25, agent={"name": "uniform"})
+    train = TrainConfig(symbols=512, warmup_symbols=64)
+    assert state.settings == Config(seed=3, rate=0.25, agent={"name": "uniform"}, train=train)
     assert state.data == {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}}
     assert state.history["train/bits_per_byte"] == ([256, 512], [8.0, 7.5])
+    assert state.history["train/symbols_per_second"] == ([256, 512], [90.0, 95.0])
     assert state.loss == 7.25
     assert state.validation is not None
     assert state.validation.loss_early == 7.5

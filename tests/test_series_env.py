@@ -262,7 +262,7 @@ def run(settings, folder, **options):
 
 
 def test_training_speaks_of_nats_per_value(series_settings, tmp_path):
-    series_settings["train"] |= {"bytes": 10_000, "learning_rate": 1e-2}
+    series_settings["train"] |= {"symbols": 10_000, "learning_rate": 1e-2}
     last, history = run(series_settings, tmp_path)
     nats = history["train/nats_per_value"][1]
     assert sum(nats[-5:]) < sum(nats[:5]) - 1
@@ -281,14 +281,14 @@ def test_resuming_equals_never_having_stopped(series_settings, tmp_path):
     assert len(found) >= 2
     resumed_last, resumed = run(series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0]))
     assert resumed_last == last
-    for name in whole.keys() - {"train/bytes_per_second"}:
+    for name in whole.keys() - {"train/symbols_per_second"}:
         assert resumed[name] == whole[name], name
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "reinpatch", "straight"])
 def test_other_estimators_train_on_series(series_settings, tmp_path, estimator):
     series_settings |= {"estimator": {"name": estimator}}
-    series_settings["train"] |= {"bytes": 1024, "warmup_bytes": 0}
+    series_settings["train"] |= {"symbols": 1024, "warmup_symbols": 0}
     last, _ = run(series_settings, tmp_path)
     assert math.isfinite(last.loss)
 

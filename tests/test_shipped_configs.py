@@ -74,7 +74,7 @@ def test_the_readmes_comparison_runs_its_processes(folder: Path) -> None:
 
 def test_the_smallest_configuration_can_be_cut_to_nothing_but_fewer_bytes(folder: Path) -> None:
     """A warm-up longer than the run is no obstacle; what is left of the line is the user's own."""
-    line = ["train", "with", "small", "train.bytes=100000", f"data.source={shrunk.TEXTS}", "validation.sequences=8"]
+    line = ["train", "with", "small", "train.symbols=100000", f"data.source={shrunk.TEXTS}", "validation.sequences=8"]
     shrunk.tokenv(line)
     (run,) = stored(folder, "tokenv-train")
     rates = json.loads((run / "metrics.json").read_text())["train/learning_rate"]

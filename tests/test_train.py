@@ -38,7 +38,7 @@ def without_clock(logged: list[tuple[str, float, int]]) -> dict[str, list[tuple[
 @pytest.mark.parametrize("agent", ["learned", "uniform", "random"])
 def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     tiny_settings |= {"agent": {"name": agent}}
-    tiny_settings["train"] |= {"bytes": 30_000, "learning_rate": 1e-2}
+    tiny_settings["train"] |= {"symbols": 30_000, "learning_rate": 1e-2}
     history, _ = run(tiny_settings, tmp_path)
     bits = history["train/bits_per_byte"][1]
     assert sum(bits[-5:]) / 5 < sum(bits[:5]) / 5 - 1
@@ -133,7 +133,7 @@ def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path
 
 
 def test_schedule_is_counted_in_bytes() -> None:
-    config = TrainConfig(bytes=1000, warmup_bytes=200, learning_rate=2.0, final_learning_rate=0.1)
+    config = TrainConfig(symbols=1000, warmup_symbols=200, learning_rate=2.0, final_learning_rate=0.1)
     assert [learning_rate(config, b) for b in (0, 100, 200)] == [0.0, 1.0, 2.0]
     assert learning_rate(config, 600) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert learning_rate(config, 1000) == learning_rate(config, 5000) == pytest.approx(0.2)
@@ -141,13 +141,13 @@ def test_schedule_is_counted_in_bytes() -> None:
 
 @pytest.mark.parametrize("warmup", [1000, 1001, 10**9])
 def test_a_warmup_that_does_not_fit_is_a_tenth_of_the_run(warmup: int) -> None:
-    config, expected = (TrainConfig(bytes=1000, warmup_bytes=many, learning_rate=2.0) for many in (warmup, 100))
+    config, expected = (TrainConfig(symbols=1000, warmup_symbols=many, learning_rate=2.0) for many in (warmup, 100))
     rates = [learning_rate(config, seen) for seen in range(0, 1200, 10)]
     assert rates == [learning_rate(expected, seen) for seen in range(0, 1200, 10)]
     assert max(rates) == rates[10] == 2.0
     assert rates[-20] == 0
-    assert TrainConfig(bytes=1000, warmup_bytes=999).warmup == 999
-    assert learning_rate(TrainConfig(bytes=1, warmup_bytes=1), 1) == 0
+    assert TrainConfig(symbols=1000, warmup_symbols=999).warmup == 999
+    assert learning_rate(TrainConfig(symbols=1, warmup_symbols=1), 1) == 0
 
 
 def test_everything_is_reproducible_by_seed(tiny_settings: dict[str, Any], tmp_path: Path) -> None:

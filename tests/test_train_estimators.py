@@ -19,7 +19,7 @@ PAST = {"arm", "disarm", "arms", "rebar", "relax"}  # want a policy that ignores
 
 
 def configure(tiny_settings, estimator, agent):
-    options = {"estimator": {"name": estimator}, "train": {"accumulate": 1, "bytes": 640, "warmup_bytes": 128}}
+    options = {"estimator": {"name": estimator}, "train": {"accumulate": 1, "symbols": 640, "warmup_symbols": 128}}
     return resolve([], merge(merge(tiny_settings, options), AGENTS[agent]))
 
 
@@ -54,12 +54,12 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
     [("moving_average", "window 2"), ("off_policy", "window 2"), ("relax", "window 0"), ("ppo", "window 2")],
 )
 def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, agent):
-    config = configure(merge(tiny_settings, {"checkpoint": {"every_bytes": 256}}), estimator, agent)
+    config = configure(merge(tiny_settings, {"checkpoint": {"every_symbols": 256}}), estimator, agent)
     whole = run(config, tmp_path / "whole")
     first = checkpoints.complete(tmp_path / "whole")[0]
     resumed = run(config, tmp_path / "resumed", resume=checkpoints.load(first))
     for name, values in whole.items():
-        if name != "train/bytes_per_second":
+        if name != "train/symbols_per_second":
             assert resumed[name] == values, name
 
 

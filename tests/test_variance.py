@@ -180,7 +180,7 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
     resumed = lab.compare(options, tmp_path / "parts")
     assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
     assert json.dumps(resumed["moments"]) == json.dumps(whole["moments"])
-    assert whole["moments"][0]["bytes"] < whole["moments"][1]["bytes"]
+    assert whole["moments"][0]["symbols"] < whole["moments"][1]["symbols"]
 
 
 def test_the_report_of_a_comparison(options, tmp_path, capsys):

@@ -20,4 +20,4 @@ def test_its_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run_command("bench", ["print_config", "with", "repeats=7"])
     shown = capsys.readouterr().out
     assert "repeats = 7" in shown
-    assert "warmup_bytes = " in shown
+    assert "warmup_symbols = " in shown

@@ -45,7 +45,10 @@ runpy.run_module({module!r}, run_name="__main__")
         (["train", "quick"], "'quick' is none of print_config"),
         (["train", "with", "quick", "--fast"], "cannot read 'with quick --fast': expected tokenv train with NAME"),
         (["train", "with", "quik"], "no configuration 'quik'"),
-        (["train", "with", "quick", "train.byts=3"], "command line: unknown key train.byts: did you mean 'bytes'?"),
+        (
+            ["train", "with", "quick", "train.symbls=3"],
+            "command line: unknown key train.symbls: did you mean 'symbols'?",
+        ),
         (["train", "with", "data.source=pyhton"], "python"),
         (["train", "with", "agent.name=lerned"], "agent.name = 'lerned' is unknown"),
         (["train", "with", "agent.nme=uniform"], "agent.nme is no option of agent 'learned': did you mean 'name'?"),

@@ -46,7 +46,7 @@ def test_resuming_from_the_command_line(trained: Path) -> None:
     run_command("train", ["with", f"resume={first}"])
     again = json.loads((trained.parent / "2" / "metrics.json").read_text())
     whole = json.loads((trained / "metrics.json").read_text())
-    for name in set(whole) - {"train/bytes_per_second"}:
+    for name in set(whole) - {"train/symbols_per_second"}:
         assert again[name]["values"] == whole[name]["values"], name
         assert again[name]["steps"] == whole[name]["steps"], name
 
@@ -80,7 +80,7 @@ def test_unobserved_runs_leave_nothing(tiny_words: list[str], tmp_path: Path, mo
 def test_stopping_saves_and_says_how_to_go_on(
     signals: list[signal.Signals], tiny_words: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.bytes=100000000"]
+    command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.symbols=100000000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60

@@ -107,7 +107,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         "step_seconds": median["learned"],
         "step_seconds_min": min(seconds["learned"]),
         "step_seconds_max": max(seconds["learned"]),
-        "bytes_per_second": symbols / median["learned"],
+        "symbols_per_second": symbols / median["learned"],
         "peak_memory_gib": memory,
         "draw_share": median["draw"] / median["learned"],
         "time_over_given": _ratio(seconds["learned"], seconds["given"]),
@@ -205,7 +205,7 @@ def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch
         "batch": f"{config.train.batch_size} x {config.data.seq_len} bytes, {parts.lm.compute_dtype}",
         "step": f"{figures['step_seconds']:.3f} s ({figures['step_seconds_min']:.3f} to "
         f"{figures['step_seconds_max']:.3f})",
-        "speed": f"{figures['bytes_per_second']:,.0f} bytes per second",
+        "speed": f"{figures['symbols_per_second']:,.0f} bytes per second",
         "peak memory": f"{figures['peak_memory_gib']:.2f} GiB",
         "utilisation": f"{figures['model_flops_utilisation']:.1%} of a matrix product's "
         f"{figures['matrix_peak_tflops_per_second']:.3g} TFLOP/s",

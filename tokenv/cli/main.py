@@ -1,5 +1,6 @@
 """The ``tokenv`` command: ``tokenv COMMAND [with NAME key=value ...] [Sacred's flags]``."""
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -63,5 +64,6 @@ def main() -> None:
         print(f"tokenv: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
         print(f"tokenv: {str(stop) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -30,15 +30,15 @@ def compared_run(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> Co
         folder=str(stored.folder),
         config=stored.config,
         flops=state["flops"],
-        seconds=_seconds(*history["train/bytes_per_second"]),
+        seconds=_seconds(*history["train/symbols_per_second"]),
         history=history,
         assessment=assessment,
     )
 
 
-def _seconds(seen: Sequence[int], bytes_per_second: Sequence[float]) -> float:
+def _seconds(seen: Sequence[int], symbols_per_second: Sequence[float]) -> float:
     """Seconds of all updates."""
-    steps = zip(seen, [0, *seen[:-1]], bytes_per_second, strict=True)
+    steps = zip(seen, [0, *seen[:-1]], symbols_per_second, strict=True)
     return sum((now - before) / speed for now, before, speed in steps)
 
 
@@ -98,7 +98,7 @@ def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
 def _facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
     first, told = runs[0].config, runs[0].assessment
     words = WORDS[first.data.kind]
-    budgets = sorted({f"{run.config.train.bytes:,}" for run in runs})
+    budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
     seeds = sorted({run.config.seed for run in runs})
     source = first.data.source if "/" not in first.data.source else Path(first.data.source).name
     found = {"change points": f"found within {first.data.tolerance} steps"} if "change points" in told.agreement else {}

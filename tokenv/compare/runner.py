@@ -161,7 +161,7 @@ class _Bar:
     def __init__(self, bars: Progress, task: Task) -> None:
         self._bars = bars
         unit = f"{WORDS[task.config.data.kind].symbol}s"
-        self._id = bars.add_task(task.label, total=task.config.train.bytes, unit=unit)
+        self._id = bars.add_task(task.label, total=task.config.train.symbols, unit=unit)
 
     def __enter__(self) -> _Bar:
         return self

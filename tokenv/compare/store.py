@@ -56,7 +56,7 @@ def read_run(folder: Path) -> StoredRun | None:
         return None
     known = {key: value for key, value in values.items() if key != "resume"}
     try:
-        config = resolve([], known)
+        config = resolve([], {}, base=known)
     except ValueError:
         return None
     beat = told.get("heartbeat") or told["start_time"]

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -39,8 +39,10 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     Raises:
         UserError: names the file, the key and the nearest known one.
     """
-    known = get_type_hints(kind, include_extras=True)
+    known, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
     for key, value in values.items():
+        if key in earlier:
+            raise UserError(f"{where}: {prefix}{key} is now called {prefix}{earlier[key]}: write that instead")
         if key not in known:
             raise UserError(f"{where}: unknown key {prefix}{key}: {nearest(str(key), known)}")
         if known[key] == Section and not isinstance(value, Mapping):
@@ -51,6 +53,25 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
             if not isinstance(value, Mapping):
                 raise UserError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
             check_keys(value, where, known[key], f"{prefix}{key}.")
+
+
+def _earlier_names(kind: type) -> dict[str, str]:
+    """What fields of a dataclass were called in earlier versions, to what they are called now."""
+    return {item.metadata["was"]: item.name for item in fields(kind) if "was" in item.metadata}
+
+
+def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that an earlier version stored, by their present names.
+
+    Args:
+        kind: dataclass they should fit.
+        values: nested dictionaries.
+    """
+    hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    return {
+        earlier.get(key, key): renamed(hints[key], value) if is_dataclass(hints.get(key)) else value
+        for key, value in values.items()
+    }
 
 
 def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tokenv.config.convert import check_keys, make
+from tokenv.config.convert import check_keys, make, renamed
 from tokenv.config.from_run import complete_section
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
@@ -135,13 +135,13 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     Args:
         names: configuration files or names, later ones overriding earlier ones.
         updates: nested values of the command line, which override all files.
-        base: what the files override; the defaults where None.
+        base: what the files override, possibly stored by an earlier version; the defaults where None.
 
     Raises:
         MissingFileError: there is no run that ``agent.load`` names.
         UserError: an unknown file, key or value.
     """
-    values = Config().as_dict() if base is None else base
+    values = Config().as_dict() if base is None else renamed(Config, base)
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE, Config)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tokenv.config.convert import make
+from tokenv.config.convert import make, renamed
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.storage import folders
@@ -34,7 +34,7 @@ def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> di
     if not isinstance(frozen, bool):
         raise UserError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
     path = folders.find(str(section["load"]), "best")
-    config = make(Config, folders.load_state(path)["config"])
+    config = make(Config, renamed(Config, folders.load_state(path)["config"]))
     trained = config.agent.get("trained") or {
         "rate": config.rate,
         "channels": config.data.series.channels,

@@ -51,13 +51,13 @@ class TrainConfig:
     """How long and how fast.
 
     Args:
-        bytes: training bytes in all; a byte is one symbol of a sequence.
+        symbols: training symbols in all: bytes of text, steps of series.
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
         accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
-        warmup_bytes: bytes of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not less
-            than ``bytes``, so that a run would end before its warm-up, the warm-up is a tenth of ``bytes``: a
-            configuration stays one that runs when nothing but its length is cut.
+        warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
+            less than ``symbols``, so that a run would end before its warm-up, the warm-up is a tenth of ``symbols``:
+            a configuration stays one that runs when nothing but its length is cut.
         final_learning_rate: end of the schedule, as a fraction of the peak.
         beta1: of AdamW.
         beta2: of AdamW.
@@ -65,11 +65,11 @@ class TrainConfig:
         clip: largest gradient norm over all parameters.
     """
 
-    bytes: int = 8_000_000
+    symbols: int = field(default=8_000_000, metadata={"was": "bytes"})
     batch_size: int = 32
     accumulate: int = 1
     learning_rate: float = 3e-3
-    warmup_bytes: int = 400_000
+    warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
     final_learning_rate: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -77,10 +77,10 @@ class TrainConfig:
     clip: Limit = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("bytes", "batch_size", "accumulate"):
+        for name in ("symbols", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
-        _require(self.warmup_bytes >= 0, "train.warmup_bytes", self.warmup_bytes, "0 or more")
+        _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "a number in [0, 1)")
@@ -89,8 +89,8 @@ class TrainConfig:
 
     @property
     def warmup(self) -> int:
-        """Bytes of the warm-up that is run: ``warmup_bytes``, or a tenth of ``bytes`` where these do not fit."""
-        return self.warmup_bytes if self.warmup_bytes < self.bytes else self.bytes // 10
+        """Symbols of the warm-up that is run: ``warmup_symbols``, or a tenth of ``symbols`` where these do not fit."""
+        return self.warmup_symbols if self.warmup_symbols < self.symbols else self.symbols // 10
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class ValidationConfig:
     """When and on how much to measure.
 
     Args:
-        every_bytes: training bytes between two validations; one more follows the last update.
+        every_symbols: training symbols between two validations; one more follows the last update.
         sequences: at most so many validation sequences.
         batch_size: sequences of one pass.
     """
 
-    every_bytes: int = 2_000_000
+    every_symbols: int = field(default=2_000_000, metadata={"was": "every_bytes"})
     sequences: int = 512
     batch_size: int = 64
 
@@ -118,11 +118,11 @@ class CheckpointConfig:
     """When to save, and what to keep.
 
     Args:
-        every_bytes: training bytes between two checkpoints; one more follows the last update.
+        every_symbols: training symbols between two checkpoints; one more follows the last update.
         keep: newest checkpoints kept; the best by validation bits per byte is kept besides.
     """
 
-    every_bytes: int = 2_000_000
+    every_symbols: int = field(default=2_000_000, metadata={"was": "every_bytes"})
     keep: int = 2
 
     def __post_init__(self) -> None:

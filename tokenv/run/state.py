@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenv.config.convert import make
+from tokenv.config.convert import make, renamed
 from tokenv.config.schema import Config
 from tokenv.data.stream import TrainStream
 from tokenv.run.evaluate import Evaluation
@@ -82,17 +82,19 @@ class RunState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunState:
-        """What ``as_dict`` gave, now or in an earlier version: ``symbols`` were ``bytes``, and bits the only unit."""
+        """What ``as_dict`` gave, now or in an earlier version: symbols were bytes, and bits the only unit."""
         unit = values.get("unit", "bits_per_byte")
-        validation = values["validation"]
+        validation, history = values["validation"], dict(values["history"])
+        if "train/bytes_per_second" in history:
+            history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
         return cls(
-            config=values["config"],
+            config=renamed(Config, values["config"]),
             unit=unit,
             step=values["step"],
             symbols=values["symbols"] if "symbols" in values else values["bytes"],
             flops=values["flops"],
             data=values["data"],
-            history={name: (list(x), list(y)) for name, (x, y) in values["history"].items()},
+            history={name: (list(x), list(y)) for name, (x, y) in history.items()},
             validation=Evaluation.from_metrics(validation, unit) if validation else None,
         )
 

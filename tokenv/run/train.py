@@ -39,12 +39,12 @@ def train(
     Args:
         config: the run, complete and checked.
         folder: for checkpoints, and for ``progress.json``.
-        log: called with a metric's name, its value and the training bytes so far.
+        log: called with a metric's name, its value and the training symbols so far.
         resume: go on from here; everything but the clock is then as if the run had never stopped.
         progress: show bars.
 
     Returns:
-        The last validation, and all metrics by name: training bytes and values.
+        The last validation, and all metrics by name: training symbols and values.
 
     Raises:
         NotFiniteError: the loss is infinite or NaN.
@@ -71,19 +71,19 @@ def train(
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(
-        total=config.train.bytes,
+        total=config.train.symbols,
         initial=state.symbols,
         unit="B",
         unit_scale=True,
         desc="training",
         disable=not progress,
     )
-    told = ProgressFile(folder, config.train.bytes)
+    told = ProgressFile(folder, config.train.symbols)
     parts.train()
     with bar, Interruptible() as interrupt:
-        if state.symbols >= config.train.bytes:  # resumed at its end: it was killed before it had told what came out
+        if state.symbols >= config.train.symbols:  # resumed at its end: it was killed before it had told what came out
             checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
-        while state.symbols < config.train.bytes:
+        while state.symbols < config.train.symbols:
             started = time.perf_counter()
             rate = learning_rate(config.train, state.symbols + per_step)
             for group in optimizer.param_groups:
@@ -108,7 +108,7 @@ def train(
             tokens = int(metrics.pop("tokens"))
             state.flops += update_flops(parts.lm, per_step, tokens, policy, passes)
             metrics |= {"learning_rate": rate, "flops": state.flops}
-            metrics["bytes_per_second"] = per_step / (time.perf_counter() - started)
+            metrics["symbols_per_second"] = per_step / (time.perf_counter() - started)
             state.record("train", metrics, log)
             bar.update(per_step)
             told.update(state.symbols)
@@ -117,8 +117,8 @@ def train(
                 f"entropy {metrics['entropy']:.3f}"
             )
 
-            finished = state.symbols >= config.train.bytes
-            if finished or _passed(config.validation.every_bytes, state.symbols, per_step):
+            finished = state.symbols >= config.train.symbols
+            if finished or _passed(config.validation.every_symbols, state.symbols, per_step):
                 state.validation = evaluate(
                     parts,
                     held_out,
@@ -127,7 +127,7 @@ def train(
                     progress=progress,
                 )
                 state.record("validation", state.validation.metrics(), log)
-            if finished or interrupt.requested or _passed(config.checkpoint.every_bytes, state.symbols, per_step):
+            if finished or interrupt.requested or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
                 checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
             if interrupt.requested and not finished:
                 interrupt.stop()
@@ -136,7 +136,7 @@ def train(
 
 
 def _passed(every: int, seen: int, per_step: int) -> bool:
-    """Whether the last step went past a multiple of ``every`` bytes."""
+    """Whether the last step went past a multiple of ``every`` symbols."""
     return seen // every > (seen - per_step) // every
 
 
@@ -146,5 +146,5 @@ def _not_finite(step: int, metrics: dict[str, float], origin: list[str], folder:
     odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
     return (
         f"step {step}: {odd}; {good}. The last sequences were {', '.join(origin[:4])}, ... "
-        "Try a lower train.learning_rate, a longer train.warmup_bytes or hardware.precision=float32"
+        "Try a lower train.learning_rate, a longer train.warmup_symbols or hardware.precision=float32"
     )

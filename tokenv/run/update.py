@@ -23,7 +23,7 @@ def learning_rate(config: TrainConfig, seen: int) -> float:
     """
     if seen < config.warmup:
         return config.learning_rate * seen / config.warmup
-    done = min((seen - config.warmup) / (config.bytes - config.warmup), 1.0)
+    done = min((seen - config.warmup) / (config.symbols - config.warmup), 1.0)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 

@@ -44,7 +44,7 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
         progress: show bars.
 
     Returns:
-        ``moments``: a list with ``bytes``, ``bits_per_byte``, ``credit`` and, under ``estimators``, by label either
+        ``moments``: a list with ``symbols``, ``bits_per_byte``, ``credit`` and, under ``estimators``, by label either
         ``refused`` (why) or ``components`` with value and standard error of every figure of ``statistics.Moments``;
         ``costs`` by label; ``reference``: how the truth was found.
     """
@@ -61,7 +61,7 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
         parts, state = _load(options.config, path)
         scene = Scene(parts, symbol_BN.to(parts.lm.head.weight.device), options.noise_seed)
         if len(result["moments"]) <= number:
-            seen: Result = {"bytes": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
+            seen: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
             result["moments"].append(seen)
         moment = result["moments"][number]
         with scene.frozen():
@@ -100,14 +100,14 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
             raise MissingFileError(f"run = {options.run!r} has no checkpoint")
         wanted = {round((i + 1) * len(found) / options.moments) - 1 for i in range(options.moments)}
         return [found[i] for i in sorted(wanted) if i >= 0]
-    every = -(-options.config.train.bytes // options.moments)
+    every = -(-options.config.train.symbols // options.moments)
     config = replace(
         options.config,
-        checkpoint=replace(options.config.checkpoint, every_bytes=every, keep=options.moments + 1),
-        validation=replace(options.config.validation, every_bytes=every),
+        checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.moments + 1),
+        validation=replace(options.config.validation, every_symbols=every),
     )
     saved = checkpoints.complete(folder / "checkpoints")
-    if not saved or RunState.read(saved[-1]).symbols < config.train.bytes:
+    if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
         resume = checkpoints.load(saved[-1]) if saved else None
         train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
     return checkpoints.complete(folder / "checkpoints")[-options.moments :]

@@ -67,7 +67,7 @@ def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Ite
     """
     for moment in result["moments"]:
         bits = moment["bits_per_byte"]
-        title = f"{moment['bytes']:,} bytes of training" + (f", {bits:.3f} bits per byte" if bits else "")
+        title = f"{moment['symbols']:,} bytes of training" + (f", {bits:.3f} bits per byte" if bits else "")
         table = Table(title=f"{title}: gradient of the {component}", title_justify="left")
         table.add_column("estimator", overflow="fold")
         for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
@@ -110,13 +110,13 @@ def write_csv(result: Mapping[str, Any], path: Path) -> Path:
         writer = csv.writer(file)
         costs = ("seconds", "flops", "memory")
         header = [name for figure in FIGURES for name in (figure, f"{figure}_error")]
-        writer.writerow(["bytes", "estimator", "declared_unbiased", "component", *header, *costs])
+        writer.writerow(["symbols", "estimator", "declared_unbiased", "component", *header, *costs])
         for moment in result["moments"]:
             for label, found in moment["estimators"].items():
                 for component, figures in found.get("components", {}).items():
                     values = [x for figure in FIGURES for x in figures[figure]]
                     cost = [result["costs"][label][name] for name in costs]
-                    writer.writerow([moment["bytes"], label, found["unbiased"], component, *values, *cost])
+                    writer.writerow([moment["symbols"], label, found["unbiased"], component, *values, *cost])
     return path
 
 
@@ -127,7 +127,7 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
     ends: list[tuple[float, float, str, str]] = []
     for number, label in enumerate(result["costs"]):
         points = [
-            (moment["bytes"] / 1e6, *moment["estimators"][label]["components"][component]["noise"])
+            (moment["symbols"] / 1e6, *moment["estimators"][label]["components"][component]["noise"])
             for moment in result["moments"]
         ]
         shown = [(x, y, e) for x, y, e in points if math.isfinite(y) and y > 0]
@@ -200,7 +200,7 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
             axes.plot(line, base / line, color="grey", lw=1, ls="--", zorder=1)
             axes.plot(line, base / line / 2, color="grey", lw=1, ls=":", zorder=1)
         axes.set(yscale="log", xlabel=f"FLOPs of an update, relative to {basis_of(result)}")
-        axes.set_title(f"{moment['bytes'] / 1e6:.2f} MB", loc="left")
+        axes.set_title(f"{moment['symbols'] / 1e6:.2f} MB", loc="left")
         _label_at_right(axes, ends)
     panels[0].set_ylabel("noise of one draw, tr Cov / |E g|²")
     figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true)")
@@ -220,7 +220,7 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
     for number, moment in enumerate(moments):
         credit, colour = moment["credit"], _SHADES[number]
         ahead = np.arange(len(credit["rms"])) + 1
-        name = f"{moment['bytes'] / 1e6:.2f} MB"
+        name = f"{moment['symbols'] / 1e6:.2f} MB"
         left.plot(ahead, credit["rms"], color=colour, label=f"effect, {name}")
         left.plot(ahead, credit["noise"], color=colour, ls=":", label=f"reward itself, {name}")
         mean, error = np.array(credit["mean"]), np.array(credit["mean_error"])
