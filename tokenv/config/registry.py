@@ -64,6 +64,7 @@ AGENTS = Table(
         "hnet": "tokenv.agents.router:HNet",
         "uniform": "tokenv.agents.fixed:Uniform",
         "random": "tokenv.agents.fixed:Random",
+        "mixed": "tokenv.agents.fixed:Mixed",
         "never": "tokenv.agents.fixed:Never",
         "whitespace": "tokenv.agents.heuristic:Whitespace",
         "entropy": "tokenv.agents.heuristic:Entropy",
