@@ -51,7 +51,14 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
 
 @pytest.mark.parametrize(
     ("estimator", "agent"),
-    [("moving_average", "window 2"), ("off_policy", "window 2"), ("relax", "window 0"), ("ppo", "window 2")],
+    [
+        ("moving_average", "window 2"),
+        ("off_policy", "window 2"),
+        ("relax", "window 0"),
+        ("ppo", "window 2"),
+        ("text_critic", "window 2"),
+        ("boundary_credit", "window 2"),
+    ],
 )
 def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, agent):
     config = configure(merge(tiny_settings, {"checkpoint": {"every_bytes": 256}}), estimator, agent)
