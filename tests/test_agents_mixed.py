@@ -81,14 +81,20 @@ def test_rows_that_start_anew_get_a_new_rate():
 def test_the_environment_steps_as_it_passes(tiny_lm):
     source = TensorSource(torch.randint(256, (4, 10)))
     env, agent = TokenizationEnv(tiny_lm, source, 2, window=0), Mixed()
-    env.set_seed(3)
-    stepped = env.rollout(9, agent)
+    noise = torch.rand(2, 9)
+    stepped = env.rollout(9, lambda td: agent(td.set(keys.NOISE, noise[:, td[keys.POSITION][0]])))
     symbol_BN = torch.cat([stepped[keys.SYMBOL], stepped["next", keys.SYMBOL][:, -1:]], 1)
-    # Without given noise the agent draws its own, so the comparison is of the rate's memory alone.
-    prob = stepped[keys.BOUNDARY_PROB][:, 1:]
+    passed = rollout(tiny_lm, agent, symbol_BN, noise=noise)
+    for key in (keys.ACTION, keys.BOUNDARY_PROB, keys.ACTION_LOG_PROB):
+        assert torch.equal(stepped[key], passed[key])
+    torch.testing.assert_close(stepped[keys.REWARD], passed[keys.REWARD])
+
+
+def test_without_noise_a_row_keeps_the_rate_that_it_drew(tiny_lm):
+    env = TokenizationEnv(tiny_lm, TensorSource(torch.randint(256, (4, 10))), 2, window=0)
+    prob = env.rollout(9, Mixed())[keys.BOUNDARY_PROB][:, 1:]
     assert torch.equal(prob, prob[:, :1].expand_as(prob))
-    td = rollout(tiny_lm, agent, symbol_BN, noise=torch.rand(2, 9).double())
-    assert td[keys.REWARD].isfinite().all()
+    assert prob[0, 0] != prob[1, 0]
 
 
 def test_writing_on_draws_as_one_pass_does(tiny_lm):
