@@ -8,7 +8,7 @@ AGENTS = {
     "strict": ("Strict",),
     "gumbel": ("Nawrot",),
     "router": ("HNet",),
-    "fixed": ("Never", "Random", "Uniform"),
+    "fixed": ("Mixed", "Never", "Random", "Uniform"),
     "heuristic": ("Entropy", "Whitespace"),
     "guided": ("BPE",),
     "loaded": ("Loaded",),

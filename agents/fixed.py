@@ -6,6 +6,21 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.agents.base import Agent, boundary_count, certain, forced_action
+from tokenv.agents.memory import Memory
+
+
+def _answer(action: Tensor, prob: Tensor) -> TensorDict:
+    """What an agent answers that draws with given probabilities: [..], [..]."""
+    log_prob = torch.where(action.bool(), prob, 1 - prob).log()
+    return TensorDict(
+        {
+            keys.ACTION: action,
+            keys.ACTION_LOG_PROB: log_prob,
+            keys.BOUNDARY_PROB: prob,
+            keys.ENTROPY: torch.distributions.Bernoulli(prob).entropy(),
+        },
+        batch_size=action.shape,
+    )
 
 
 class _Fixed(Agent):
@@ -44,27 +59,14 @@ class _Fixed(Agent):
             count = count + action
             actions.append(action)
             probs.append(prob)
-        return self._answer(torch.stack(actions, -1), torch.stack(probs, -1))
+        return _answer(torch.stack(actions, -1), torch.stack(probs, -1))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position."""
         noise = tensordict.get(keys.NOISE)
         if noise is None:
             noise = torch.rand(tensordict.batch_size, device=tensordict[keys.POSITION].device)
-        return tensordict.update(self._answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], noise)))
-
-    @staticmethod
-    def _answer(action: Tensor, prob: Tensor) -> TensorDict:
-        log_prob = torch.where(action.bool(), prob, 1 - prob).log()
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: log_prob,
-                keys.BOUNDARY_PROB: prob,
-                keys.ENTROPY: torch.distributions.Bernoulli(prob).entropy(),
-            },
-            batch_size=action.shape,
-        )
+        return tensordict.update(_answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], noise)))
 
 
 class Uniform(_Fixed):
@@ -75,7 +77,7 @@ class Uniform(_Fixed):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""
-        return self._answer(*self._act(observation, torch.zeros_like(noise), noise))
+        return _answer(*self._act(observation, torch.zeros_like(noise), noise))
 
 
 class Random(_Fixed):
@@ -83,6 +85,59 @@ class Random(_Fixed):
 
     def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
         return (self.count - token_count) / (self.places - position).clamp(min=1)
+
+
+class Mixed(Agent):
+    """Independent boundaries at a rate that each sequence draws for itself, uniformly between two bounds.
+
+    ``rate = low + (high - low) u_0``, ``a_i = [u_i < rate]``: the noise at the first symbol, where nobody decides, is
+    the sequence's rate, so that boundaries are a function of the noise and every sample of a text has its own rate. A
+    language model that is trained so serves boundaries of all these rates: a start for comparing estimators.
+
+    Acting at one position remembers every row's rate; see ``tokenv.agents.memory.Memory``.
+
+    Args:
+        low: smallest boundaries per symbol.
+        high: largest.
+
+    Raises:
+        ValueError: not 0 <= ``low`` <= ``high`` <= 1.
+    """
+
+    in_keys = [keys.POSITION, keys.DECISION_MASK]
+
+    def __init__(self, low: float = 0.05, high: float = 0.4) -> None:
+        super().__init__()
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"agent.low = {low}, agent.high = {high}: expected boundaries per symbol with 0 <= low <= high <= 1, "
+                "such as 0.05 and 0.4"
+            )
+        self.low, self.high = low, high
+        self._memory = Memory()
+
+    def _rate(self, first_noise: Tensor) -> Tensor:
+        return self.low + (self.high - self.low) * first_noise
+
+    @staticmethod
+    def _act(observation: TensorDictBase, rate: Tensor, noise: Tensor) -> TensorDict:
+        prob = torch.where(observation[keys.DECISION_MASK], rate, forced_action(observation).to(noise.dtype))
+        return _answer((noise < prob).long(), prob)
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries at once."""
+        return self._act(observation, self._rate(noise[..., :1]), noise)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position, the one after the last call's or 0 in every row.
+
+        Raises:
+            ValueError: a row is at any other position.
+        """
+        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
+        if noise is None:
+            noise = torch.rand(position.shape, device=position.device)
+        return tensordict.update(self._act(tensordict, self._memory.keep(self._rate(noise), position), noise))
 
 
 class Never(Agent):

@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 class Memory:
-    """The values of the last position, for agents that compare neighbours.
+    """Values of earlier positions, for agents that compare neighbours or remember how a sequence began.
 
     An observation holds one position only, so an agent that acts at one position at a time must see every row's
     positions in order from 0 on (0 at any time starts a row anew), and steps through one batch at a time.
@@ -26,14 +26,36 @@ class Memory:
         Raises:
             ValueError: a row is neither at the position after the last call's nor at 0.
         """
+        before = self._before(value, position)
+        self._last = value.detach().clone(), position.clone()
+        return before
+
+    def keep(self, value: Tensor, position: Tensor) -> Tensor:
+        """What was given at position 0 of each row, at every later position.
+
+        Args:
+            value: of which only the rows at position 0 count, [.., *shape].
+            position: [..].
+
+        Returns:
+            [.., *shape].
+
+        Raises:
+            ValueError: as ``swap``.
+        """
+        start = (position == 0).view(*position.shape, *(1,) * (value.dim() - position.dim()))
+        kept = value.detach().where(start, self._before(value, position))
+        self._last = kept, position.clone()
+        return kept
+
+    def _before(self, value: Tensor, position: Tensor) -> Tensor:
         before = value.detach(), position.new_full(position.shape, -1)
         if self._last is not None and self._last[1].shape == position.shape:
             before = self._last
         if bool(((position > 0) & (position != before[1] + 1)).any()):
             raise ValueError(
-                f"position = {position.tolist()} after {before[1].tolist()}: this agent compares each symbol with the "
-                "one before, so it expected the next position or 0 in every row; step through sequences from their "
+                f"position = {position.tolist()} after {before[1].tolist()}: this agent reads what it saw "
+                "before, so it expected the next position or 0 in every row; step through sequences from their "
                 "start, or give whole sequences to draw"
             )
-        self._last = value.detach().clone(), position.clone()
         return before[0]

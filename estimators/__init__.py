@@ -8,8 +8,11 @@ from tokenv.lazy import face
 PARTS = {
     "base": ("Chain", "Part", "chain"),
     "rewards": ("EarlyExit", "Likelihood"),
-    "credit": ("Discount", "LambdaReturn"),
-    "baselines": ("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage"),
+    "credit": ("BoundaryCredit", "Discount", "LambdaReturn"),
+    "critic": ("TextCritic",),
+    "baselines": (
+        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage", "ShrunkLeaveOneOut"),
+    ),
     "scaling": ("Clip", "Standardise"),
     "surrogates": ("ClippedSurrogate", "ScoreFunction"),
     "off_policy": ("FixedRateProposal",),

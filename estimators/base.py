@@ -11,7 +11,7 @@ hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.sampling``
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -22,6 +22,7 @@ from tokenv import keys
 from tokenv.contracts import Sampling
 
 NestedKey = str | tuple[str, ...]
+Route = Literal["loss", "likelihood"]
 
 ROLLOUT_KEYS: frozenset[NestedKey] = frozenset(
     {
@@ -41,6 +42,7 @@ ROLLOUT_KEYS: frozenset[NestedKey] = frozenset(
         keys.LOG_LIKELIHOOD_EARLY,
         keys.REWARD,
         keys.DONE,
+        keys.NEXT_ENCODING,
     }
 )
 HOOKS = ("couple", "propose", "relax", "relaxations")
@@ -60,6 +62,9 @@ class Part(TensorDictModuleBase, ABC):
         reward_only: whether the samples after the first serve rewards only: the language model does not learn from
             them, so that they cost a forward pass without a backward pass.
         num_epochs: gradient steps on one rollout.
+        head_epochs: further steps of the agent alone on each rollout, after these; see ``ClippedSurrogate``.
+        trains_through: ``loss`` for parts whose ``loss_policy`` carries the policy's gradient, ``likelihood`` for those
+            that carry it through ``log_likelihood``.
     """
 
     in_keys: list[Any]
@@ -70,6 +75,8 @@ class Part(TensorDictModuleBase, ABC):
     even: bool = False
     reward_only: bool = False
     num_epochs: int = 1
+    head_epochs: int = 0
+    trains_through: Route = "loss"
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -100,6 +107,15 @@ class Part(TensorDictModuleBase, ABC):
 class Chain(TensorDictModuleBase):
     """Parts applied one after the other.
 
+    Every chain that trains a policy writes ``loss_policy``, so that one loop serves all::
+
+        td = estimator(env.one_pass(agent, estimator.sampling))
+        loss = -td["next", "log_likelihood"].mean() + td["loss_policy"].mean()
+
+    Where ``trains_through`` is ``likelihood`` (the straight-through family) it is zero and without gradient: the
+    policy's gradient flows through the language model's loss, and the weight ``loss.policy`` has no effect. What a part
+    writes as ``loss_critic`` is added to ``loss_policy`` with a value of zero, so that the same loop trains the part.
+
     Args:
         parts: in order.
         num_samples: samples K of the boundaries per sequence that the chain wants in a rollout; None for one
@@ -110,6 +126,9 @@ class Chain(TensorDictModuleBase):
         unbiased: whether the expected gradient is the true one.
         independent: whether only policies that ignore their own past are valid.
         num_epochs: gradient steps on one rollout.
+        head_epochs: further steps of the agent alone on each rollout; see ``ClippedSurrogate``.
+        trains_through: ``loss`` where ``loss_policy`` carries the policy's gradient, ``likelihood`` where only the
+            log-likelihood does.
 
     Raises:
         ValueError: there is no part, a part reads a key that neither a rollout nor an earlier part writes, needs more
@@ -140,15 +159,26 @@ class Chain(TensorDictModuleBase):
         for number, part in enumerate(parts):
             self.add_module(str(number), part)  # so that a part's own state is saved and moved
         self.in_keys = sorted({key for part in parts for key in part.in_keys} & ROLLOUT_KEYS, key=str)
-        self.out_keys = sorted({key for part in parts for key in part.out_keys}, key=str)
+        written = {key for part in parts for key in part.out_keys}
+        relaxed = self.sampling.relax is not None or any(part.trains_through == "likelihood" for part in parts)
+        self.trains_through: Route = "likelihood" if relaxed and keys.LOSS_POLICY not in written else "loss"
+        if relaxed:
+            written.add(keys.LOSS_POLICY)
+        self.out_keys = sorted(written, key=str)
         self.unbiased = all(part.unbiased for part in parts)
         self.independent = any(part.independent for part in parts)
         self.num_epochs = max(part.num_epochs for part in parts)
+        self.head_epochs = max(part.head_epochs for part in parts)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply all parts to a rollout, in place."""
         for part in self.parts:
             tensordict = part(tensordict)
+        if self.trains_through == "likelihood":
+            tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
+        if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):
+            own = tensordict[keys.LOSS_CRITIC]
+            tensordict.set(keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + (own - own.detach()))
         return tensordict
 
     def replay(self, tensordict: TensorDictBase) -> TensorDictBase:

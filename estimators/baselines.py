@@ -5,7 +5,7 @@ from tensordict import TensorDictBase
 
 from tokenv import keys
 from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import mean_of_others, mean_over, mean_over_batch
+from tokenv.estimators.statistics import masked_mean, mean_of_others, mean_over, mean_over_batch
 
 
 class BatchCentre(Part):
@@ -75,6 +75,55 @@ class LeaveOneOut(Part):
         samples = advantage.shape[-3]
         centred = advantage - advantage.mean(-3, keepdim=True)
         return tensordict.set(keys.ADVANTAGE, centred * (samples / (samples - 1)))
+
+
+class ShrunkLeaveOneOut(LeaveOneOut):
+    """Subtract only as much of the other samples' mean as has proved useful.
+
+    ``A_k = G_k - beta M_k``, M_k the mean over the other samples, ``beta = E[G_k M_k] / E[M_k^2]``, the factor of least
+    variance, in [0, 1], from running means over earlier rollouts; 1 before the first. The more of what the samples
+    share earlier parts (a critic, the early exit) have explained, the less a mean of few can add (shrinkage, as in Zeng
+    et al. 2025, arXiv 2511.03710, who take the factor from the batch itself).
+
+    Bias: none, for every policy: beta comes from earlier rollouts only. Cost: as ``LeaveOneOut``; remembers two
+    numbers, which a checkpoint keeps.
+
+    Args:
+        reward_only: see ``LeaveOneOut``.
+        decay: of the running means, in [0, 1).
+
+    Raises:
+        ValueError: ``decay`` outside [0, 1).
+    """
+
+    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
+
+    def __init__(self, reward_only: bool = False, decay: float = 0.95) -> None:
+        super().__init__(reward_only)
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
+        self.decay = decay
+        self.product: torch.Tensor
+        self.square: torch.Tensor
+        self.register_buffer("product", torch.zeros(()))
+        self.register_buffer("square", torch.zeros(()))
+
+    @property
+    def beta(self) -> torch.Tensor:
+        """The factor for the next rollout: []."""
+        known = self.square > 0
+        return torch.where(known, self.product / self.square.where(known, 1.0), 1.0).clamp(0, 1)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Centre ``advantage`` [.., K, B, T]; in training mode, learn beta from it afterwards."""
+        advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
+        samples = advantage.shape[-3]
+        others = (advantage.sum(-3, keepdim=True) - advantage) / (samples - 1)
+        centred = advantage - self.beta.to(advantage.dtype) * others
+        if self.training:
+            for mean, values in ((self.product, advantage * others), (self.square, others.square())):
+                mean.lerp_(masked_mean(values, mask).to(mean.dtype), 1 - self.decay)
+        return tensordict.set(keys.ADVANTAGE, centred)
 
 
 class GroupRelative(Part):

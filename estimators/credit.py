@@ -1,5 +1,6 @@
 """Which actions a reward is credited to."""
 
+import torch
 import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -35,25 +36,80 @@ class Discount(Part):
     Bias: none for gamma = 1; below, rewards at distance j are counted only gamma^j of their worth, and the gradient
     is that of an objective with a shorter sight. Cost: O(T log T) elementwise.
 
+    G adds up some 1 / (1 - gamma) rewards, so that gamma also moves the policy's weight against the rate target's.
+    ``scaled`` takes that out: ``A_i = (1 - gamma) G_i`` is of one reward's size whatever gamma is.
+
     Args:
         gamma: discount factor in [0, 1].
+        scaled: whether to multiply by 1 - gamma.
 
     Raises:
-        ValueError: ``gamma`` outside [0, 1].
+        ValueError: ``gamma`` outside [0, 1], or 1 and ``scaled``.
     """
 
     in_keys = [keys.REWARD]
     out_keys = [keys.ADVANTAGE]
 
-    def __init__(self, gamma: float = 0.99) -> None:
+    def __init__(self, gamma: float = 0.99, scaled: bool = False) -> None:
         super().__init__()
         _check_factor("gamma", gamma)
-        self.gamma = gamma
+        if scaled and gamma == 1:
+            raise ValueError("scaled = True with gamma = 1 leaves nothing: expected gamma below 1, or scaled = False")
+        self.gamma, self.scaled = gamma, scaled
         self.unbiased = gamma == 1
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., T] in nats."""
-        return tensordict.set(keys.ADVANTAGE, discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma))
+        credit = discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma)
+        return tensordict.set(keys.ADVANTAGE, (1 - self.gamma) * credit if self.scaled else credit)
+
+
+class BoundaryCredit(Part):
+    """Credit action a_i with the rewards before the k-th next boundary.
+
+    ``G_i = sum_{j=0..m-i-1} gamma^j R_{i+j+1}``, m the place of the k-th boundary after i (no end where there are
+    fewer). What a boundary does to the text it makes a token of is in it, and the later text's noise is not (ours).
+
+    Bias: rewards from the k-th next boundary on are left out. While the policy is flat that is bad, for its boundaries
+    do not yet say where an effect ends, so the cut can be annealed in: over the first ``anneal`` rollouts
+    ``A = (1 - alpha) Discount + alpha G`` with alpha rising from 0 to 1. Cost: O(T log T) elementwise; remembers the
+    number of rollouts, which a checkpoint keeps.
+
+    Args:
+        gamma: discount factor in [0, 1].
+        boundaries: k.
+        anneal: rollouts until alpha is 1; 0 starts there.
+
+    Raises:
+        ValueError: ``gamma`` outside [0, 1], ``boundaries`` below 1 or ``anneal`` below 0.
+    """
+
+    in_keys = [keys.REWARD, keys.ACTION]
+    out_keys = [keys.ADVANTAGE]
+    unbiased = False
+
+    def __init__(self, gamma: float = 0.95, boundaries: int = 3, anneal: int = 0) -> None:
+        super().__init__()
+        _check_factor("gamma", gamma)
+        if boundaries < 1:
+            raise ValueError(f"boundaries = {boundaries}: expected at least 1 boundary until which rewards count")
+        if anneal < 0:
+            raise ValueError(f"anneal = {anneal}: expected 0 or more rollouts")
+        self.gamma, self.boundaries, self.anneal = gamma, boundaries, anneal
+        self.rollouts_done: Tensor
+        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``advantage``: [.., T] in nats; in training mode, count the rollout."""
+        credit = discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma)
+        drawn = tensordict[keys.ACTION].cumsum(-1)
+        end = torch.searchsorted(drawn, drawn + self.boundaries)  # T where no such boundary is drawn
+        distance = end - torch.arange(drawn.shape[-1], device=drawn.device)
+        beyond = F.pad(credit, (0, 1)).gather(-1, end) * torch.pow(self.gamma, distance.to(credit.dtype))
+        alpha = (self.rollouts_done / max(self.anneal, 1)).clamp(max=1) if self.anneal else 1.0
+        if self.training:
+            self.rollouts_done += 1
+        return tensordict.set(keys.ADVANTAGE, credit - alpha * beyond)
 
 
 class LambdaReturn(Part):

@@ -1,5 +1,7 @@
 """What keeps the boundary rate near its target."""
 
+from typing import Literal
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -73,16 +75,40 @@ class RatioLoss(RateTarget):
     """H-Net's ratio loss (Hwang et al. 2025, arXiv 2507.07955).
 
     ``L = n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with ``n = 1 / target``, F the fraction of boundaries drawn and G
-    the mean probability, over each sequence; smallest, 1, at F = G = target. The gradient passes through G. Cost: O(T).
+    the mean probability; L = 1 at F = G = target. The gradient passes through G. Cost: O(T).
+
+    The published loss (github.com/goombalab/hnet, utils/train.py) averages over the whole minibatch, the first symbols
+    with their certain boundaries included, so that only the batch must keep to the target.
+
+    Args:
+        rate: target boundaries per symbol, in (0, 1).
+        over: ``batch``, as published, padding left out; or ``sequence``: F and G of each sequence, over its decisions,
+            which holds every sequence to the target.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), or another ``over``.
     """
 
-    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
+    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.POSITION, keys.DECISION_MASK]
+
+    def __init__(self, rate: float, over: Literal["batch", "sequence"] = "batch") -> None:
+        super().__init__(rate)
+        if over not in ("batch", "sequence"):
+            raise ValueError(f"over = {over!r}: expected 'batch' or 'sequence'")
+        self.over = over
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_rate``: [.., T], whose mean over the decisions is L where all sequences are equally long."""
-        mask = tensordict[keys.DECISION_MASK]
-        drawn = mean_over(tensordict[keys.ACTION].to(tensordict[keys.BOUNDARY_LOGITS].dtype), mask, -1)
-        meant = mean_over(tensordict[keys.BOUNDARY_LOGITS].sigmoid(), mask, -1)
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L.
+
+        With ``over=sequence`` sequences weigh by their decisions.
+        """
+        mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+        action = tensordict[keys.ACTION].to(prob.dtype)
+        if self.over == "sequence":
+            drawn, meant = mean_over(action, mask, -1), mean_over(prob, mask, -1)
+        else:
+            counted = mask | (tensordict[keys.POSITION] == 0)
+            drawn, meant = masked_mean(action, counted), masked_mean(prob.where(mask, 1.0), counted)
         return tensordict.set(keys.LOSS_RATE, ratio_loss(drawn, meant, self.rate) * mask)
 
 

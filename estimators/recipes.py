@@ -2,12 +2,24 @@
 
 from tokenv.estimators import antithetic, branching, control, straight_through
 from tokenv.estimators.base import Chain, Part, chain
-from tokenv.estimators.baselines import BatchCentre, GroupRelative, LeaveOneOut, LeaveOneOutBatch, MovingAverage
-from tokenv.estimators.credit import Discount, LambdaReturn
+from tokenv.estimators.baselines import (
+    BatchCentre,
+    GroupRelative,
+    LeaveOneOut,
+    LeaveOneOutBatch,
+    MovingAverage,
+    ShrunkLeaveOneOut,
+)
+from tokenv.estimators.credit import BoundaryCredit, Discount, LambdaReturn
+from tokenv.estimators.critic import TextCritic
 from tokenv.estimators.off_policy import FixedRateProposal
 from tokenv.estimators.rewards import EarlyExit, Likelihood
 from tokenv.estimators.scaling import Clip, Standardise
 from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
+
+
+def _surrogate(head_epochs: int) -> Part:
+    return ClippedSurrogate(epochs=1, head_epochs=head_epochs) if head_epochs else ScoreFunction()
 
 
 def naive() -> Chain:
@@ -30,7 +42,7 @@ def early_exit(gamma: float = 1.0) -> Chain:
     return chain(EarlyExit(), Discount(gamma), ScoreFunction())
 
 
-def reinforce(gamma: float = 0.99) -> Chain:
+def reinforce(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 0) -> Chain:
     """The paper's estimator: early-exit rewards, discounted, centred over the batch (arXiv 2602.13940, eq. 14-18).
 
     Bias: that of the discount for gamma < 1, and a factor (B - 1) / B; for every policy.
@@ -38,19 +50,23 @@ def reinforce(gamma: float = 0.99) -> Chain:
 
     Args:
         gamma: discount factor.
+        scaled: whether advantages are those of ``Discount(scaled=True)``, of one size for every gamma.
+        head_epochs: further clipped steps of the agent alone on each rollout; see ``ClippedSurrogate``.
     """
-    return chain(EarlyExit(), Discount(gamma), BatchCentre(), ScoreFunction())
+    return chain(EarlyExit(), Discount(gamma, scaled), BatchCentre(), _surrogate(head_epochs))
 
 
-def leave_one_out(gamma: float = 0.99) -> Chain:
+def leave_one_out(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 0) -> Chain:
     """``reinforce`` with the mean of the *other* sequences as baseline.
 
     Bias: that of the discount only; for every policy. Cost: as ``reinforce``.
 
     Args:
         gamma: discount factor.
+        scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
     """
-    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), ScoreFunction())
+    return chain(EarlyExit(), Discount(gamma, scaled), LeaveOneOutBatch(), _surrogate(head_epochs))
 
 
 def moving_average(seq_len: int, gamma: float = 0.99, decay: float = 0.95) -> Chain:
@@ -90,7 +106,13 @@ def standardised(gamma: float = 0.99, limit: float = 3.0) -> Chain:
     return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), Standardise(), Clip(limit), ScoreFunction())
 
 
-def rloo(gamma: float = 0.99, num_samples: int = 2, reward_only: bool = False) -> Chain:
+def rloo(
+    gamma: float = 0.99,
+    num_samples: int = 2,
+    reward_only: bool = False,
+    scaled: bool = False,
+    head_epochs: int = 0,
+) -> Chain:
     """Leave-one-out over K samples of the same sequence (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
 
     Bias: that of the discount only; for every policy. Cost: one pass through the encoder and K through middle and
@@ -100,14 +122,93 @@ def rloo(gamma: float = 0.99, num_samples: int = 2, reward_only: bool = False) -
         gamma: discount factor.
         num_samples: K.
         reward_only: whether the language model learns from the first sample alone.
+        scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
     """
-    return chain(EarlyExit(), Discount(gamma), LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+    parts = EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), _surrogate(head_epochs)
+    return chain(*parts, num_samples=num_samples)
+
+
+def rloo_clipped(
+    gamma: float = 0.99,
+    num_samples: int = 2,
+    reward_only: bool = True,
+    epsilon: float = 0.2,
+    epochs: int = 3,
+    scaled: bool = False,
+    head_epochs: int = 0,
+) -> Chain:
+    """``rloo`` advantages and several clipped steps on one rollout: the samples are dear, so use them more than once.
+
+    Bias: that of the discount in the first step; see ``ClippedSurrogate`` for the later ones. Cost: as ``rloo`` with
+    ``reward_only``, and a pass through encoder and policy for each further step.
+
+    Args:
+        gamma: discount factor.
+        num_samples: K.
+        reward_only: whether the language model learns from the first sample alone.
+        epsilon: clipping range.
+        epochs: gradient steps on one rollout.
+        scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
+    """
+    surrogate = ClippedSurrogate(epsilon, epochs, head_epochs)
+    return chain(EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), surrogate, num_samples=num_samples)
+
+
+def boundary_credit(
+    gamma: float = 0.95, boundaries: int = 3, anneal: int = 100, num_samples: int = 2, reward_only: bool = False
+) -> Chain:
+    """``rloo`` with credit until the k-th next boundary, annealed in.
+
+    Bias: see ``BoundaryCredit``; for every policy. Cost: as ``rloo``.
+
+    Args:
+        gamma: discount factor.
+        boundaries: k.
+        anneal: rollouts until the cut is complete.
+        num_samples: K.
+        reward_only: whether the language model learns from the first sample alone.
+    """
+    credit = BoundaryCredit(gamma, boundaries, anneal)
+    return chain(EarlyExit(), credit, LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+
+
+def text_critic(
+    width: int,
+    gamma: float = 0.99,
+    hidden: int = 64,
+    warmup: int = 20,
+    num_samples: int = 1,
+    reward_only: bool = False,
+    scaled: bool = False,
+) -> Chain:
+    """A learned baseline that reads the whole text (Mao et al. 2018, arXiv 1807.02264): ``leave_one_out`` and a critic.
+
+    With several samples of a text, the others' mean is subtracted besides, as far as the critic has left something to
+    it: see ``ShrunkLeaveOneOut``.
+
+    Bias: that of the discount only; for every policy. Cost: as ``leave_one_out`` (or ``rloo``) and a small network.
+
+    Args:
+        width: model width D.
+        gamma: discount factor.
+        hidden: units of the critic.
+        warmup: rollouts in which the critic only learns.
+        num_samples: K; 1 compares with the other sequences of the batch.
+        reward_only: with several samples, whether the language model learns from the first alone.
+        scaled: see ``reinforce``.
+    """
+    parts = EarlyExit(), TextCritic(width, hidden, warmup), Discount(gamma, scaled)
+    if num_samples == 1:
+        return chain(*parts, LeaveOneOutBatch(), ScoreFunction())
+    return chain(*parts, ShrunkLeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
 
 
 def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
-    Bias: see ``GroupRelative``. Cost: as ``rloo``.
+    Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages are of one size for every gamma.
 
     Args:
         gamma: discount factor.
@@ -118,7 +219,9 @@ def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = Fals
     return chain(EarlyExit(), Discount(gamma), group, ScoreFunction(), num_samples=num_samples)
 
 
-def ppo(gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2) -> Chain:
+def ppo(
+    gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2, scaled: bool = False, head_epochs: int = 0
+) -> Chain:
     """PPO's clipped surrogate on ``leave_one_out`` advantages (Schulman et al. 2017, arXiv 1707.06347).
 
     Bias: that of the discount in the first of the gradient steps; see ``ClippedSurrogate`` for the later ones.
@@ -128,8 +231,11 @@ def ppo(gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2) -> Chain:
         gamma: discount factor.
         epsilon: clipping range.
         epochs: gradient steps on one rollout.
+        scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
     """
-    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), ClippedSurrogate(epsilon, epochs))
+    surrogate = ClippedSurrogate(epsilon, epochs, head_epochs)
+    return chain(EarlyExit(), Discount(gamma, scaled), LeaveOneOutBatch(), surrogate)
 
 
 def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100) -> Chain:

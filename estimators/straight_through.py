@@ -1,5 +1,7 @@
 """The model's own gradient with respect to a boundary, carried over to the logits. Biased, and without a reward.
 
+Their chains' ``trains_through`` is ``likelihood``: ``loss_policy`` is zero, and ``loss.policy`` has no effect on them.
+
 All of these hand the pooling ``a_i + s_i (l_i - stop(l_i))``: the value of the drawn action, and a slope s_i that says
 how much of the boundary's gradient the logit receives. They differ in s_i alone.
 """
@@ -16,17 +18,18 @@ from tokenv.estimators.statistics import conditional_noise
 
 
 class PathGradient(Part):
-    """The gradient comes through the language model's loss; nothing is left to be written.
+    """The gradient comes through the language model's loss; nothing is left to be estimated.
 
     For agents that make their own differentiable ``boundary`` (H-Net's router with confidence straight-through, Hwang
     et al. 2025, arXiv 2507.07955).
 
-    Bias: that of the agent's relaxation. Cost: one forward and one backward pass. ``loss.policy`` has no effect.
+    Bias: that of the agent's relaxation. Cost: one forward and one backward pass.
     """
 
     in_keys = [keys.BOUNDARY_PROB]
     out_keys: list[str] = []
     unbiased = False
+    trains_through = "likelihood"
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Leave the rollout as it is."""

@@ -43,24 +43,33 @@ class ClippedSurrogate(Part):
     rewards of the old policy. Cost: each step after the first is one pass through encoder and policy only: credits
     are kept, and the language model learns in the first step alone.
 
+    With ``head_epochs``, as many further steps move the agent alone, which reads the encodings of the time of drawing:
+    the policy's head has (w + 1) D parameters, so they cost next to nothing, and they give the policy a step of its own
+    size. The training loop makes them after the others: for each, ``rescore_head(agent, rollout)`` of every kept and
+    detached rollout, ``Chain.replay``, backward of policy and rate loss, and a step of the optimiser, in which only
+    the agent's parameters have a gradient.
+
     Args:
         epsilon: clipping range, positive.
         epochs: gradient steps on one rollout.
+        head_epochs: further steps of the agent alone.
 
     Raises:
-        ValueError: ``epsilon`` not positive or ``epochs`` below 1.
+        ValueError: ``epsilon`` not positive, ``epochs`` below 1 or ``head_epochs`` below 0.
     """
 
     in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]
     out_keys = [keys.LOSS_POLICY]
 
-    def __init__(self, epsilon: float = 0.2, epochs: int = 2) -> None:
+    def __init__(self, epsilon: float = 0.2, epochs: int = 2, head_epochs: int = 0) -> None:
         super().__init__()
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: expected a positive clipping range, such as 0.2")
         if epochs < 1:
             raise ValueError(f"epochs = {epochs}: expected at least 1 gradient step")
-        self.epsilon, self.num_epochs = epsilon, epochs
+        if head_epochs < 0:
+            raise ValueError(f"head_epochs = {head_epochs}: expected 0 (none) or more further steps of the agent alone")
+        self.epsilon, self.num_epochs, self.head_epochs = epsilon, epochs, head_epochs
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], without gradient where nobody decides."""

@@ -29,6 +29,11 @@ def test_every_estimator_passes(name):
     check_estimator(name, **undiscounted(name))
 
 
+@pytest.mark.slow
+def test_a_critic_with_samples():
+    check_estimator("text_critic", windows=(0,), gamma=1.0, num_samples=2)
+
+
 @pytest.mark.parametrize("name", ["rloo", "branch"])
 def test_samples_that_serve_rewards_only(name):
     check_estimator(name, gamma=1.0, num_samples=2, **({"reward_only": True} if name == "rloo" else {}))
@@ -42,7 +47,17 @@ def test_what_is_declared_unbiased():
             "estimator", {"name": name} | undiscounted(name), registry.ESTIMATORS, width=8, rate=0.2, seq_len=6
         ).unbiased
     }
-    biased = {"reinforce", "standardised", "reinpatch", "straight", "gumbel", "reinmax", "gumbel_rao", "path"}
+    biased = {
+        "reinforce",
+        "standardised",
+        "reinpatch",
+        "boundary_credit",
+        "straight",
+        "gumbel",
+        "reinmax",
+        "gumbel_rao",
+        "path",
+    }
     assert declared == set(registry.ESTIMATORS) - biased
 
 

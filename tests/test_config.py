@@ -182,7 +182,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_options_are_as_their_constructor_wants_them(tmp_path: Path) -> None:
     config = read(tmp_path, "estimator: {name: rloo, gamma: '9e-1', num_samples: 4.0, reward_only: true}")
-    assert build_parts(config, torch.device("meta")).estimator.num_samples == 4
+    assert build_parts(config, torch.device("meta")).estimator.sampling.num_samples == 4
 
 
 def test_what_was_stored_is_read_again() -> None:

@@ -24,6 +24,8 @@ UNBIASED = SINGLE | {
     "moving_average": {"seq_len": 5, "gamma": 1.0},
     "off_policy": {"rate": RATE, "gamma": 1.0, "horizon": None},
     "rloo": {"gamma": 1.0},
+    "rloo_clipped": {"gamma": 1.0},
+    "text_critic": {"width": 8, "gamma": 1.0},
     "arm": {"gamma": 1.0},
     "disarm": {"gamma": 1.0},
     "arms": {"gamma": 1.0},
@@ -32,7 +34,17 @@ UNBIASED = SINGLE | {
     "rebar": {"temperature": 1.0},
     "relax": {"width": 4, "temperature": 1.0},
 }
-BIASED = {"reinforce", "standardised", "reinpatch", "straight", "gumbel", "reinmax", "gumbel_rao", "path"}
+BIASED = {
+    "reinforce",
+    "standardised",
+    "reinpatch",
+    "boundary_credit",
+    "straight",
+    "gumbel",
+    "reinmax",
+    "gumbel_rao",
+    "path",
+}
 WINDOWS = pytest.mark.parametrize("window", [0, 2])
 
 
@@ -75,13 +87,46 @@ def test_boundaries_of_a_fixed_rate(window):
     torch.testing.assert_close(world.gradient(estimator, td.unsqueeze(1), joint_CB), world.true(), **EXACT)
 
 
+def learned_critic(**options):
+    """With parameters and a memory that say something, as they are after training."""
+    estimator = make("text_critic", **options).double().eval()
+    critic = estimator.parts[1]
+    torch.nn.init.normal_(critic.network[-1].weight)
+    critic.rollouts_done.fill_(critic.warmup)
+    if "num_samples" in options:
+        estimator.parts[3].product.fill_(0.3)
+        estimator.parts[3].square.fill_(0.5)
+    return estimator
+
+
 @WINDOWS
-@pytest.mark.parametrize(("samples", "reward_only"), [(2, False), (2, True), (3, False)])
-def test_samples_of_the_same_sequence(samples, reward_only, window):
+def test_a_critic_that_reads_the_whole_text(window):
+    world, estimator = Enumeration(window), learned_critic()
+    td, _ = world.rollout()
+    rewards = make("early_exit")(td.clone())[keys.REWARD]
+    assert (estimator(td)[keys.REWARD] - rewards)[:, :, 1:].abs().min() > 1e-6
+    torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
+
+
+@WINDOWS
+def test_a_critic_and_a_share_of_the_other_sample(window):
+    world, estimator = Enumeration(window), learned_critic(num_samples=2)
+    assert estimator.parts[3].beta.item() == pytest.approx(0.6)
+    td = world.samples((1 - world.tuples(2)).double())
+    weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
+    torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    ("name", "samples", "reward_only"),
+    [("rloo", 2, False), ("rloo", 2, True), ("rloo", 3, False), ("rloo_clipped", 2, True)],
+)
+def test_samples_of_the_same_sequence(name, samples, reward_only, window):
     world = Enumeration(window)
     td = world.samples((1 - world.tuples(samples)).double())
     weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
-    estimator = make("rloo", num_samples=samples, reward_only=reward_only)
+    estimator = make(name, num_samples=samples, reward_only=reward_only)
     torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
 
 

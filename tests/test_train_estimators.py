@@ -51,7 +51,14 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
 
 @pytest.mark.parametrize(
     ("estimator", "agent"),
-    [("moving_average", "window 2"), ("off_policy", "window 2"), ("relax", "window 0"), ("ppo", "window 2")],
+    [
+        ("moving_average", "window 2"),
+        ("off_policy", "window 2"),
+        ("relax", "window 0"),
+        ("ppo", "window 2"),
+        ("text_critic", "window 2"),
+        ("boundary_credit", "window 2"),
+    ],
 )
 def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, agent):
     config = configure(merge(tiny_settings, {"checkpoint": {"every_symbols": 256}}), estimator, agent)
@@ -78,3 +85,17 @@ def test_an_agent_without_its_pooling_is_refused(tiny_settings, tmp_path):
 def test_importance_weights_are_logged(tiny_settings, tmp_path):
     logged = run(configure(tiny_settings, "off_policy", "window 2"), tmp_path)
     assert all(0 < size <= 1 for size in logged["train/effective_sample_size"])
+
+
+def test_steps_of_the_head_move_the_policy_alone_and_cost_next_to_nothing(tiny_settings, tmp_path):
+    first, flops = {}, {}
+    for steps in (0, 3):
+        changes = {"estimator": {"name": "reinforce", "head_epochs": steps}, "checkpoint": {"every_symbols": 128}}
+        config = configure(merge(tiny_settings, changes), "reinforce", "window 2")
+        config = resolve([], merge(config.as_dict(), changes))
+        flops[steps] = run(config, tmp_path / str(steps))["train/flops"][0]
+        first[steps] = checkpoints.load(checkpoints.complete(tmp_path / str(steps))[0]).tensors
+    for name, tensor in first[0].items():
+        assert torch.equal(tensor, first[3][name]) == name.startswith("lm."), name
+    policy = 6 * 3 * 16  # (w + 1) D weights, forward and backward
+    assert flops[3] - flops[0] == 3 * policy * 128

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,8 @@ class Estimates(Protocol):
     unbiased: bool
     independent: bool
     num_epochs: int
+    head_epochs: int
+    trains_through: Literal["loss", "likelihood"]
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """From a rollout to its losses."""

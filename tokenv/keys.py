@@ -45,10 +45,12 @@ LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct
 DIRECT_COUNT = ("next", "direct_count")  # of how many likelihoods it is one; 0 where H go beyond the end: [.., T]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
+NEXT_ENCODING = ("next", ENCODING)  # X_{i+1}: float [.., T, D]
 
 # What estimators write.
 SAMPLE_WEIGHT = "sample_weight"  # share of the language model's loss: float [K, B, T]; absent where all are equal
 DIAGNOSTICS = "diagnostics"  # ("diagnostics", name): what an estimator wants logged: float [.., T]
 ADVANTAGE = "advantage"  # what action i is credited with, as far as the chain has come: float [.., T]
 LOSS_POLICY = "loss_policy"  # per decision; its mean is the loss: float [.., T]
+LOSS_CRITIC = "loss_critic"  # of a network inside the estimator, which loss_policy then trains: float [.., T]
 LOSS_RATE = "loss_rate"  # per decision; its mean is the loss: float [.., T]

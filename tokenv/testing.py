@@ -73,7 +73,7 @@ class _World:
 def check_estimator(estimator: str | Callable[..., Any], *, windows: tuple[int, ...] = (0, 2), **options: Any) -> None:
     """Check an estimator against everything that training and measuring rely on.
 
-    That it declares keys and writes a finite ``loss_policy`` of the rollout's shape (or relaxes the boundary); that the
+    That it declares keys and writes a finite ``loss_policy`` of the rollout's shape; that the
     same noise gives the same loss; that padding never matters; that a gradient reaches the policy; that its state can
     be saved and loaded; that it refuses, or is right for, policies that read their past; and, if it declares itself
     unbiased, that its expected gradient is the true one. Where the estimator draws no numbers of its own this is
@@ -122,7 +122,7 @@ def _need(condition: bool, name: str, message: str) -> None:
 def _objective(td: TensorDictBase) -> Tensor:
     """Summed loss, averaged over samples; the model's own where boundaries are relaxed."""
     samples = td.shape[:-2].numel()
-    loss = td[keys.LOSS_POLICY].sum() if keys.LOSS_POLICY in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
+    loss = td[keys.LOSS_POLICY].sum()
     if keys.BOUNDARY in td:
         loss = loss - td[keys.LOG_LIKELIHOOD].sum()
     return loss / samples
@@ -138,23 +138,21 @@ def _check_refusal(name: str, estimator: Any, world: _World) -> None:
 
 def _check_loss(name: str, build: Callable[[], Any], world: _World) -> None:
     estimator = build()
-    writes = keys.LOSS_POLICY in estimator.out_keys
-    relaxes = estimator.sampling.relax is not None
-    own_path = not writes and not relaxes
-    _need(
-        not own_path or keys.BOUNDARY_PROB in estimator.in_keys,
-        name,
-        "writes no 'loss_policy' and relaxes no boundary, so nothing trains the policy: end the chain with a surrogate "
-        "such as ScoreFunction()",
-    )
     td = world.rollout(estimator)
     shape = td.shape
     td = estimator(td)
-    if writes:
-        loss = td[keys.LOSS_POLICY]
-        _need(loss.shape == shape, name, f"loss_policy has shape {tuple(loss.shape)}, the rollout {tuple(shape)}")
-        _need(bool(loss.isfinite().all()), name, "loss_policy is not finite")
-    if not own_path:
+    _need(
+        keys.LOSS_POLICY in td,
+        name,
+        "writes no 'loss_policy' and relaxes no boundary, so nothing trains the policy: end the chain with a surrogate "
+        'such as ScoreFunction(), or say trains_through = "likelihood" where the agent\'s own boundaries carry the '
+        "gradient",
+    )
+    loss = td[keys.LOSS_POLICY]
+    _need(loss.shape == shape, name, f"loss_policy has shape {tuple(loss.shape)}, the rollout {tuple(shape)}")
+    _need(bool(loss.isfinite().all()), name, "loss_policy is not finite")
+    # Boundaries of the agent's own carry a gradient only where the agent makes some, and this one makes none.
+    if estimator.trains_through == "loss" or estimator.sampling.relax is not None:
         grads = torch.autograd.grad(_objective(td), list(world.agent.parameters()), allow_unused=True)
         size = sum(g.abs().sum().item() for g in grads if g is not None)
         _need(size > 0, name, "no gradient reaches the policy: use action_log_prob or boundary_logits with their graph")
@@ -162,7 +160,7 @@ def _check_loss(name: str, build: Callable[[], Any], world: _World) -> None:
 
 def _losses(estimator: Any, td: TensorDictBase) -> Tensor:
     td = estimator(td)
-    return td[keys.LOSS_POLICY] if keys.LOSS_POLICY in td else td[keys.LOG_LIKELIHOOD]
+    return td[keys.LOSS_POLICY] - td[keys.LOG_LIKELIHOOD]
 
 
 def _check_determinism(name: str, build: Callable[[], Any], world: _World) -> None:
@@ -183,7 +181,7 @@ def _check_padding(name: str, build: Callable[[], Any], world: _World) -> None:
         estimator = build()
         td = estimator(world.rollout(estimator, symbol_BN=symbol_BN, length_B=length_B))
         found.append(td)
-    if keys.LOSS_POLICY not in found[0]:
+    if build().trains_through == "likelihood":
         return
     losses = [td[keys.LOSS_POLICY] for td in found]
     outside = ~found[0][keys.DECISION_MASK]

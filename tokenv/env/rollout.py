@@ -235,10 +235,7 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
         The rollout with fresh encodings and agent outputs, which carry gradients, and the earlier log-probabilities
         as ``old_log_prob``. Likelihoods and whatever an estimator wrote stay.
     """
-    again = tensordict.clone(recurse=False)
-    if keys.OLD_LOG_PROB not in again:
-        again.set(keys.OLD_LOG_PROB, again[keys.ACTION_LOG_PROB].detach())
-    one_sample = tensordict[(0,) * (tensordict.dim() - 2)]
+    one_sample = _one_sample(tensordict)
     observer = Observer(0, keys.EARLY_ENTROPY in tensordict)
     observation = observer.at_symbols(
         lm,
@@ -248,5 +245,35 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
         one_sample[keys.DECISION_MASK],
     )
     fresh = observation.detach().expand(tensordict.shape)
-    again.update(fresh.select(keys.ENCODING, keys.EARLY_ENTROPY, strict=False))
+    again = _score_again(agent, observation, tensordict)
+    return again.update(fresh.select(keys.ENCODING, keys.EARLY_ENTROPY, strict=False))
+
+
+def rescore_head(agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDictBase:
+    """Score a rollout's actions again, after the agent alone has changed: it reads the stored encodings.
+
+    Where the model has not changed either this is ``rescore``, without a pass through the encoder and without a
+    gradient into it. See ``head_epochs`` of ``tokenv.estimators.surrogates.ClippedSurrogate``.
+
+    Args:
+        agent: the policy.
+        tensordict: a detached rollout.
+
+    Returns:
+        The rollout with fresh agent outputs, which carry gradients into the agent alone, and the earlier
+        log-probabilities as ``old_log_prob``. Everything else stays.
+    """
+    seen = (keys.SYMBOL, keys.ENCODING, keys.POSITION, keys.DECISION_MASK, keys.EARLY_ENTROPY)
+    return _score_again(agent, _one_sample(tensordict).select(*seen, strict=False).detach(), tensordict)
+
+
+def _one_sample(tensordict: TensorDictBase) -> TensorDictBase:
+    """Of the samples of a text, which share its observations, the first: [.., B, T] -> [B, T]."""
+    return tensordict[(0,) * (tensordict.dim() - 2)]
+
+
+def _score_again(agent: DrawsBoundaries, observation: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
+    again = tensordict.clone(recurse=False)
+    if keys.OLD_LOG_PROB not in again:
+        again.set(keys.OLD_LOG_PROB, again[keys.ACTION_LOG_PROB].detach())
     return again.update(agent.score(observation, tensordict[keys.ACTION]))

@@ -40,12 +40,14 @@ class Passes:
         reward_only: further samples that go forward only, a third of the cost.
         relaxed: passes in which every byte is a token, forward and backward.
         replays: passes through encoder and policy only, forward and backward.
+        head: passes through the policy alone, forward and backward.
     """
 
     learning: int = 1
     reward_only: int = 0
     relaxed: int = 0
     replays: int = 0
+    head: int = 0
 
 
 def policy_flops(policy: nn.Module) -> int:
@@ -70,7 +72,8 @@ def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_flops:
     learning = matrix_parameters(lm.early_head) * num_bytes + late * passes.learning
     learning += (mid * num_bytes + byte_level) * passes.relaxed
     forward_only = FORWARD_FLOPS_PER_PARAMETER * late * passes.reward_only
-    return encoder * (1 + passes.replays) + FLOPS_PER_PARAMETER * learning + forward_only
+    head = policy_flops * num_bytes * passes.head
+    return encoder * (1 + passes.replays) + head + FLOPS_PER_PARAMETER * learning + forward_only
 
 
 def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:

@@ -48,6 +48,11 @@ class Parts:
         return 1 if self.estimator is None else self.estimator.num_epochs
 
     @property
+    def head_epochs(self) -> int:
+        """Further gradient steps of the policy alone on one rollout, its encodings kept."""
+        return 0 if self.estimator is None else self.estimator.head_epochs
+
+    @property
     def passes(self) -> Passes:
         """Passes of one update."""
         wanted = self.sampling
@@ -58,6 +63,7 @@ class Parts:
             reward_only=wanted.samples - learning,
             relaxed=(learning if everything_is_a_token else 0) + (0 if wanted.relaxations is None else 2),
             replays=self.num_epochs - 1,
+            head=self.head_epochs,
         )
 
     @property

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
-from tokenv.env.rollout import rescore
+from tokenv.env.rollout import rescore, rescore_head
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.evaluate import Evaluation, evaluate
@@ -102,6 +102,10 @@ def train(
             for _ in range(parts.num_epochs - 1):
                 for td in rollouts:
                     backward(rescore(parts.lm, parts.agent, td), parts, config.loss, passes=config.train.accumulate)
+                descend(optimizer, parameters, config.train.clip)
+            for _ in range(parts.head_epochs):
+                for td in rollouts:
+                    backward(rescore_head(parts.agent, td), parts, config.loss, passes=config.train.accumulate)
                 descend(optimizer, parameters, config.train.clip)
 
             state.step, state.symbols = state.step + 1, state.symbols + per_step

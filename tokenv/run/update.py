@@ -63,7 +63,7 @@ def accumulate(
         losses = backward(td, parts, weights, passes=passes)
         for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
             sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
-        if parts.num_epochs > 1:
+        if parts.num_epochs > 1 or parts.head_epochs:
             kept.append(td.detach())
     return sums, kept
 

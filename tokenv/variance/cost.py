@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config.schema import LossConfig
-from tokenv.env.rollout import rescore, rollout
+from tokenv.env.rollout import rescore, rescore_head, rollout
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.parts import Parts
 from tokenv.run.update import backward
@@ -61,6 +61,8 @@ def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None
     stored = td.detach()
     for _ in range(parts.num_epochs - 1):
         backward(rescore(parts.lm, parts.agent, stored), parts, LossConfig())
+    for _ in range(parts.head_epochs):
+        backward(rescore_head(parts.agent, stored), parts, LossConfig())
     for module in parts.modules.values():
         module.zero_grad(set_to_none=True)
 

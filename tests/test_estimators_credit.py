@@ -1,0 +1,146 @@
+"""Credit until the k-th next boundary, the critic and the shrunk mean against plain references."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from tokenv import keys
+from tokenv.estimators import recipes
+from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut
+from tokenv.estimators.credit import BoundaryCredit, Discount
+from tokenv.estimators.critic import TextCritic
+
+
+def credited(reward, action, gamma, boundaries):
+    """By loops over one sequence."""
+    found = []
+    for i in range(len(reward)):
+        total, met = 0.0, 0
+        for t in range(i, len(reward)):
+            met += action[t] if t > i else 0
+            if met == boundaries:
+                break
+            total += gamma ** (t - i) * reward[t]
+        found.append(total)
+    return found
+
+
+def rollout_of(action, reward):
+    values = {keys.ACTION: action, keys.DECISION_MASK: torch.ones_like(action, dtype=torch.bool)}
+    td = TensorDict(values, batch_size=action.shape)
+    return td.set(keys.REWARD, reward.unsqueeze(-1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, 1000))
+def test_credit_ends_at_the_kth_next_boundary(steps, boundaries, gamma, seed):
+    torch.manual_seed(seed)
+    action, reward = (torch.rand(2, 3, steps) < 0.4).long(), torch.randn(2, 3, steps).double()
+    found = BoundaryCredit(gamma, boundaries)(rollout_of(action, reward))[keys.ADVANTAGE].flatten(0, 1)
+    for row, a, r in zip(found, action.flatten(0, 1).tolist(), reward.flatten(0, 1).tolist(), strict=True):
+        assert row.tolist() == pytest.approx(credited(r, a, gamma, boundaries), abs=1e-9)
+
+
+def test_the_cut_is_annealed_in_and_remembered():
+    """From the discount to the cut in four rollouts; evaluation does not count, a copy goes on."""
+    action, reward = (torch.rand(3, 20) < 0.4).long(), torch.randn(3, 20).double()
+    part = BoundaryCredit(0.9, 2, anneal=4)
+
+    def now(which):
+        return which(rollout_of(action, reward))[keys.ADVANTAGE]
+
+    whole, cut = now(Discount(0.9)), now(BoundaryCredit(0.9, 2))
+    for done in range(6):
+        alpha = min(done / 4, 1)
+        torch.testing.assert_close(now(part.eval()), (1 - alpha) * whole + alpha * cut)
+        copy = BoundaryCredit(0.9, 2, anneal=4)
+        copy.load_state_dict(part.state_dict())
+        assert torch.equal(now(copy), now(part.train()))
+
+
+@pytest.mark.parametrize(("option", "value"), [("gamma", 1.1), ("boundaries", 0), ("anneal", -1)])
+def test_impossible_cuts_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option} = {value}"):
+        BoundaryCredit(**{option: value})
+
+
+def two_samples(shared, batch=400, steps=5):
+    """Credits of two samples per text: what they share, and what each has of its own."""
+    text, own = torch.randn(1, batch, steps).double(), torch.randn(2, batch, steps).double()
+    td = TensorDict({keys.ADVANTAGE: shared * text + own}, batch_size=own.shape)
+    return td.set(keys.DECISION_MASK, torch.ones(own.shape, dtype=torch.bool))
+
+
+def test_the_share_of_the_other_sample_is_learned():
+    """It comes to s^2 / (s^2 + 1), where the variance is least; a first rollout is leave-one-out's."""
+    for shared in (0.0, 1.0, 5.0):
+        part, td = ShrunkLeaveOneOut(), two_samples(shared)
+        torch.testing.assert_close(part(td.clone()), LeaveOneOut()(td))
+        for _ in range(30):
+            part(two_samples(shared))
+        assert part.beta.item() == pytest.approx(shared**2 / (shared**2 + 1), abs=0.05)
+        fresh = two_samples(shared)
+        centred = [each(fresh.clone())[keys.ADVANTAGE].var().item() for each in (part, LeaveOneOut())]
+        assert centred[0] < centred[1] * 1.001
+
+
+def test_the_share_is_from_earlier_rollouts():
+    first, second = two_samples(1.0), two_samples(1.0)
+    part = ShrunkLeaveOneOut()
+    part(first)
+    beta = part.beta.item()
+    others = second[keys.ADVANTAGE].flip(0)
+    expected = second[keys.ADVANTAGE] - beta * others
+    torch.testing.assert_close(part(second.clone())[keys.ADVANTAGE], expected)
+    assert part.beta.item() != beta
+    with pytest.raises(ValueError, match="decay = 1"):
+        ShrunkLeaveOneOut(decay=1)
+
+
+def text_of(batch=32, steps=6, width=4):
+    """Rewards that the text explains up to a little noise."""
+    encoding = torch.randn(batch, steps + 1, width)
+    early = -torch.rand(batch, steps)
+    reward = 0.5 * encoding[:, 1:, 0] - early + 0.1 * torch.randn(batch, steps)
+    mask = (torch.arange(steps) > 0).expand(batch, -1).clone()
+    mask[0, 3:] = False
+    td = TensorDict({keys.ENCODING: encoding[:, :-1], keys.DECISION_MASK: mask}, batch_size=(batch, steps))
+    td.set(keys.NEXT_ENCODING, encoding[:, 1:])
+    return td.set(keys.LOG_LIKELIHOOD_EARLY, early).set(keys.REWARD, reward.unsqueeze(-1))
+
+
+def test_the_critic_learns_what_the_text_says_and_waits_for_its_turn():
+    critic = TextCritic(4, hidden=16, warmup=3)
+    td = text_of()
+    for _ in range(3):
+        assert torch.equal(critic(td.clone())[keys.REWARD], td[keys.REWARD])
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    for _ in range(300):
+        critic(text_of())[keys.LOSS_CRITIC].mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    fresh = text_of()
+    mask = fresh[keys.DECISION_MASK]
+    before, after = fresh[keys.REWARD][mask], critic(fresh.clone())[keys.REWARD][mask]
+    assert after.var() < 0.2 * before.var()
+    assert torch.equal(critic(fresh.clone())[keys.REWARD][~mask], fresh[keys.REWARD][~mask])
+
+
+def test_only_the_critic_is_trained_by_its_loss():
+    """Through ``loss_policy``, whose value stays that of the surrogate."""
+    estimator, td = recipes.text_critic(4, warmup=0), text_of()
+    log_prob = torch.randn(td.shape, requires_grad=True)
+    td.set(keys.ACTION_LOG_PROB, log_prob).set(keys.LOG_LIKELIHOOD, td[keys.REWARD].squeeze(-1))
+    td = estimator(td)
+    assert torch.equal(td[keys.LOSS_POLICY], -log_prob * td[keys.ADVANTAGE])
+    td[keys.LOSS_POLICY].mean().backward()
+    torch.testing.assert_close(log_prob.grad, -td[keys.ADVANTAGE] / td.numel())
+    assert estimator.parts[1].network[-1].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("hidden", 0), ("warmup", -1)])
+def test_impossible_critics_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option} = {value}"):
+        TextCritic(4, **{option: value})

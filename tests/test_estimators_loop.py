@@ -1,0 +1,163 @@
+"""One loop trains with every estimator; further steps on a rollout score its actions again."""
+
+import pytest
+import torch
+from enumeration import EXACT, Enumeration, flat_gradient
+
+from tokenv import keys
+from tokenv.agents.gumbel import Nawrot
+from tokenv.agents.learned import Learned
+from tokenv.agents.router import HNet
+from tokenv.config import registry
+from tokenv.data.source import TensorSource
+from tokenv.env.rollout import rescore, rescore_head, rollout
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.estimators import recipes
+from tokenv.estimators.base import chain
+from tokenv.estimators.credit import Discount
+from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.statistics import masked_mean
+from tokenv.estimators.straight_through import StraightThrough
+from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
+
+LIKELIHOOD = {"straight", "gumbel", "reinmax", "gumbel_rao", "path"}
+
+
+@pytest.mark.parametrize("name", registry.ESTIMATORS)
+def test_one_loop_serves_all(name):
+    estimator = registry.build("estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.3, seq_len=9)
+    pooling = "smooth" if name == "path" else "select"
+    lm = UNet(UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4, pooling=pooling))
+    agent = HNet(8) if name == "path" else Learned(8, rate=0.3, window=0)
+    env = TokenizationEnv(lm, TensorSource(torch.randint(256, (6, 9))), 3, window=0)
+    env.set_seed(0)
+    td = estimator(env.one_pass(agent, estimator.sampling))
+    assert keys.LOSS_POLICY in estimator.out_keys
+    assert estimator.trains_through == ("likelihood" if name in LIKELIHOOD else "loss")
+    assert td["loss_policy"].shape == td.shape
+    assert td["loss_policy"].requires_grad == (name not in LIKELIHOOD)
+    loss = -td["next", "log_likelihood"].mean() + td["loss_policy"].mean()
+    loss.backward()
+    assert sum(p.grad.abs().sum() for p in agent.parameters()) > 0
+    if name in LIKELIHOOD:
+        assert not td["loss_policy"].any()
+
+
+def test_a_surrogates_loss_stays_beside_relaxed_boundaries():
+    both = chain(StraightThrough(), EarlyExit(), Discount(), ScoreFunction())
+    assert both.trains_through == "loss"
+    world = Enumeration(0)
+    assert both(rollout(world.lm, world.agent, world.symbol_BN, both.sampling))[keys.LOSS_POLICY].any()
+
+
+@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, recipes.ppo])
+def test_scaled_credits_are_of_one_size(recipe):
+    world = Enumeration(2)
+    wanted = recipe().sampling
+    td = rollout(world.lm, world.agent, world.symbol_BN, wanted, noise=torch.rand(*[2] * wanted.samples, 4).double())
+    for gamma in (0.5, 0.9):
+        plain, scaled = (recipe(gamma, scaled=s)(td.clone())[keys.LOSS_POLICY] for s in (False, True))
+        torch.testing.assert_close(scaled, (1 - gamma) * plain)
+    with pytest.raises(ValueError, match="scaled = True with gamma = 1 leaves nothing"):
+        recipe(1.0, scaled=True)
+
+
+def drawn(world, samples=None):
+    shape = (*(() if samples is None else (samples,)), *world.symbol_BN.shape[:1], world.symbol_BN.shape[1] - 1)
+    length_B = torch.tensor([5, 3])
+    return rollout(world.lm, world.agent, world.symbol_BN, noise=torch.rand(shape).double(), length_B=length_B)
+
+
+def moved(world):
+    """The policy after somebody's step, the model as it was."""
+    with torch.no_grad():
+        world.agent.projection.weight.add_(0.3 * torch.randn_like(world.agent.projection.weight))
+
+
+@pytest.mark.parametrize("samples", [None, 1, 3])
+def test_scored_again_a_rollout_stays_what_it_was(samples):
+    world = Enumeration(2)
+    td = drawn(world, samples)
+    for again in (rescore(world.lm, world.agent, td.detach()), rescore_head(world.agent, td.detach())):
+        assert again.batch_size == td.batch_size
+        assert torch.equal(again[keys.OLD_LOG_PROB], td[keys.ACTION_LOG_PROB])
+        for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_LOGITS, keys.ENCODING, keys.ENTROPY):
+            torch.testing.assert_close(again[key], td[key], **EXACT)
+
+
+@pytest.mark.parametrize("samples", [None, 2])
+def test_the_heads_score_is_the_whole_score_while_the_model_stays(samples):
+    """In value and in the agent's gradient; and no gradient reaches the encoder."""
+    world = Enumeration(2)
+    td = drawn(world, samples).detach()
+    moved(world)
+    whole, head = rescore(world.lm, world.agent, td), rescore_head(world.agent, td)
+    assert not torch.allclose(head[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
+    for key in (keys.ACTION_LOG_PROB, keys.OLD_LOG_PROB, keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.ENTROPY):
+        torch.testing.assert_close(head[key], whole[key], **EXACT)
+    slopes = [
+        flat_gradient(again[keys.ACTION_LOG_PROB].sum(), world.policy, retain_graph=True) for again in (whole, head)
+    ]
+    torch.testing.assert_close(*slopes, **EXACT)
+    assert flat_gradient(whole[keys.ACTION_LOG_PROB].sum(), world.encoder).any()
+    head[keys.ACTION_LOG_PROB].sum().backward()
+    assert all(p.grad is None for p in world.lm.parameters())
+
+
+def test_any_policys_head_is_scored_again():
+    world, agent = Enumeration(0), Nawrot(8).double()
+    td = rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(2, 2, 4).double()).detach()
+    torch.testing.assert_close(rescore_head(agent, td)[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB], **EXACT)
+
+
+def test_replaying_clipped_samples_keeps_their_credits():
+    """K samples of which one trains the model: the loss is the clipped surrogate's, by its formula."""
+    world, estimator = Enumeration(2), recipes.rloo_clipped(epsilon=0.05, num_samples=3)
+    assert estimator.sampling.reward_only
+    assert (estimator.num_epochs, estimator.head_epochs) == (3, 0)
+    noise = torch.rand(3, 2, 4).double()
+    td = estimator(rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)).detach()
+    moved(world)
+    again = estimator.replay(rescore(world.lm, world.agent, td))
+    assert torch.equal(again[keys.ADVANTAGE], td[keys.ADVANTAGE])
+    assert torch.equal(again[keys.SAMPLE_WEIGHT], td[keys.SAMPLE_WEIGHT])
+    ratio, advantage = (again[keys.ACTION_LOG_PROB] - td[keys.ACTION_LOG_PROB]).exp(), td[keys.ADVANTAGE]
+    expected = -torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
+    torch.testing.assert_close(again[keys.LOSS_POLICY], expected)
+    assert ((ratio - 1).abs() > 0.05).any()
+    assert flat_gradient(again[keys.LOSS_POLICY].sum(), world.inputs).any()
+
+
+@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo])
+def test_steps_of_the_head_alone(recipe):
+    """The first step is the recipe's own; further ones move the agent and nothing else, and lower the policy loss."""
+    world, estimator = Enumeration(2), recipe(head_epochs=4)
+    assert (recipe().head_epochs, recipe().num_epochs, estimator.num_epochs) == (0, 1, 1)
+    assert isinstance(recipe().parts[-1], ScoreFunction)
+    noise = torch.rand(*[2] * recipe().sampling.samples, 4).double()
+
+    def fresh():
+        return rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)
+
+    first, plain = estimator(fresh()), recipe()(fresh())
+    slopes = [flat_gradient(td[keys.LOSS_POLICY].sum(), world.inputs) for td in (first, plain)]
+    torch.testing.assert_close(*slopes, **EXACT)
+
+    kept, every = first.detach(), [*world.agent.parameters(), *world.lm.parameters()]
+    before = [p.detach().clone() for p in world.lm.parameters()]
+    optimizer, losses = torch.optim.AdamW(every, lr=1e-2), []
+    for _ in range(estimator.head_epochs):
+        td = estimator.replay(rescore_head(world.agent, kept))
+        losses.append(masked_mean(td[keys.LOSS_POLICY], td[keys.DECISION_MASK]))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, q) for p, q in zip(world.lm.parameters(), before, strict=True))
+
+
+def test_steps_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="head_epochs = -1"):
+        ClippedSurrogate(head_epochs=-1)
