@@ -26,8 +26,6 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tokenv.compare.assess import assess
-
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
@@ -230,6 +228,10 @@ class InThisProcess:
                 if command[2] == "tokenv.cli":
                     tokenv(command[3:])
                 else:
+                    from tokenv.compare.assess import (
+                        assess,  # whoever imports this file may want to import tokenv first
+                    )
+
                     folder, passages, bpe_vocabulary = command[3:]
                     assess(Path(folder), passages=int(passages), bpe_vocabulary=int(bpe_vocabulary))
             except SystemExit as end:
