@@ -2,7 +2,7 @@
 
 from tokenv.lazy import face
 
-AGENTS = {
+CLASSES = {
     "base": ("Agent", "BoundaryDistribution"),
     "learned": ("Learned",),
     "strict": ("Strict",),
@@ -14,4 +14,18 @@ AGENTS = {
     "loaded": ("Loaded",),
 }
 
-__getattr__, __dir__ = face(__name__, AGENTS)
+AGENTS = {  # agents by name
+    "learned": "tokenv.agents.learned:Learned",
+    "strict": "tokenv.agents.strict:Strict",
+    "nawrot": "tokenv.agents.gumbel:Nawrot",
+    "hnet": "tokenv.agents.router:HNet",
+    "uniform": "tokenv.agents.fixed:Uniform",
+    "random": "tokenv.agents.fixed:Random",
+    "mixed": "tokenv.agents.fixed:Mixed",
+    "never": "tokenv.agents.fixed:Never",
+    "whitespace": "tokenv.agents.heuristic:Whitespace",
+    "entropy": "tokenv.agents.heuristic:Entropy",
+    "bpe": "tokenv.agents.guided:BPE",
+}
+
+__getattr__, __dir__ = face(__name__, CLASSES)

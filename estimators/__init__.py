@@ -23,4 +23,19 @@ PARTS = {
     "rate": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
 }
 
+RECIPES = {  # estimators by name
+    name: f"tokenv.estimators.recipes:{name}"
+    for name in (
+        *("naive", "early_exit", "reinforce", "leave_one_out", "moving_average", "lambda_return", "standardised"),
+        *("rloo", "rloo_clipped", "boundary_credit", "text_critic", "reinpatch", "ppo", "off_policy"),
+        *("arm", "disarm", "arms", "bitflip", "branch", "rebar", "relax"),
+        *("straight", "gumbel", "reinmax", "gumbel_rao", "path"),
+    )
+}
+RATE_TARGETS = {  # rate targets by name
+    "logit_pressure": "tokenv.estimators.rate:LogitPressure",
+    "binomial": "tokenv.estimators.rate:BinomialPrior",
+    "ratio": "tokenv.estimators.rate:RatioLoss",
+}
+
 __getattr__, __dir__ = face(__name__, PARTS)

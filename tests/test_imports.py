@@ -24,7 +24,7 @@ ALLOWED = {
     "estimators": ("lazy", "keys", "contracts"),
     "lm": ("errors",),
     "env": ("keys", "contracts", "data", "lm"),
-    "config": ("errors", "storage", "data", "lm"),
+    "config": ("errors", "storage", "data", "agents", "estimators", "lm"),
     "testing": ("keys", "contracts", "enumeration", "agents", "lm", "env", "config"),
     "run": (
         *("keys", "errors", "contracts", "storage", "report"),

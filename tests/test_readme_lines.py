@@ -188,6 +188,15 @@ with test_readme_lines.without_extras():
         if not name.endswith("__main__"):
             importlib.import_module(name)
 """
-    command = [sys.executable, "-W", "ignore", "-c", code, str(shrunk.ROOT), str(shrunk.ROOT / "tests")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        code,
+        str(shrunk.ROOT),
+        str(shrunk.ROOT / "tests"),
+        str(shrunk.ROOT / "tests" / "support"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from tokenv import agents, estimators
 from tokenv.config.convert import convert, parameters
 from tokenv.errors import MissingFileError, UserError, nearest
+from tokenv.lm import codecs
 
 
 class Table(Mapping[str, str]):
@@ -56,67 +58,11 @@ class Table(Mapping[str, str]):
         return claims[0][1] if claims else None
 
 
-AGENTS = Table(
-    "tokenv.agents",
-    {
-        "learned": "tokenv.agents.learned:Learned",
-        "strict": "tokenv.agents.strict:Strict",
-        "nawrot": "tokenv.agents.gumbel:Nawrot",
-        "hnet": "tokenv.agents.router:HNet",
-        "uniform": "tokenv.agents.fixed:Uniform",
-        "random": "tokenv.agents.fixed:Random",
-        "mixed": "tokenv.agents.fixed:Mixed",
-        "never": "tokenv.agents.fixed:Never",
-        "whitespace": "tokenv.agents.heuristic:Whitespace",
-        "entropy": "tokenv.agents.heuristic:Entropy",
-        "bpe": "tokenv.agents.guided:BPE",
-    },
-)
-ESTIMATORS = Table(
-    "tokenv.estimators",
-    {
-        name: f"tokenv.estimators.recipes:{name}"
-        for name in (
-            "naive",
-            "early_exit",
-            "reinforce",
-            "leave_one_out",
-            "moving_average",
-            "lambda_return",
-            "standardised",
-            "rloo",
-            "rloo_clipped",
-            "boundary_credit",
-            "text_critic",
-            "reinpatch",
-            "ppo",
-            "off_policy",
-            "arm",
-            "disarm",
-            "arms",
-            "bitflip",
-            "branch",
-            "rebar",
-            "relax",
-            "straight",
-            "gumbel",
-            "reinmax",
-            "gumbel_rao",
-            "path",
-        )
-    },
-)
-CODECS = Table(
-    "tokenv.codecs", {"bytes": "tokenv.lm.codecs.base:ByteCodec", "series": "tokenv.lm.codecs.series:SeriesCodec"}
-)
-RATE_TARGETS = Table(
-    "tokenv.rate_targets",
-    {
-        "logit_pressure": "tokenv.estimators.rate:LogitPressure",
-        "binomial": "tokenv.estimators.rate:BinomialPrior",
-        "ratio": "tokenv.estimators.rate:RatioLoss",
-    },
-)
+# What each room has is listed where it is.
+AGENTS = Table("tokenv.agents", agents.AGENTS)
+ESTIMATORS = Table("tokenv.estimators", estimators.RECIPES)
+CODECS = Table("tokenv.codecs", codecs.CODECS)
+RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS)
 
 
 def find(kind: str, name: str, table: Table) -> Callable[..., Any]:

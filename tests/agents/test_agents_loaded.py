@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from episodes import Noise, random_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
-from test_env import Noise, random_noise
 from torch.testing import assert_close
 
 from tokenv import keys

@@ -22,7 +22,7 @@ from comparisons import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from test_report_html import Page
+from pages import Page
 
 from tokenv.compare.assessment import Agreement
 from tokenv.compare.comparison import ComparedMethod, Comparison

@@ -52,7 +52,7 @@ def test_every_way_of_stopping_is_one_interrupt_that_is_written_down(
 ) -> None:
     """Each signal is sent when the process has said a word."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOOP, *words], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOOP, *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         said: list[str] = []

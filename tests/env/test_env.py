@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
+from episodes import Noise, Scripted, random_noise
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 from tokenv import keys
-from tokenv.agents.base import Agent, forced_action
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.gumbel import Nawrot
 from tokenv.agents.heuristic import Entropy, Whitespace
@@ -28,42 +27,6 @@ from tokenv.lm.unet import UNet
 
 WIDTH = 16
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-class Scripted(Agent):
-    """Draws the boundaries that the noise spells out: 1 where it is above one half."""
-
-    in_keys = [keys.POSITION, keys.DECISION_MASK, keys.NOISE]
-
-    def _act(self, observation, noise):
-        action = torch.where(observation[keys.DECISION_MASK], (noise > 0.5).long(), forced_action(observation))
-        zero = torch.zeros_like(noise)
-        return {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: zero,
-            keys.BOUNDARY_PROB: action.to(noise.dtype),
-            keys.ENTROPY: zero,
-        }
-
-    def draw(self, observation, noise):
-        return TensorDict(self._act(observation, noise), batch_size=noise.shape)
-
-    def forward(self, tensordict):
-        return tensordict.update(self._act(tensordict, tensordict[keys.NOISE]))
-
-
-class Noise(torch.nn.Module):
-    """Before the agent acts at position i, hand it column i of given noise."""
-
-    in_keys = [keys.POSITION]
-    out_keys = [keys.NOISE]
-
-    def __init__(self, noise_BT):
-        super().__init__()
-        self.noise_BT = noise_BT
-
-    def forward(self, tensordict):
-        return tensordict.set(keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0])
 
 
 def make_lm(window=8, pooling="select"):
@@ -92,10 +55,6 @@ def make_env(symbol_BN, lm=None, **options):
 
 def random_symbols(batch, length):
     return torch.randint(256, (batch, length))
-
-
-def random_noise(*shape):
-    return torch.rand(shape, dtype=torch.float64)
 
 
 def step_through(env, agent, noise_BT):

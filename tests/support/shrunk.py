@@ -26,7 +26,7 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 TEXTS, BOOKS, TABLE = "texts.jsonl", "books", "ETTh1.csv"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_series, a_method, changed, of_series, rows
 from matplotlib.image import imread
-from test_report_html import Page
+from pages import Page
 
 from tokenv.compare.report.numbers import agreement, ranked
 from tokenv.compare.report.page import comparison_page

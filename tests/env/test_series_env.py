@@ -8,12 +8,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from episodes import Noise, Scripted, random_noise
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from tensordict.nn import TensorDictSequential
-from test_env import Noise, Scripted, random_noise
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 

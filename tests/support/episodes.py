@@ -1,0 +1,47 @@
+"""What drives episodes in tests: given noise, and an agent that follows it."""
+
+import torch
+from tensordict import TensorDict
+
+from tokenv import keys
+from tokenv.agents.base import Agent, forced_action
+
+
+def random_noise(*shape):
+    return torch.rand(shape, dtype=torch.float64)
+
+
+class Scripted(Agent):
+    """Draws the boundaries that the noise spells out: 1 where it is above one half."""
+
+    in_keys = [keys.POSITION, keys.DECISION_MASK, keys.NOISE]
+
+    def _act(self, observation, noise):
+        action = torch.where(observation[keys.DECISION_MASK], (noise > 0.5).long(), forced_action(observation))
+        zero = torch.zeros_like(noise)
+        return {
+            keys.ACTION: action,
+            keys.ACTION_LOG_PROB: zero,
+            keys.BOUNDARY_PROB: action.to(noise.dtype),
+            keys.ENTROPY: zero,
+        }
+
+    def draw(self, observation, noise):
+        return TensorDict(self._act(observation, noise), batch_size=noise.shape)
+
+    def forward(self, tensordict):
+        return tensordict.update(self._act(tensordict, tensordict[keys.NOISE]))
+
+
+class Noise(torch.nn.Module):
+    """Before the agent acts at position i, hand it column i of given noise."""
+
+    in_keys = [keys.POSITION]
+    out_keys = [keys.NOISE]
+
+    def __init__(self, noise_BT):
+        super().__init__()
+        self.noise_BT = noise_BT
+
+    def forward(self, tensordict):
+        return tensordict.set(keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0])
