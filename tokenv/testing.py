@@ -23,6 +23,7 @@ from tokenv.config import registry
 from tokenv.contracts import check_fit
 from tokenv.enumeration import all_boundaries, forcing
 from tokenv.env.rollout import rollout
+from tokenv.estimators.objective import policy_objective
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
@@ -121,11 +122,7 @@ def _need(condition: bool, name: str, message: str) -> None:
 
 def _objective(td: TensorDictBase) -> Tensor:
     """Summed loss, averaged over samples; the model's own where boundaries are relaxed."""
-    samples = td.shape[:-2].numel()
-    loss = td[keys.LOSS_POLICY].sum()
-    if keys.BOUNDARY in td:
-        loss = loss - td[keys.LOG_LIKELIHOOD].sum()
-    return loss / samples
+    return policy_objective(td) * td[keys.DECISION_MASK].sum() / td.shape[:-2].numel()
 
 
 def _check_refusal(name: str, estimator: Any, world: _World) -> None:
