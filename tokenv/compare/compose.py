@@ -18,20 +18,20 @@ from tokenv.compare.significance import Scores, difference
 from tokenv.compare.store import StoredRun
 from tokenv.errors import UserError
 from tokenv.report.words import WORDS, in_words
+from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
 
 
 def compared_run(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> ComparedRun:
     """A finished run with its figures; it is measured if that was not done before."""
     assessment = assess(stored.folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
-    state = checkpoints.load_state(checkpoints.find(stored.folder))
-    history = state["history"]
+    state = RunState.read(checkpoints.find(stored.folder))
     return ComparedRun(
         folder=str(stored.folder),
         config=stored.config,
-        flops=state["flops"],
-        seconds=_seconds(*history["train/symbols_per_second"]),
-        history=history,
+        flops=state.flops,
+        seconds=_seconds(*state.history["train/symbols_per_second"]),
+        history=state.history,
         assessment=assessment,
     )
 
