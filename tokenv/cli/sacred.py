@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,13 +15,15 @@ from docopt import DocoptExit, docopt
 
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible
+from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import SETTINGS, Experiment
+    from sacred import SETTINGS, Experiment, dependencies
     from sacred.arg_parser import get_config_updates
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
+    from sacred.serializer import flatten
     from sacred.utils import apply_backspaces_and_linefeeds
 
 SETTINGS.CAPTURE_MODE = "sys"
@@ -28,6 +32,32 @@ SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
 Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+
+
+def _commit_of(filename: str, save_git_info: bool) -> tuple[str | None, str | None, bool | None]:
+    """What git says of a file; nothing where it refuses, as it does in a checkout that belongs to another user."""
+    folder = Path(filename).resolve().parent
+    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    return (None, None, None) if root is None or not save_git_info else _commit_in(root)
+
+
+@functools.cache
+def _commit_in(root: Path) -> tuple[str | None, str | None, bool | None]:
+    try:
+        told: tuple[str | None, str | None, bool | None] = _ask_git(str(root / "README.md"), True)
+    except Exception:  # whatever git has against it, the run matters more
+        return None, None, None
+    return told
+
+
+def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> None:
+    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one."""
+    write_atomically(Path(observer.dir) / filename, json.dumps(flatten(values), sort_keys=True, indent=2))
+
+
+# Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
+_ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
+FileStorageObserver.save_json = _save_json
 
 
 @dataclass(frozen=True)
