@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def run_experiment(
     work: Callable[[Any, Record], Any],
     *,
     stored: bool = False,
+    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None,
     read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None,
 ) -> Any:
     """Run a command as a Sacred experiment.
@@ -105,6 +107,7 @@ def run_experiment(
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
+        instead: given the options, gives what is to be done without a run of its own; None for a run.
         read: reads the words after ``with``, given Sacred's way of doing so; None for just that.
 
     Returns:
@@ -128,6 +131,10 @@ def run_experiment(
     words = flags["UPDATE"]
     updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
     options = resolve(names, updates)
+    other = instead(options) if flags["COMMAND"] is None else None
+    if other is not None:
+        with Interruptible(at_once=True):
+            return other()
 
     @experiment.main
     def main(_config: dict[str, Any], _run: Run) -> Any:
@@ -139,6 +146,35 @@ def run_experiment(
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
     with Interruptible(at_once=True):
         return experiment.run(flags["COMMAND"], options=flags).result
+
+
+def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
+    """Make the files of a run say that it is finished, where it was killed after its last step; else change nothing.
+
+    Args:
+        folder: of the run.
+        result: what its command returns.
+        metrics: name to steps and values, all of them.
+    """
+    try:
+        told = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):  # kept in a database, or half written by an earlier version
+        return
+    if told["status"] == "COMPLETED":
+        return
+    now = datetime.now(UTC).replace(tzinfo=None).isoformat()
+    try:
+        stored = json.loads((folder / "metrics.json").read_text())
+    except (OSError, ValueError):
+        stored = {}
+    for name, (steps, values) in metrics.items():
+        times = stored.get(name, {}).get("timestamps", [])[: len(steps)]
+        times += [now] * (len(steps) - len(times))
+        stored[name] = {"steps": steps, "values": values, "timestamps": times}
+    write_atomically(folder / "metrics.json", json.dumps(stored, sort_keys=True, indent=2))
+    told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
+    told.pop("fail_trace", None)
+    write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
 
 
 def _package(name: str) -> Path:
