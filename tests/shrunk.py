@@ -10,6 +10,7 @@ import importlib
 import json
 import lzma
 import math
+import os
 import random
 import subprocess
 import sys
@@ -215,6 +216,7 @@ class InThisProcess:
     def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
         """Do the work at once; what it prints goes where a process would print it."""
         self.code: Any = 0
+        self.pid = os.getpid()
         blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
         with redirect_stdout(stdout), redirect_stderr(stdout), blank:
             try:
