@@ -18,7 +18,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with nothing in it but the data that shrunk lines read; caches are its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shrunk.ask_git_once(monkeypatch)
     shrunk.stand_ins(tmp_path)
     return tmp_path
 

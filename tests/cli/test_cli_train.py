@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tokenv.cli.main import run_command
+from tokenv.compare.store import read_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,13 +53,39 @@ def test_resuming_from_the_command_line(trained: Path) -> None:
 
 
 def test_resuming_a_finished_run_tells_the_same_again(trained: Path) -> None:
-    again = run_command("train", ["with", f"resume={trained}"])
-    assert again == json.loads((trained / "run.json").read_text())["result"]
-    (last,) = (trained.parent / "2" / "checkpoints").iterdir()
-    assert (last / "model.safetensors").read_bytes() == max((trained / "checkpoints").iterdir()).joinpath(
-        "model.safetensors"
-    ).read_bytes()
-    assert run_command("evaluate", ["with", f"run={trained.parent / '2'}", "sequences=2"])
+    """In its own folder, and no new one is made."""
+    before = json.loads((trained / "run.json").read_text())
+    curves = (trained / "curves.png").read_bytes()
+    for name in ("curves.png", "segments.html"):
+        (trained / name).unlink()
+    assert run_command("train", ["with", f"resume={trained}"]) == before["result"]
+    assert (trained / "curves.png").read_bytes() == curves
+    assert "<html" in (trained / "segments.html").read_text()
+    assert json.loads((trained / "run.json").read_text()) == before
+    assert [path.name for path in trained.parent.glob("[0-9]*")] == ["1"]
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
+def test_a_run_killed_while_it_drew_is_completed(status: str, trained: Path) -> None:
+    before, metrics = (json.loads((trained / name).read_text()) for name in ("run.json", "metrics.json"))
+    del metrics["validation/bits_per_byte"]  # Sacred writes metrics every ten seconds
+    (trained / "metrics.json").write_text(json.dumps(metrics))
+    (trained / "curves.png").unlink()
+    killed = before | {"status": status, "result": None, "heartbeat": "2020-01-01T00:00:00", "fail_trace": ["..."]}
+    (trained / "run.json").write_text(json.dumps(killed))
+    found = read_run(trained)
+    assert found is not None
+    assert found.can_go_on
+
+    assert run_command("train", ["with", f"resume={trained}"]) == before["result"]
+    after = json.loads((trained / "run.json").read_text())
+    assert (after["status"], after["result"]) == ("COMPLETED", before["result"])
+    assert "fail_trace" not in after
+    assert (trained / "curves.png").is_file()
+    again = json.loads((trained / "metrics.json").read_text())["validation/bits_per_byte"]
+    assert again["values"][-1] == before["result"]["bits_per_byte"]
+    assert len(again["steps"]) == len(again["timestamps"]) == 3
+    assert [path.name for path in trained.parent.glob("[0-9]*")] == ["1"]
 
 
 def test_resume_refuses_another_run(trained: Path) -> None:

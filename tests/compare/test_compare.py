@@ -127,8 +127,10 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
         told = json.loads((store / "1" / "run.json").read_text())
         (store / "1" / "run.json").write_text(json.dumps(told | {"status": status} | more))
 
-    set_status("FAILED")
+    set_status("QUEUED")
     assert find_run(config, store) is None
+    set_status("FAILED")
+    assert find_run(config, store).can_go_on
     set_status("INTERRUPTED")
     assert find_run(config, store).can_go_on
     set_status("RUNNING")

@@ -23,7 +23,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a comparison of methods with odd names, numbers among them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shrunk.ask_git_once(monkeypatch)
     shrunk.stand_ins(tmp_path)
     rates: dict[Any, float] = {name: round(0.1 + place / 100, 2) for place, name in enumerate([*ODD, 8, 2.5])}
     methods = {name: {"agent": {"name": "uniform"}, "rate": rate} for name, rate in rates.items()}

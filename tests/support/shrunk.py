@@ -6,17 +6,16 @@ method, section and option of it included, runs in seconds; ``stand_ins`` makes 
 
 import copy
 import csv
-import functools
 import importlib
 import json
 import lzma
 import math
+import os
 import random
 import subprocess
 import sys
 import tomllib
 import traceback
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -199,11 +198,6 @@ def tokenv(line: list[str]) -> None:
         sys.argv = before
 
 
-def ask_git_once(monkeypatch: Any) -> None:
-    """Sacred asks git three times for the commit of each of our files, at every command: two seconds each time."""
-    monkeypatch.setattr(dependencies, "get_commit_if_possible", COMMIT_OF)
-
-
 class InThisProcess:
     """Stands in for ``subprocess.Popen`` where a comparison starts a run, which saves five seconds of imports each.
 
@@ -222,6 +216,7 @@ class InThisProcess:
     def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
         """Do the work at once; what it prints goes where a process would print it."""
         self.code: Any = 0
+        self.pid = os.getpid()
         blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
         with redirect_stdout(stdout), redirect_stderr(stdout), blank:
             try:
@@ -246,7 +241,3 @@ class InThisProcess:
 
 
 REAL_PROCESS = subprocess.Popen
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import dependencies
-COMMIT_OF = functools.cache(dependencies.get_commit_if_possible)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,14 +15,16 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from tokenv.errors import UserError
-from tokenv.run.interrupt import Interruptible
+from tokenv.run.interrupt import Interruptible, end_with_parent
+from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import SETTINGS, Experiment
+    from sacred import SETTINGS, Experiment, dependencies
     from sacred.arg_parser import get_config_updates
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
+    from sacred.serializer import flatten
     from sacred.utils import apply_backspaces_and_linefeeds
 
 SETTINGS.CAPTURE_MODE = "sys"
@@ -28,6 +33,32 @@ SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
 Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+
+
+def _commit_of(filename: str, save_git_info: bool) -> tuple[str | None, str | None, bool | None]:
+    """What git says of a file; nothing where it refuses, as it does in a checkout that belongs to another user."""
+    folder = Path(filename).resolve().parent
+    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    return (None, None, None) if root is None or not save_git_info else _commit_in(root)
+
+
+@functools.cache
+def _commit_in(root: Path) -> tuple[str | None, str | None, bool | None]:
+    try:
+        told: tuple[str | None, str | None, bool | None] = _ask_git(str(root / "README.md"), True)
+    except Exception:  # whatever git has against it, the run matters more
+        return None, None, None
+    return told
+
+
+def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> None:
+    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one."""
+    write_atomically(Path(observer.dir) / filename, json.dumps(flatten(values), sort_keys=True, indent=2))
+
+
+# Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
+_ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
+FileStorageObserver.save_json = _save_json
 
 
 @dataclass(frozen=True)
@@ -65,6 +96,7 @@ def run_experiment(
     work: Callable[[Any, Record], Any],
     *,
     stored: bool = False,
+    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None,
     read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None,
 ) -> Any:
     """Run a command as a Sacred experiment.
@@ -75,6 +107,7 @@ def run_experiment(
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
+        instead: given the options, gives what is to be done without a run of its own; None for a run.
         read: reads the words after ``with``, given Sacred's way of doing so; None for just that.
 
     Returns:
@@ -83,6 +116,7 @@ def run_experiment(
     Raises:
         UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
+    end_with_parent()
     experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
@@ -98,6 +132,10 @@ def run_experiment(
     words = flags["UPDATE"]
     updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
     options = resolve(names, updates)
+    other = instead(options) if flags["COMMAND"] is None else None
+    if other is not None:
+        with Interruptible(at_once=True):
+            return other()
 
     @experiment.main
     def main(_config: dict[str, Any], _run: Run) -> Any:
@@ -109,6 +147,35 @@ def run_experiment(
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
     with Interruptible(at_once=True):
         return experiment.run(flags["COMMAND"], options=flags).result
+
+
+def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
+    """Make the files of a run say that it is finished, where it was killed after its last step; else change nothing.
+
+    Args:
+        folder: of the run.
+        result: what its command returns.
+        metrics: name to steps and values, all of them.
+    """
+    try:
+        told = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):  # kept in a database, or half written by an earlier version
+        return
+    if told["status"] == "COMPLETED":
+        return
+    now = datetime.now(UTC).replace(tzinfo=None).isoformat()
+    try:
+        stored = json.loads((folder / "metrics.json").read_text())
+    except (OSError, ValueError):
+        stored = {}
+    for name, (steps, values) in metrics.items():
+        times = stored.get(name, {}).get("timestamps", [])[: len(steps)]
+        times += [now] * (len(steps) - len(times))
+        stored[name] = {"steps": steps, "values": values, "timestamps": times}
+    write_atomically(folder / "metrics.json", json.dumps(stored, sort_keys=True, indent=2))
+    told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
+    told.pop("fail_trace", None)
+    write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
 
 
 def _package(name: str) -> Path:

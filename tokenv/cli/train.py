@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from tokenv import keys
 from tokenv.bench.measure import peak_resident_memory
 from tokenv.cli.options import stored_config, take_own
 from tokenv.cli.passages import passage_of, show, write_page
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.sacred import Record, complete_record, run_experiment
 from tokenv.config.convert import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
@@ -25,11 +27,14 @@ from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.parts import check_parts
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History
+from tokenv.run.state import History, RunState
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
 from tokenv.storage import checkpoints
+
+# A disk that is full, read-only, broken or gone.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> Any:
     """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("train", arguments, resolve_training, train_and_show, stored=True)
+    return run_experiment("train", arguments, resolve_training, train_and_show, stored=True, instead=show_again)
 
 
 def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
@@ -83,27 +88,71 @@ def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
         try:
             last, history = train(config, keep / "checkpoints", record.log, resume=resume, progress=sys.stderr.isatty())
         except KeyboardInterrupt:
-            kept = folder is not None and checkpoints.complete(keep / "checkpoints")
-            how = f"go on with: tokenv train with resume={folder}" if kept else "nothing was saved"
-            raise KeyboardInterrupt(f"stopped; {how}") from None
+            raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
+        except OSError as error:
+            if error.errno not in UNWRITABLE or not _within(keep, error.filename):
+                raise
+            raise UserError(f"{keep}: cannot be written to ({error.strerror}); {_how_to_go_on(folder)}") from error
         seconds = time.perf_counter() - started
-        trained = load_run(str(keep), "latest")
-        if config.data.kind == "series":
-            picture = pages / "patches.png"
-            draw_patches(_held_out_patches(trained), picture, title=record.title, context=config.data.series.context)
-        else:
-            picture, passage = pages / "segments.html", _held_out_passage(trained)
-            write_page(picture, "held-out text", passage, trained)
-            show(passage, 700)
-        curves = pages / "curves.png"
-        draw_curves(history, curves, title=record.title, target_rate=config.rate, unit=last.unit)
-        record.add(picture)
-        record.add(curves)
-    rows = _summary(config, last, history) | {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
-    if folder is not None:
-        rows["stored in"] = f"{folder} (curves.png, {picture.name}, metrics.json, checkpoints)"
-    console().print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
+        for picture in _show(str(keep), config, last, history, pages, record.title):
+            record.add(picture)
+    rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
+    _print_summary(config, last, history, rows if folder is None else rows | {"stored in": _stored_in(config, folder)})
     return last.metrics()
+
+
+def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
+    """For a run that has seen all its symbols: makes its pictures and summary again, in its folder.
+
+    A run that was killed before it had told what came out is completed. None for every other run.
+    """
+    path = None if options.resume is None else Path(options.resume)
+    if path is None or path.parent.name != "checkpoints":
+        return None
+    state = RunState.read(path)
+    total = max(options.config.train.symbols, state.config["train"]["symbols"])
+    last, folder = state.validation, path.parents[1]
+    if last is None or state.symbols < total:
+        return None
+
+    def show() -> dict[str, Any]:
+        _show(str(path), options.config, last, state.history, folder, f"tokenv run {folder.name}")
+        complete_record(folder, last.metrics(), state.history)
+        _print_summary(options.config, last, state.history, {"stored in": _stored_in(options.config, folder)})
+        return last.metrics()
+
+    return show
+
+
+def _how_to_go_on(folder: Path | None) -> str:
+    saved = folder is not None and checkpoints.complete(folder / "checkpoints")
+    return f"go on with: tokenv train with resume={folder}" if saved else "nothing was saved"
+
+
+def _within(folder: Path, path: str | None) -> bool:
+    """Whether an error is of this folder; one while a file is being written names no path."""
+    return path is None or folder.absolute() in Path(path).absolute().parents
+
+
+def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
+    """Draw what came out into a folder; a text is shown, too."""
+    trained, picture, curves = load_run(run, "latest"), folder / _picture(config), folder / "curves.png"
+    if config.data.kind == "series":
+        draw_patches(_held_out_patches(trained), picture, title=title, context=config.data.series.context)
+    else:
+        passage = _held_out_passage(trained)
+        write_page(picture, "held-out text", passage, trained)
+        show(passage, 700)
+    draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
+    return picture, curves
+
+
+def _picture(config: Config) -> str:
+    return "patches.png" if config.data.kind == "series" else "segments.html"
+
+
+def _stored_in(config: Config, folder: Path) -> str:
+    return f"{folder} (curves.png, {_picture(config)}, metrics.json, checkpoints)"
 
 
 def _held_out_passage(trained: Trained, length: int = 2048) -> list[Character]:
@@ -115,6 +164,11 @@ def _held_out_patches(trained: Trained, count: int = 4) -> list[Window]:
     batch = load_corpus(trained.config.data).validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
     return drawn_windows(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
+
+
+def _print_summary(config: Config, last: Evaluation, history: History, more: dict[str, str]) -> None:
+    rows = _summary(config, last, history) | more
+    console().print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:

@@ -17,6 +17,7 @@ from tokenv.errors import UserError
 from tokenv.report.table import console
 from tokenv.run.build import learns
 from tokenv.run.parts import check_parts
+from tokenv.storage.atomic import write_atomically
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions
 from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
@@ -59,7 +60,7 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.resume) if options.resume else (record.folder or Path(scratch)) / "variance"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / OPTIONS_FILE).write_text(json.dumps(asdict(options)))
+        write_atomically(folder / OPTIONS_FILE, json.dumps(asdict(options)))
         try:
             result = compare(options, folder, sys.stderr.isatty())
         except KeyboardInterrupt:

@@ -31,6 +31,7 @@ from tokenv.run.evaluate import (
     sequence_sums,
 )
 from tokenv.run.hardware import prepare
+from tokenv.run.interrupt import end_with_parent
 from tokenv.run.parts import Parts
 from tokenv.run.stored import load_run
 from tokenv.run.windows import drawn_windows
@@ -150,4 +151,5 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     assess(Path(sys.argv[1]), passages=int(sys.argv[2]), bpe_vocabulary=int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""Having all runs of a comparison: those that are missing are trained, some at a time."""
+"""Having all runs of a comparison: those that are missing are trained, some at a time, each by one comparison."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenv.compare.assessment import assessed
+from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.store import find_run, same_runs
 from tokenv.config.schema import Config
 from tokenv.report.table import console
 from tokenv.report.words import WORDS
+from tokenv.run.interrupt import PARENT
 from tokenv.run.progress import read_progress
 
 
@@ -50,11 +53,14 @@ def run_all(
     shown = _Progress(len(tasks), progress)
     stop = threading.Event()
     with shown.bars, tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        work = {
-            pool.submit(_have, task, options, Path(scratch) / str(number), shown, stop): number
-            for number, task in enumerate(tasks)
-        }
-        try:
+
+        def have(numbers: Iterable[int], *, wait: bool) -> list[int]:
+            """Have these tasks' runs; those that somebody else is at are given back, unless they are waited for."""
+            elsewhere = []
+            work = {
+                pool.submit(_have, tasks[number], options, Path(scratch) / str(number), shown, stop, wait): number
+                for number in numbers
+            }
             for future in as_completed(work):
                 number = work[future]
                 try:
@@ -62,7 +68,14 @@ def run_all(
                 except RuntimeError as error:
                     failed[tasks[number].label] = str(error)
                     shown.say(f"{tasks[number].label} failed: {error}")
-                shown.advance()
+                if folders[number] is None and tasks[number].label not in failed:
+                    elsewhere.append(number)
+                else:
+                    shown.advance()
+            return elsewhere
+
+        try:
+            have(have(range(len(tasks)), wait=False), wait=True)
         except KeyboardInterrupt:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -72,8 +85,10 @@ def run_all(
     return folders, failed
 
 
-def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event) -> Path:
-    """One task's folder, trained and assessed, each in a process of its own.
+def _have(
+    task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event, wait: bool
+) -> Path | None:
+    """One task's folder, trained and assessed, each in a process of its own; None if it is left to somebody else.
 
     Raises:
         RuntimeError: it failed; the message is its last line.
@@ -83,23 +98,59 @@ def _have(task: Task, options: CompareOptions, scratch: Path, shown: _Progress, 
     run = find_run(task.config, store)
     if run is not None and run.finished and assessed(run.folder, *wishes):
         return run.folder
+    try:
+        claimed = claim(task.config, store)
+        if isinstance(claimed, Elsewhere):
+            if not wait:
+                return None
+            claimed = _claim_later(task, store, claimed, shown, stop)
+    except OSError as error:
+        raise RuntimeError(f"{store}: cannot be written to ({error.strerror})") from error
+    try:
+        return _train(task, options, scratch, shown, stop, claimed)
+    finally:
+        claimed.release()
+
+
+def _claim_later(task: Task, store: Path, other: Elsewhere, shown: _Progress, stop: threading.Event) -> Claim:
+    """Wait until nobody else is at a run; then it is finished, or there is reason to go on with it."""
+    shown.say(f"{task.label}: waiting for {other.who}")
+    with shown.bar(task, ", elsewhere") as bar:
+        watch = _Watch(task.config, store, bar, since=0.0)
+        while True:
+            if stop.wait(1):
+                raise StoppedError
+            watch()
+            claimed = claim(task.config, store)
+            if isinstance(claimed, Claim):
+                return claimed
+
+
+def _train(
+    task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event, claimed: Claim
+) -> Path:
+    """Train and assess what is not yet, under a claim."""
+    store, wishes = Path(options.store), (options.passages, options.bpe_vocabulary)
+    run = find_run(task.config, store)
     scratch.mkdir()
     if run is None or not run.finished:
         source = scratch / "run.yaml" if run is None else f"resume={run.folder}"
         (scratch / "run.yaml").write_text(yaml.safe_dump(task.config.as_dict()))
         words = ["tokenv.cli", "train", "with", str(source), "-F", options.store]
         with shown.bar(task) as bar:
-            _call(words, scratch / "log", options.jobs, stop, _Watch(task.config, store, bar))
+            _call(words, scratch / "log", options.jobs, stop, claimed, _Watch(task.config, store, bar, time.time()))
         run = find_run(task.config, store)
         if run is None or not run.finished:
             raise RuntimeError(f"it ended, but {store} holds no finished run of its configuration")
     words = ["tokenv.compare.assess", str(run.folder), *map(str, wishes)]
-    _call(words, scratch / "log", options.jobs, stop, lambda: None)
+    _call(words, scratch / "log", options.jobs, stop, claimed, lambda: None)
     shown.say(f"{task.label}: {run.folder}")
     return run.folder
 
 
-def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, watch: Callable[[], None]) -> None:
+def _call(
+    words: Sequence[str], log: Path, jobs: int, stop: threading.Event, claimed: Claim, watch: Callable[[], None]
+) -> None:
     """Run a module of ours with its arguments; look once a second.
 
     Raises:
@@ -114,6 +165,8 @@ def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, wat
             env=_environment(jobs),
             start_new_session=True,
         )
+        with suppress(OSError):  # where the store is gone, the process will tell
+            claimed.tell(process.pid)
         while True:
             try:
                 code = process.wait(timeout=1)
@@ -122,6 +175,7 @@ def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, wat
                 if stop.is_set():
                     process.send_signal(signal.SIGINT)
                     process.wait()
+                claimed.refresh()
                 watch()
     if stop.is_set():
         raise StoppedError
@@ -131,16 +185,15 @@ def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, wat
 
 
 class _Watch:
-    """Shows how far the run of a configuration is that has just been started."""
+    """Shows how far the run of a configuration is that somebody has written to since then."""
 
-    def __init__(self, config: Config, store: Path, bar: _Bar) -> None:
-        self._config, self._store, self._bar = config, store, bar
-        self._started = time.time()
+    def __init__(self, config: Config, store: Path, bar: _Bar, since: float) -> None:
+        self._config, self._store, self._bar, self._since = config, store, bar, since
         self._folder: Path | None = None
 
     def __call__(self) -> None:
         if self._folder is None:  # what it is called is up to Sacred
-            runs = same_runs(self._config, self._store, since=self._started)
+            runs = same_runs(self._config, self._store, since=self._since)
             self._folder = runs[0].folder if runs else None
         told = None if self._folder is None else read_progress(self._folder / "checkpoints")
         if told is not None:
@@ -148,9 +201,9 @@ class _Watch:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """A process finds the same modules as this one, and shares the cores instead of using all."""
+    """A process finds the same modules as this one, ends with it, and shares the cores instead of using all."""
     paths = [str(Path(path).absolute()) for path in sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), PARENT: str(os.getpid())}
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     return {"OMP_NUM_THREADS": threads} | environment if jobs > 1 else environment
 
@@ -158,10 +211,10 @@ def _environment(jobs: int) -> dict[str, str]:
 class _Bar:
     """A run's bar, which goes when the run does."""
 
-    def __init__(self, bars: Progress, task: Task) -> None:
+    def __init__(self, bars: Progress, task: Task, where: str) -> None:
         self._bars = bars
         unit = f"{WORDS[task.config.data.kind].symbol}s"
-        self._id = bars.add_task(task.label, total=task.config.train.symbols, unit=unit)
+        self._id = bars.add_task(task.label + where, total=task.config.train.symbols, unit=unit)
 
     def __enter__(self) -> _Bar:
         return self
@@ -187,8 +240,8 @@ class _Progress:
         )
         self._all = self.bars.add_task("comparison", total=runs, unit="runs")
 
-    def bar(self, task: Task) -> _Bar:
-        return _Bar(self.bars, task)
+    def bar(self, task: Task, where: str = "") -> _Bar:
+        return _Bar(self.bars, task, where)
 
     def advance(self) -> None:
         self.bars.advance(self._all)

@@ -41,9 +41,14 @@ class StoredRun:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it was stopped or killed, and left a checkpoint."""
-        stopped = self.status == "INTERRUPTED" or (self.status == "RUNNING" and self.seconds > ALIVE_SECONDS)
-        return stopped and bool(checkpoints.complete(self.folder / "checkpoints"))
+        """Whether it was stopped or killed or has failed, and left a checkpoint."""
+        ended = self.status in ("INTERRUPTED", "FAILED") or (self.status == "RUNNING" and not self.going_on)
+        return ended and bool(checkpoints.complete(self.folder / "checkpoints"))
+
+    @property
+    def going_on(self) -> bool:
+        """Whether somebody is at it, as far as one can tell."""
+        return self.status == "RUNNING" and self.seconds <= ALIVE_SECONDS
 
 
 def read_run(folder: Path) -> StoredRun | None:

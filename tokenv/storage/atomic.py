@@ -39,16 +39,24 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder to write files to, and rename it when they are on the disk; what is there makes room."""
+    """Give an empty folder to write files to, and rename it when they are on the disk; what is there makes room.
+
+    Raises:
+        OSError: it cannot be written, or the folder that its own lies in is gone; nothing is left behind.
+    """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    for written in (*partial.iterdir(), partial):
-        _flush(written)
-    if path.exists():
-        remove_folder(path)
-    os.replace(partial, path)
+    path.parent.mkdir(exist_ok=True)  # no more: where a store was unmounted, another disk would be written to
+    partial.mkdir()
+    try:
+        yield partial
+        for written in (*partial.iterdir(), partial):
+            _flush(written)
+        if path.exists():
+            remove_folder(path)
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     _flush(path.parent)
 
 

@@ -1,0 +1,59 @@
+"""What Sacred is told and keeps: git's answer where there is one, and files that are whole."""
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenv.cli import sacred
+from tokenv.cli.main import run_command
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _git_forgotten() -> Iterator[None]:
+    sacred._commit_in.cache_clear()
+    yield
+    sacred._commit_in.cache_clear()
+
+
+def test_a_checkout_of_another_user_is_no_reason_to_stop(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where somebody may have told git to trust the checkout
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    run_command("train", ["print_config", "with", *tiny_words])
+    assert sacred._commit_of(str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
+
+
+def test_git_is_asked_once_for_all_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+    monkeypatch.setattr(sacred, "_ask_git", lambda *of: asked.append(of) or ("here", "abc", False))
+    (tmp_path / ".git").mkdir()
+    for name in ("a.py", "of/b.py", "of/many/c.py"):
+        assert sacred._commit_of(str(tmp_path / name), True) == ("here", "abc", False)
+    assert len(asked) == 1
+    assert sacred._commit_of(str(tmp_path / "a.py"), False) == (None, None, None)
+
+
+def test_a_full_disk_leaves_the_old_record(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sacred itself opens run.json for writing first, and then has nowhere to write to."""
+    before = (trained / "run.json").read_text()
+    observer = sacred.FileStorageObserver(trained.parent)
+    observer.dir = str(trained)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            observer.save_json({"status": "COMPLETED"}, "run.json")
+    assert (trained / "run.json").read_text() == before
+    observer.save_json({"status": "FAILED"}, "run.json")
+    assert json.loads((trained / "run.json").read_text()) == {"status": "FAILED"}

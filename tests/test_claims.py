@@ -1,0 +1,145 @@
+"""Claims: one comparison alone trains a run, and processes end with the one that started them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import shrunk
+import yaml
+
+from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
+from tokenv.compare.options import resolve_comparison
+from tokenv.compare.runner import run_all
+from tokenv.config.schema import Config
+from tokenv.run.interrupt import PARENT
+
+
+def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: Path) -> None:
+    first = claim(Config(), tmp_path)
+    assert isinstance(first, Claim)
+    other = claim(Config(), tmp_path)
+    assert isinstance(other, Elsewhere)
+    assert f"process {os.getpid()}" in other.who
+    assert isinstance(claim(Config(seed=1), tmp_path), Claim)
+    first.release()
+    assert isinstance(claim(Config(), tmp_path), Claim)
+
+
+def test_of_many_that_come_at_once_one_alone_has_it(tmp_path: Path) -> None:
+    for seed in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda _, seed=seed: claim(Config(seed=seed), tmp_path), range(8)))
+        assert sum(isinstance(one, Claim) for one in got) <= 1
+        assert len(list(tmp_path.glob(".claim-*"))) <= seed + 1
+
+
+def rewritten(store: Path, **changes: object) -> Path:
+    """A claim that somebody else wrote."""
+    held = claim(Config(), store)
+    assert isinstance(held, Claim)
+    held.path.write_text(json.dumps(json.loads(held.path.read_text()) | changes))
+    return held.path
+
+
+def test_a_claim_of_a_process_that_is_gone_is_nobodys(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    for process in ({"pid": gone.pid, "started": time.time()}, {"pid": os.getpid(), "started": 0.0}):
+        stale = rewritten(tmp_path, processes=[process])
+        new = claim(Config(), tmp_path)
+        assert isinstance(new, Claim)
+        assert not stale.exists()
+        new.release()
+
+
+def test_a_claim_holds_as_long_as_the_process_that_trains(tmp_path: Path) -> None:
+    """The comparison was killed, and what it started is still saving."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as trains:
+        held = claim(Config(), tmp_path)
+        assert isinstance(held, Claim)
+        held.tell(trains.pid)
+        told = json.loads(held.path.read_text())
+        held.path.write_text(json.dumps(told | {"processes": told["processes"][1:]}))
+        assert isinstance(claim(Config(), tmp_path), Elsewhere)
+        trains.kill()
+    assert isinstance(claim(Config(), tmp_path), Claim)
+
+
+def test_a_claim_of_another_machine_is_stale_when_it_was_not_refreshed(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, place="elsewhere pid:[1]")
+    other = claim(Config(), tmp_path)
+    assert isinstance(other, Elsewhere)
+    assert other.who.endswith("on elsewhere")
+    long_ago = time.time() - SILENT_SECONDS - 1
+    os.utime(path, (long_ago, long_ago))
+    Claim(path).refresh()
+    assert isinstance(claim(Config(), tmp_path), Elsewhere)
+    os.utime(path, (long_ago, long_ago))
+    assert isinstance(claim(Config(), tmp_path), Claim)
+
+
+def test_two_comparisons_on_one_store_train_each_run_once(
+    tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first one is at, the second one leaves until the end, waits for, and finds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
+    values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
+    options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
+    one, two = options.tasks()
+    held = claim(one.config, Path("runs"))
+    assert isinstance(held, Claim)
+    said: list[str] = []
+    monkeypatch.setattr("tokenv.compare.runner._Progress.say", lambda _, line: said.append(line))
+
+    def release() -> None:
+        while not [line for line in said if "waiting for process" in line]:
+            time.sleep(0.1)
+        assert [line.split(":")[0] for line in said] == ["two, seed 0", "one, seed 0"]
+        held.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        released = pool.submit(release)
+        folders, failed = run_all([one, two], options, progress=False)
+        released.result()
+    assert failed == {}
+    assert [str(folder) for folder in folders] == ["runs/2", "runs/1"]
+    assert run_all([one, two], options, progress=False) == (folders, {})
+    assert not list(Path("runs").glob(".claim-*"))
+
+
+CHILD = """
+import time
+from tokenv.run.interrupt import Interruptible, end_with_parent
+end_with_parent()
+try:
+    with Interruptible(at_once=True):
+        print("up", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("told", flush=True)
+"""
+PARENTS = f"""
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", {CHILD!r}], env=os.environ | {{{PARENT!r}: str(os.getpid())}})
+"""
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENTS], cwd=shrunk.ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        started = time.monotonic()
+        parent.send_signal(signal.SIGKILL)
+        assert parent.stdout.read() == "told\n"
+        assert time.monotonic() - started < 10

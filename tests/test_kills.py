@@ -1,0 +1,224 @@
+"""Killed at random moments and gone on with, everything ends as if it had never been killed: bit for bit.
+
+``TOKENV_KILLS`` says how often each of training, comparing and the laboratory is killed. Processes are forked from one
+that has imported everything, so that kills hit work and not imports.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shrunk
+import yaml
+
+from tokenv.cli.main import run_command
+from tokenv.storage import checkpoints
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("TOKENV_KILLS", "12"))
+IN_A_ROW = 3  # then a run is left alone until its end
+CONTEXT: Any = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.cli.compare", "tokenv.cli.variance"])
+Line = tuple[str, list[str]]
+
+
+def work(folder: Path, name: str, words: list[str]) -> None:
+    """One command in a process of its own; what it says goes to a file."""
+    import torch
+
+    import tokenv.compare.store
+
+    said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.chdir(folder)
+    os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
+    torch.set_num_threads(1)
+    subprocess.Popen = shrunk.InThisProcess  # type: ignore[assignment,misc]
+    # What was killed is gone: here nobody needs to wait for a sign of life.
+    tokenv.compare.store.ALIVE_SECONDS = -1e9  # type: ignore[assignment]
+    try:
+        run_command(name, ["with", *words])
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def until_done(folder: Path, line: Callable[[Path], Line], moments: Callable[[], float | None]) -> tuple[int, int]:
+    """Run, kill, go on, until done: how often it was killed, and how often there was something to go on from.
+
+    Args:
+        folder: an empty one.
+        line: what is to be run, given what lies in the folder.
+        moments: seconds after which the next process is killed; None to let it be.
+    """
+    killed = resumed = 0
+    while True:
+        name, words = line(folder)
+        resumed += any(word.startswith("resume=") for word in words) or (name == "compare" and bool(killed))
+        process = CONTEXT.Process(target=work, args=(folder, name, words))
+        process.start()
+        process.join(moments())
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        if process.exitcode == 0:
+            return killed, resumed
+        assert process.exitcode == -signal.SIGKILL, (folder / "said.txt").read_text()
+        killed += 1
+        for path in folder.glob("runs/*/*.json"):
+            json.loads(path.read_text())  # whole, at any moment
+
+
+def killed_at_random(
+    tmp_path: Path, line: Callable[[Path], Line], outcome: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What comes out is that of a process that was never killed, as often as ``KILLS`` says."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    until_done(whole, line, lambda: None)
+    (whole / "said.txt").unlink()
+    for path in whole.glob("runs"):
+        path.rename(whole / "warm")
+    started = time.monotonic()
+    until_done(whole, line, lambda: None)
+    seconds = time.monotonic() - started
+    expected, dice = outcome(whole), random.Random()
+    killed = resumed = trials = 0
+    while killed < KILLS:
+        trials += 1
+        folder = tmp_path / f"trial-{trials}"
+        folder.mkdir()
+        moments = iter([dice.uniform(0, seconds) for _ in range(min(IN_A_ROW, KILLS - killed))])
+        counted = until_done(folder, line, lambda moments=moments: next(moments, None))
+        killed, resumed = killed + counted[0], resumed + counted[1]
+        assert outcome(folder) == expected, f"{folder}, after {counted[0]} kills"
+    with capsys.disabled():
+        print(f"\n{killed} kills, {resumed} times gone on, {trials} of {trials} outcomes identical")
+
+
+def weights_and_metrics(folder: Path) -> Any:
+    """The bytes of parameters and moments, and all that was measured but the clock's."""
+    path = checkpoints.complete(folder)[-1]
+    state = json.loads((path / "state.json").read_text())
+    told = {name: values for name, values in state["history"].items() if name != "train/symbols_per_second"}
+    files = [(path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
+    return told, state["validation"], state["step"], state["data"], files
+
+
+def settings(tiny: dict[str, Any]) -> dict[str, Any]:
+    train = tiny["train"] | {"symbols": 12_800}
+    return tiny | {"train": train, "checkpoint": {"every_symbols": 512, "keep": 2}}
+
+
+def test_training(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also while it saves, validates and draws: it saves at every second step."""
+    words = shrunk.words(settings(tiny_settings))
+
+    def newest(folder: Path) -> Path | None:
+        runs = sorted(folder.glob("runs/[0-9]*"), key=lambda path: int(path.name), reverse=True)
+        return next((run for run in runs if checkpoints.complete(run / "checkpoints")), None)
+
+    def line(folder: Path) -> Line:
+        run = newest(folder)
+        return "train", words if run is None else [f"resume={run.relative_to(folder)}"]
+
+    def outcome(folder: Path) -> Any:
+        run = newest(folder)
+        assert run is not None
+        told = json.loads((run / "run.json").read_text())
+        assert told["status"] == "COMPLETED"
+        assert (run / "curves.png").is_file()
+        return told["result"], weights_and_metrics(run / "checkpoints")
+
+    killed_at_random(tmp_path, line, outcome, capsys)
+
+
+def both(tiny: dict[str, Any], folder: Path) -> None:
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    methods = {"uniform": {"agent": {"name": "uniform"}}, "learned": {}}
+    values = {"base": "tiny.yaml", "seeds": [0], "methods": methods, "bpe_vocabulary": 260, "passages": 1}
+    (folder / "both.yaml").write_text(yaml.safe_dump(values))
+
+
+def finished(folder: Path) -> dict[str, Path]:
+    """Agents to the folders of their finished runs; each agent has one."""
+    found = {}
+    for path in folder.glob("runs/*/run.json"):
+        told = json.loads(path.read_text())
+        if told["experiment"]["name"] == "tokenv-train" and told["status"] == "COMPLETED":
+            agent = json.loads((path.parent / "config.json").read_text())["agent"]["name"]
+            assert agent not in found
+            found[agent] = path.parent
+    return found
+
+
+def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(folder: Path) -> Line:
+        both(settings(tiny_settings), folder)
+        return "compare", ["both.yaml"]
+
+    def outcome(folder: Path) -> Any:
+        assert not list(folder.glob("runs/.claim-*"))
+        runs = finished(folder)
+        results = {agent: json.loads((run / "run.json").read_text())["result"] for agent, run in runs.items()}
+        assert list(folder.glob("runs/*/report.html"))
+        return results, {agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())}
+
+    killed_at_random(tmp_path, line, outcome, capsys)
+
+
+def test_the_laboratory(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = "estimators=['reinforce', 'rloo', 'rebar']"
+    few = ["moments=2", "draws=8", "reference_draws=8", "batch_size=4", "timings=1", "warmup=1", "credit_draws=2"]
+
+    def line(folder: Path) -> Line:
+        begun = sorted(folder.glob("runs/*/variance/options.json"))
+        if begun:
+            return "variance", [f"resume={begun[0].parent.relative_to(folder)}"]
+        return "variance", [*shrunk.words(tiny_settings), chosen, *few]
+
+    def outcome(folder: Path) -> Any:
+        (lab,) = folder.glob("runs/*/variance")
+        assert (lab / "progress.png").is_file()
+        return json.loads((lab / "variance.json").read_text())["moments"], weights_and_metrics(lab / "checkpoints")
+
+    killed_at_random(tmp_path, line, outcome, capsys)
+
+
+def test_a_killed_comparison_takes_its_processes_along(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    """They save, end as interrupted, and the same command goes on from there: real processes throughout."""
+    endless = settings(tiny_settings)
+    endless["train"] |= {"symbols": 200_000}
+    both(endless, tmp_path)
+    command = [sys.executable, "-m", "tokenv", "compare", "with", "both.yaml", "jobs=2"]
+    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def statuses() -> list[str]:
+        told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
+        return [each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"]
+
+    def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        wait_until(lambda: len({path.parts[-3] for path in tmp_path.glob("runs/*/checkpoints/step-*")}) == 2, 120)
+        process.kill()
+    wait_until(lambda: statuses() == ["INTERRUPTED"] * 2, 30)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert sorted(statuses()) == ["COMPLETED", "COMPLETED", "INTERRUPTED", "INTERRUPTED"]
+    assert not list(tmp_path.glob("runs/.claim-*"))

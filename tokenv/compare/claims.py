@@ -1,0 +1,138 @@
+"""Claims: of several comparisons on one store, one alone has a run trained, and the others wait for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tokenv.compare.store import identity, same_runs
+from tokenv.config.schema import Config
+from tokenv.storage.atomic import write_atomically
+
+SILENT_SECONDS = 300.0  # a claim of another machine that was not refreshed for so long is nobody's
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Somebody else is at a run.
+
+    Attributes:
+        who: for people.
+    """
+
+    who: str
+
+
+class Claim:
+    """The right to have a run trained, held by this process and the one that trains.
+
+    It is a file of its own name in the store, so whoever finds its processes gone may delete it: no other claim can
+    have come to lie there in between.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def tell(self, *trainers: int) -> None:
+        """Write down who holds it: this process, and those of these ids."""
+        processes = [{"pid": pid, "started": started} for pid in (os.getpid(), *trainers) if (started := _started(pid))]
+        write_atomically(self.path, json.dumps({"place": _place(), "processes": processes}))
+
+    def refresh(self) -> None:
+        """Show other machines that it is still held."""
+        with suppress(OSError):  # the store cannot be written to; the run itself tells of that
+            os.utime(self.path)
+
+    def release(self) -> None:
+        """Give it up."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def claim(config: Config, store: Path) -> Claim | Elsewhere:
+    """Claim the run of a configuration, or say who is at it: a comparison, or somebody who trains it by hand.
+
+    Args:
+        config: of the run.
+        store: where it is to be stored; made if it is missing.
+
+    Raises:
+        OSError: the store cannot be written to.
+    """
+    key = hashlib.sha256(json.dumps(identity(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    store.mkdir(parents=True, exist_ok=True)
+    own = Claim(store / f".claim-{key}-{uuid.uuid4().hex[:8]}.json")
+    other = _holder(store, key, own)
+    for _ in range(ATTEMPTS):
+        if other is not None:
+            break
+        # Each of two that come at once tells first and looks then, so at least one of them sees the other.
+        own.tell()
+        other = _holder(store, key, own)
+        if other is None:
+            running = next((run for run in same_runs(config, store) if run.going_on), None)
+            if running is None:
+                return own
+            own.release()
+            return Elsewhere(f"{running.folder}, which is under way")
+        own.release()
+        time.sleep(random.uniform(0, 0.3))
+        other = _holder(store, key, own)
+    return other or Elsewhere("another comparison")
+
+
+def _holder(store: Path, key: str, own: Claim) -> Elsewhere | None:
+    """Another who holds a claim on a run; claims that nobody holds any more are deleted."""
+    for path in store.glob(f".claim-{key}-*.json"):
+        if path == own.path:
+            continue
+        try:
+            told, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
+            living = [each["pid"] for each in told["processes"] if _alive(told["place"], each, silent)]
+        except FileNotFoundError:  # released while we looked
+            continue
+        except (ValueError, KeyError, TypeError):  # not ours, or damaged
+            living = []
+        if living:
+            return Elsewhere(f"process {living[0]} on {told['place'].partition(' ')[0]}")
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _alive(place: str, process: dict[str, Any], silent: float) -> bool:
+    if place != _place():
+        return silent < SILENT_SECONDS
+    started = _started(process["pid"])
+    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks are set now and then
+
+
+def _started(pid: int) -> float | None:
+    """When a process started, in seconds since 1970; None if it has ended: another may have its id by now."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def _place() -> str:
+    """This machine, and the container in which process ids are its own."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
