@@ -1,26 +1,27 @@
 """The comparison's statistics against what they should be worth."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tokenv.compare.significance import Scores, difference, document_error, sentence
-from tokenv.run.evaluate import clustered_standard_error
+from tokenv.compare.significance import Difference, Scores, corrected, difference, document_error, holm, sentence
 
 GENERATOR = np.random.default_rng(0)
 
 
-def test_the_bootstrap_agrees_with_the_clustered_formula():
+def test_the_documents_error_is_the_bootstraps():
     document_B = np.repeat(np.arange(40), GENERATOR.integers(1, 6, 40))
     value_B = GENERATOR.normal(size=40)[document_B] + 0.3 * GENERATOR.normal(size=len(document_B))
-    formula = clustered_standard_error(torch.tensor(value_B), torch.tensor(document_B))
-    assert document_error(value_B, document_B) == pytest.approx(formula, rel=0.1)
-    assert document_error(value_B, np.arange(len(value_B))) < formula  # sequences of one document are not independent
+    total_C, count_C = np.bincount(document_B, value_B), np.bincount(document_B)
+    drawn = stats.bootstrap((total_C, count_C), lambda t, c, axis: t.sum(axis) / c.sum(axis), paired=True, rng=0)
+    assert document_error(value_B, document_B) == pytest.approx(drawn.standard_error, rel=0.1)
+    assert document_error(value_B, np.arange(len(value_B))) < drawn.standard_error  # those of one are not independent
     assert math.isnan(document_error(value_B, np.zeros(len(value_B), int)))
 
 
@@ -50,8 +51,9 @@ def test_other_seeds_are_compared_as_welch_does(first_seeds, second_seeds, first
         Scores(first_S.repeat(4, 1), document_B, tuple(range(first_seeds))),
         Scores(second_S.repeat(4, 1), document_B, tuple(range(10, 10 + second_seeds))),
     )
-    interval = stats.ttest_ind(first_S[:, 0], second_S[:, 0], equal_var=False).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-6)
+    test = stats.ttest_ind(first_S[:, 0], second_S[:, 0], equal_var=False)
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), abs=1e-6)
+    assert found.p == pytest.approx(test.pvalue)
     assert found.document_error == pytest.approx(0, abs=1e-12)
 
 
@@ -67,21 +69,98 @@ def test_the_same_seeds_are_paired(common, spread):
     found = difference(
         Scores(first_S.repeat(4, 1), document_B, seeds), Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99))
     )
-    interval = stats.ttest_rel(first_S[:, 0], second_S[:, 0]).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-6)
+    test = stats.ttest_rel(first_S[:, 0], second_S[:, 0])
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), abs=1e-6)
+    assert found.p == pytest.approx(test.pvalue)
 
 
-def test_one_seed_leaves_the_documents():
+@pytest.mark.parametrize(("first_seeds", "second_seeds"), [((0,), (0,)), ((0,), (0, 1, 2)), ((0,), (7, 8))])
+def test_one_seed_never_decides(first_seeds, second_seeds):
     document_B = np.arange(100)
-    first, second = (Scores(GENERATOR.normal(size=(n, 100)), document_B, tuple(range(n))) for n in (1, 3))
+    first, second = (
+        Scores(GENERATOR.normal(level, 1e-3, (len(seeds), 100)), document_B, seeds)
+        for level, seeds in ((0, first_seeds), (1, second_seeds))
+    )
     assert math.isnan(first.seed_error)
     found = difference(first, second)
     assert math.isnan(found.seed_error)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * found.document_error, rel=1e-3)
-    assert found.low < found.mean < found.high
+    assert math.isnan(found.p)
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, 99) * found.document_error)
+    assert found.low < found.mean < found.high < 0
+    assert found.verdict == (-found).verdict == "not separable"
     # A seed that is easy for all must not make the method that has no other look better.
-    assert found.mean == pytest.approx((first.loss_SB[0] - second.loss_SB[0]).mean())
+    same = second.loss_SB[0] if 0 in second_seeds else second.loss_SB.mean(0)
+    assert found.mean == pytest.approx((first.loss_SB[0] - same).mean())
     said = sentence("a", "b", found, "nats per value")
     assert "one seed" in said
     assert "not separable" in said
     assert "nats per value" in said
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 4), st.integers(1, 6), st.floats(0, 1), st.integers(10, 60), st.integers(0, 1000))
+def test_more_agreeing_seeds_never_lose_a_verdict(seeds, more, spread, documents, draw):
+    generator = np.random.default_rng(draw)
+    document_B = np.arange(documents)
+    # Seeds that are added say the same as those that were there on average: the spread only shrinks.
+    few_S = generator.normal(0, spread, seeds)
+    many_S = np.concatenate([few_S, np.full(more, few_S.mean())])
+    gap_B = generator.normal(0.4, 1, documents)
+    few, many = (
+        difference(
+            Scores(gap_S[:, None] + gap_B, document_B, tuple(range(len(gap_S)))),
+            Scores(np.zeros((len(gap_S), documents)), document_B, tuple(range(len(gap_S)))),
+        )
+        for gap_S in (few_S, many_S)
+    )
+    assert many.mean == pytest.approx(few.mean)
+    assert many.high - many.low <= (few.high - few.low) * (1 + 1e-9)
+    assert few.verdict in ("not separable", many.verdict)
+
+
+def test_a_seed_that_only_one_more_pair_shares_takes_no_verdict():
+    document_B, seeds = np.arange(50), ((0, 1), (2, 3), (2, 3, 0))
+    losses = [GENERATOR.normal(level, 0.01, (len(each), 50)) for level, each in zip((0, 1, 1), seeds, strict=True)]
+    first, second, more = (Scores(loss, document_B, each) for loss, each in zip(losses, seeds, strict=True))
+    assert difference(first, second).verdict == difference(first, more).verdict == "better"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
+def test_intervals_cover_what_they_promise(ratio, seeds, paired):
+    """``ratio``: the documents' standard error over the seeds', of the mean."""
+    generator, trials, documents = np.random.default_rng(0), 1200, 40
+    document_B = np.repeat(np.arange(documents), 2)
+    zeros_SB = np.zeros((seeds, 2 * documents))
+    covered = 0
+    for _ in range(trials):
+        seed_S = generator.normal(0, math.sqrt(seeds), seeds)
+        if not paired:
+            seed_S = seed_S / math.sqrt(2)
+            zeros_SB = np.repeat(generator.normal(0, math.sqrt(seeds / 2), (seeds, 1)), 2 * documents, 1)
+        document_C = generator.normal(0, ratio * math.sqrt(documents), documents)
+        first = Scores(seed_S[:, None] + document_C[document_B], document_B, tuple(range(seeds)))
+        second = Scores(zeros_SB, document_B, first.seeds if paired else tuple(range(seeds, 2 * seeds)))
+        found = difference(first, second)
+        assert (found.p < 0.05) == (found.verdict != "not separable")
+        covered += found.low < 0 < found.high
+    assert 0.93 <= covered / trials <= 0.98
+
+
+@given(st.lists(st.floats(0, 1), max_size=6))
+def test_holms_correction_is_the_closed_test_of_bonferronis(p):
+    """An hypothesis falls where every set that it is in falls, each by its smallest p-value times its size."""
+    everyone = range(len(p))
+    sets = [chosen for size in range(1, len(p) + 1) for chosen in itertools.combinations(everyone, size)]
+    value = {chosen: min(1.0, len(chosen) * min(p[i] for i in chosen)) for chosen in sets}
+    assert holm(p) == pytest.approx([max(value[chosen] for chosen in sets if i in chosen) for i in everyone])
+
+
+def test_pairs_of_one_seed_are_not_counted():
+    pair = Difference(-1.0, 0.1, 0.1, -1.5, -0.5, p=0.02)
+    alone = replace(pair, seed_error=math.nan, p=math.nan)
+    found = corrected({"ab": pair, "ac": replace(pair, p=0.001), "bc": alone})
+    assert [found[name].p_holm for name in ("ab", "ac")] == pytest.approx([0.02, 0.002])
+    assert math.isnan(found["bc"].p_holm)
+    assert "p = 0.001, after Holm's correction 0.002" in sentence("a", "c", found["ac"], "bits per byte")

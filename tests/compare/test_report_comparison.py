@@ -93,7 +93,7 @@ def test_everything_is_escaped(evil):
     methods = [
         ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1) for name, bits in ((evil, 1.0), ("b", 2.0))
     ]
-    differences = {(evil, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5)}
+    differences = {(evil, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5, math.nan)}
     comparison = Comparison(evil, {evil: evil}, methods, differences, {evil: evil})
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
@@ -131,7 +131,7 @@ def test_the_matrix_agrees_with_the_pairs(three):
 
 @given(FINITE, st.floats(0, 10))
 def test_a_pair_seen_from_the_other_side(gap, width):
-    difference = Difference(gap, 0.1, 0.1, gap - width, gap + width)
+    difference = Difference(gap, 0.1, 0.1, gap - width, gap + width, 0.5)
     both = oriented(a_comparison([a_method("a"), a_method("b")], differences={("a", "b"): difference}))
     there, back = both["a", "b"], both["b", "a"]
     assert there == difference
@@ -145,6 +145,11 @@ def test_the_conclusion_tells_who_is_best_and_how_sure(three):
     assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in said
     assert "Not separable from it at 95%: learned (+0.0100)" in said
     assert "better than uniform (difference: 0.2000)" in said
+    assert "After Holm's correction for 3 pairs: than all of these." in said
+    none = {pair: replace(found, p_holm=0.06) for pair, found in three.differences.items()}
+    assert "for 3 pairs: than none." in " ".join(conclusion(replace(three, differences=none)))
+    alone = {pair: replace(found, seed_error=math.nan) for pair, found in three.differences.items()}
+    assert "better than" not in " ".join(conclusion(replace(three, differences=alone)))
     assert "cannot be told" in " ".join(conclusion(replace(three, differences={})))
 
 
@@ -172,6 +177,8 @@ def test_tables_read_back_equal(three, written):
     for (pair, found), row in zip(three.differences.items(), rows(folder / "pairs.csv"), strict=True):
         assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (found.mean, found.low, found.high)
         assert (row["first"], row["second"], row["verdict"]) == (*pair, found.verdict)
+        errors = (found.seed_error, found.document_error, found.p, found.p_holm)
+        assert tuple(float(row[name]) for name in ("seed_error", "document_error", "p", "p_holm")) == errors
 
 
 def test_flops_between_and_beyond_the_known_points():

@@ -37,7 +37,8 @@ def test_the_report_of_series_speaks_of_series(three, written, capsys):
     page = Page(source)
     assert page.texts == []
     assert page.headings[-2:] == ["The same windows, as every method cuts them", "Notes"]
-    assert {"nats per value", "± groups", "test", "boundaries / step", "change points"} <= set(page.cells)
+    headers = {"nats per value ± seeds", "error over groups", "test ± seeds", "boundaries / step", "change points"}
+    assert headers <= set(page.cells)
     assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)  # validation and test of the best
     assert source.count("data:image/png;base64,") == 2 * (len(ALL_OF_SERIES) + len(WINDOWS))
     print_comparison(three)
@@ -62,7 +63,7 @@ def test_tables_of_series_read_back_equal(three, written):
 def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
     unknown = a_comparison([of_series(a_method("m"), loss_test=None)])
     assert "– ± –" in Page(comparison_page(unknown, {})).cells
-    assert "test" not in Page(comparison_page(a_comparison([a_method("m")]), {})).cells
+    assert "test ± seeds" not in Page(comparison_page(a_comparison([a_method("m")]), {})).cells
     write_report(unknown, tmp_path)
     assert rows(tmp_path / "methods.csv")[0]["test_nats_per_value"] == "nan"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
-from tokenv.compare.significance import Difference
+from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig
@@ -103,8 +103,8 @@ def a_comparison(methods, **changes):
     differences = {}
     for one, other in itertools.combinations(methods, 2):
         gap = one.loss - other.loss
-        differences[one.name, other.name] = Difference(gap, 0.02, 0.02, gap - 0.05, gap + 0.05)
-    return replace(Comparison("Title", {"budget": "4 MB"}, methods, differences), **changes)
+        differences[one.name, other.name] = Difference(gap, 0.02, 0.02, gap - 0.05, gap + 0.05, 0.01)
+    return replace(Comparison("Title", {"budget": "4 MB"}, methods, corrected(differences)), **changes)
 
 
 def rows(path):

@@ -172,13 +172,13 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
-    symbol, unit = WORDS[config.data.kind].symbol, in_words(last.unit)
+    words, unit = WORDS[config.data.kind], in_words(last.unit)
     rows = {
-        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit}",
+        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
         "early exit": f"{last.loss_early:.4f} {unit}",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
-        "training": f"{history['train/flops'][0][-1]:,} {symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
+        "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (

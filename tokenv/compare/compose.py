@@ -14,7 +14,7 @@ import torch
 from tokenv.compare.assess import assess
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.settings import differing_settings
-from tokenv.compare.significance import Scores, difference
+from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun
 from tokenv.errors import UserError
 from tokenv.report.words import WORDS, in_words
@@ -78,7 +78,7 @@ def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Ma
     differences = {
         (one, other): difference(scores[one], scores[other]) for one, other in itertools.combinations(methods, 2)
     }
-    return Comparison(title, _facts([first, *others]), compared, differences, failed)
+    return Comparison(title, _facts([first, *others]), compared, corrected(differences), failed)
 
 
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:

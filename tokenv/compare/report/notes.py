@@ -10,7 +10,7 @@ _OF_TEXT = (
 )
 _OF_SERIES = (
     "Methods are ordered by the loss on validation windows, which come before the test windows in time: choose by "
-    "validation, and report test, whose ± is the standard error over seeds.",
+    "validation, and report test.",
     "Windows that depend on one another are of one group: those at the same time, or those of one synthetic series.",
 )
 
@@ -24,12 +24,16 @@ def notes(words: Words, unit: str) -> list[str]:
     """
     data, documents, losses = words.data, f"{words.document}s", in_words(unit).capitalize()
     return [
-        f"{losses} are of held-out {data}, boundaries drawn as in training. A standard error over seeds says how much "
-        f"another seed may move a figure, one over {documents} how much other held-out {data} may.",
-        f"A pair's 95% interval holds both errors: the {documents}' by a paired bootstrap of the difference, the "
-        "seeds' by Student's t of the differences seed by seed (by Welch's t where methods share no seed), for runs "
-        f"of one seed share first parameters and the order of the {data}. Pairs are not corrected for their number: "
-        "of twenty that do not differ, one will seem to.",
+        f"{losses} are of held-out {data}, boundaries drawn as in training. ± is always the standard error over seeds: "
+        f"how much another seed may move a figure. The error over {documents}, how much other held-out {data} may, has "
+        "a column of its own.",
+        f"A pair's 95% interval holds both errors of the difference: over {documents}, and over seeds, seed by seed "
+        "(as Welch does where methods do not share two seeds), for runs of one seed share first parameters and the "
+        f"order of the {data}; each counts with Student's t of its own degrees of freedom (Cochran and Cox). One seed "
+        "alone decides nothing.",
+        "Verdicts and intervals are not corrected for the number of pairs: of twenty that do not differ, one will seem "
+        "to. Holm's corrected p-values are: where all pairs with one below 0.05 are taken to differ, the chance that "
+        "any of them does not is at most 5%.",
         *(_OF_SERIES if words == SERIES else _OF_TEXT),
         f"FLOPs are the paper's: 6 per matrix parameter for every {words.symbol} or {words.token}.",
     ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenv.compare.assessment import Agreement
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.significance import Difference
+from tokenv.compare.significance import LEVEL, Difference
 from tokenv.report.characters import Character, characters, plain
 from tokenv.report.curves import Curve, drawable, running_mean
 
@@ -77,18 +77,28 @@ def conclusion(comparison: Comparison) -> list[str]:
     pairs = oriented(comparison)
     seen = [(other, pairs.get((other.name, best.name))) for other in others]
     tied = [f"{plain(m.name)} ({number(d.mean, '+.4f')})" for m, d in seen if d and d.verdict == "not separable"]
-    worse = [(m, d.mean) for m, d in seen if d and d.verdict == "worse"]
+    worse = [(m, d) for m, d in seen if d and d.verdict == "worse"]
     if tied:
         said.append(f"Not separable from it at 95%: {_listed(tied)}.")
     if worse:
         which = _listed([plain(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
-        least = number(min(difference for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
-        said.append(f"At 95% it is better than {which} (difference: {least}).")
+        least = number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
+        said.append(f"At 95% it is better than {which} (difference: {least}).{_corrected(comparison, worse)}")
     if not tied and not worse:
         said.append("It was not held against the others, so how sure that is cannot be told.")
     if any(len(method.runs) == 1 for method in comparison.methods):
-        said.append("There are methods with a single seed: how much another would change is unknown.")
+        said.append("Methods with a single seed are separable from no other: how much another would change is unknown.")
     return said
+
+
+def _corrected(comparison: Comparison, worse: Sequence[tuple[ComparedMethod, Difference]]) -> str:
+    """What Holm's correction leaves of the methods that are worse than the best; nothing where it was not made."""
+    pairs = sum(math.isfinite(difference.p_holm) for difference in comparison.differences.values())
+    if pairs < 2:
+        return ""
+    left = [plain(method.name) for method, difference in worse if difference.p_holm < 1 - LEVEL]
+    which = "all of these" if len(left) == len(worse) else _listed(left) if left else "none"
+    return f" After Holm's correction for {pairs} pairs: than {which}."
 
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:

@@ -89,9 +89,9 @@ def _settings(method: ComparedMethod) -> str:
 
 
 def _columns(comparison: Comparison) -> list[str]:
-    words, test = comparison.words, ["test"] if comparison.has_test else []
-    loss = [visible(comparison.unit_in_words), f"± {words.document}s", "each seed", *test, "early exit"]
-    return [*loss, f"boundaries / {words.symbol}", "FLOPs", "seconds"]
+    words, test = comparison.words, ["test ± seeds"] if comparison.has_test else []
+    loss = [f"{visible(comparison.unit_in_words)} ± seeds", f"error over {words.document}s", "each seed"]
+    return [*loss, *test, "early exit", f"boundaries / {words.symbol}", "FLOPs", "seconds"]
 
 
 def _cells(method: ComparedMethod, has_test: bool) -> list[str]:
@@ -117,9 +117,8 @@ def _differences(comparison: Comparison) -> Callable[[ComparedMethod], list[tupl
         difference = pairs.get(pair)
         if difference is None:
             return ("unknown", "–", "not compared")
-        low, high = (number(end, "+.4f") for end in (difference.low, difference.high))
         said = _sentence(pair, difference, comparison)
-        tip = f"{said} ({plain(row.name)} − {plain(other.name)}, 95% interval: {low} to {high})"
+        tip = f"{said} The cell is {plain(row.name)} − {plain(other.name)}."
         return (difference.verdict.replace(" ", "-"), number(difference.mean, "+.4f"), tip)
 
     return lambda row: [None if row is other else cell(row, other) for other in columns]

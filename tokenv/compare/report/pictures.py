@@ -119,7 +119,7 @@ def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapp
             Line2D([], [], color=ink, lw=6, alpha=0.35),
             Line2D([], [], color=ink, lw=1.2),
         )
-        legend_below(figure, handles, ("mean", "one seed", "± s.e. (seeds)", f"± s.e. ({documents})"))
+        legend_below(figure, handles, ("mean", "one seed", "± error over seeds", f"error over {documents}"))
 
     caption = (
         f"{unit.capitalize()}: mean, each seed, and standard errors over seeds and over {documents}. All methods are "
@@ -153,7 +153,8 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
         legend_below(figure, handles, names)
 
     caption = (
-        f"Difference from {plain(best.name)}, with its 95% interval. An interval that holds 0 means: not separable."
+        f"Difference from {plain(best.name)}, with its 95% interval. An interval that holds 0 means: not separable. "
+        f"One seed decides nothing; its interval is of the {comparison.words.document}s alone."
     )
     return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
 

@@ -75,8 +75,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         ]
         for method in methods
     ]
-    errors = (comparison.unit, "seed_error", "document_error")
-    paths = [_write(folder / "methods.csv", ["method", "seeds", *errors, *figures, *scored], rows)]
+    errors = ("seed_error", "document_error")
+    paths = [_write(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
 
     rows = [
         [
@@ -92,9 +92,12 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     ]
     paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
-    header = ["first", "second", "difference", "low", "high", "verdict", "sentence"]
+    header = ["first", "second", "difference", *errors, "low", "high", "p", "p_holm", "verdict", "sentence"]
     rows = [
-        [*pair, d.mean, d.low, d.high, d.verdict, sentence(*pair, d, comparison.unit_in_words)]
+        [
+            *(*pair, d.mean, d.seed_error, d.document_error, d.low, d.high, d.p, d.p_holm, d.verdict),
+            sentence(*pair, d, comparison.unit_in_words),
+        ]
         for pair, d in comparison.differences.items()
     ]
     paths.append(_write(folder / "pairs.csv", header, rows))
