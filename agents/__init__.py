@@ -3,7 +3,7 @@
 from tokenv.lazy import face
 
 CLASSES = {
-    "base": ("Agent", "BoundaryDistribution"),
+    "base": ("Agent", "BoundaryDistribution", "Policy"),
     "learned": ("Learned",),
     "strict": ("Strict",),
     "gumbel": ("Nawrot",),

@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
 
@@ -112,6 +113,20 @@ class BoundaryDistribution(Distribution):
         entropy = F.softplus(self.logits) - self.logits * self.logits.sigmoid()
         return torch.where(self.decision_mask, entropy, 0.0)
 
+    def answer(self, action: Tensor) -> TensorDict:
+        """What a policy answers that draws from this: the action, its log-probability and their like, [.., B, T]."""
+        dist = BoundaryDistribution(self.logits.expand(action.shape), self.decision_mask, self.forced)
+        return TensorDict(
+            {
+                keys.ACTION: action,
+                keys.ACTION_LOG_PROB: dist.log_prob(action),
+                keys.BOUNDARY_PROB: dist.mean.detach(),
+                keys.BOUNDARY_LOGITS: dist.logits,
+                keys.ENTROPY: dist.entropy(),
+            },
+            batch_size=action.shape,
+        )
+
 
 class Agent(TensorDictModuleBase, ABC):
     """Draws boundaries.
@@ -163,3 +178,25 @@ class Agent(TensorDictModuleBase, ABC):
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position: read an observation (and ``noise``, where given), write ``action`` and its like."""
+
+
+class Policy(Agent):
+    """An agent that learns: its decisions are drawn from a ``BoundaryDistribution``."""
+
+    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
+    dist_sample_keys = [keys.ACTION]  # where TorchRL's losses look for what was drawn,
+    log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
+    learns = True
+
+    @abstractmethod
+    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+        """The distribution of the actions, given observations of any batch shape (TorchRL's actor face)."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position; TorchRL's exploration type decides between a draw and the more probable action."""
+        dist, noise = self.get_dist(tensordict), tensordict.get(keys.NOISE)
+        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
+            action = dist.mode
+        else:
+            action = dist.sample() if noise is None else dist.from_noise(noise)
+        return tensordict.update(dist.answer(action))

@@ -4,13 +4,12 @@ import math
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
-from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
+from tokenv.agents.base import BoundaryDistribution, Policy, forced_action
 
 
-class Nawrot(Agent):
+class Nawrot(Policy):
     """Independent Bernoulli decisions: ``l_i = Linear(GELU(Linear(X_i)))``, ``a_i = [l_i > logit(u_i)]``.
 
     With the published relaxed sample ``soft_i = sigmoid((l_i - logit(u_i)) / tau)`` (estimator ``gumbel``) this is
@@ -26,10 +25,6 @@ class Nawrot(Agent):
     """
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
-    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
-    dist_sample_keys = [keys.ACTION]  # where TorchRL's losses look for what was drawn,
-    log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
-    learns = True
 
     def __init__(self, width: int, rate: float = 0.2) -> None:
         super().__init__()
@@ -47,36 +42,11 @@ class Nawrot(Agent):
         logits = self.predictor(encoding).squeeze(-1)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
 
-    @staticmethod
-    def _answer(dist: BoundaryDistribution, action: Tensor) -> TensorDict:
-        logits = dist.logits.expand(action.shape)
-        dist = BoundaryDistribution(logits, dist.decision_mask, dist.forced)
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: dist.log_prob(action),
-                keys.BOUNDARY_PROB: dist.mean.detach(),
-                keys.BOUNDARY_LOGITS: logits,
-                keys.ENTROPY: dist.entropy(),
-            },
-            batch_size=action.shape,
-        )
-
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
         dist = self.get_dist(observation)
-        return self._answer(dist, dist.from_noise(noise))
+        return dist.answer(dist.from_noise(noise))
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """What ``draw`` answers, for given actions, [B, T] or [K, B, T]."""
-        return self._answer(self.get_dist(observation), action)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act at one position; TorchRL's exploration type decides between a draw and the more probable action."""
-        dist = self.get_dist(tensordict)
-        noise = tensordict.get(keys.NOISE)
-        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
-            action = dist.mode
-        else:
-            action = dist.sample() if noise is None else dist.from_noise(noise)
-        return tensordict.update(self._answer(dist, action))
+        return self.get_dist(observation).answer(action)

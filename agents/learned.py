@@ -7,15 +7,14 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
-from tokenv.agents.base import Agent, BoundaryDistribution, forced_action
+from tokenv.agents.base import BoundaryDistribution, Policy, forced_action
 
 ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
 
 
-class Learned(Agent):
+class Learned(Policy):
     """Boundary logits from the byte representation and the last w boundaries.
 
     ``l_raw_i = W_0 X_i + sum_{j=1..w} a_{i-j} (W_j X_i)`` (eq. 21), ``l = softcap(l_raw / scale + logit(rate))``
@@ -33,10 +32,6 @@ class Learned(Agent):
     """
 
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]
-    out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
-    dist_sample_keys = [keys.ACTION]  # where TorchRL's losses look for what was drawn,
-    log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
-    learns = True
 
     def __init__(
         self, width: int, rate: float = 0.2, window: int = 8, scale: float = 16.0, softcap: float = 15.0
@@ -95,29 +90,17 @@ class Learned(Agent):
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
         projected = self._project(observation[keys.ENCODING])
-        return self._score(observation, projected, self._settle(projected.detach(), noise, observation))
+        action = self._settle(projected.detach(), noise, observation)
+        return self._given(projected, action, observation).answer(action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
-        return self._score(observation, self._project(observation[keys.ENCODING]), action)
+        return self._given(self._project(observation[keys.ENCODING]), action, observation).answer(action)
 
     def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
         """The distribution of every decision, given all earlier ones."""
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
         return BoundaryDistribution(logits, observation[keys.DECISION_MASK], forced_action(observation))
-
-    def _score(self, observation: TensorDictBase, projected: Tensor, action: Tensor) -> TensorDict:
-        dist = self._given(projected, action, observation)
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: dist.log_prob(action),
-                keys.BOUNDARY_PROB: dist.mean.detach(),
-                keys.BOUNDARY_LOGITS: dist.logits,
-                keys.ENTROPY: dist.entropy(),
-            },
-            batch_size=action.shape,
-        )
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
         """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face).
@@ -133,17 +116,3 @@ class Learned(Agent):
             )
         logits = self._logits(self._project(tensordict[keys.ENCODING]), earlier)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act at one position; TorchRL's exploration type decides between a draw and the more probable action."""
-        dist = self.get_dist(tensordict)
-        noise = tensordict.get(keys.NOISE)
-        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
-            action = dist.mode
-        else:
-            action = dist.sample() if noise is None else dist.from_noise(noise)
-        tensordict.set(keys.ACTION, action)
-        tensordict.set(keys.ACTION_LOG_PROB, dist.log_prob(action))
-        tensordict.set(keys.BOUNDARY_PROB, dist.mean.detach())
-        tensordict.set(keys.BOUNDARY_LOGITS, dist.logits)
-        return tensordict.set(keys.ENTROPY, dist.entropy())

@@ -150,11 +150,11 @@ def test_a_run_trains_its_tokenizer_once_and_carries_it(tiny_settings, tmp_path,
     for section in ("data", "model", "train", "validation", "checkpoint", "hardware"):
         options += [f"{section}.{key}={value}" for key, value in tiny_settings[section].items()]
     trained = run_command("train", ["with", *options])
-    (cached,) = (tmp_path / "cache").rglob("*.json")
+    (cached,) = (tmp_path / "cache" / "tokenv").rglob("*.json")
     cached.unlink()
     again = run_command("evaluate", ["with", "run=runs/1", "sequences=8", "batch_size=4"])
     assert again["sampled"]["boundary_rate"] == trained["boundary_rate"]
-    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert not list((tmp_path / "cache" / "tokenv").rglob("*.json"))
     with pytest.raises(ValueError, match="whole sequences only"):
         run_command("generate", ["with", "run=runs/1", "text=ab"])
 
