@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -52,8 +54,18 @@ def _commit_in(root: Path) -> tuple[str | None, str | None, bool | None]:
 
 
 def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> None:
-    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one."""
-    write_atomically(Path(observer.dir) / filename, json.dumps(flatten(values), sort_keys=True, indent=2))
+    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one.
+
+    Once a run has begun, what cannot be written now may be written at the next sign of life: that is no reason to end
+    it, nor for a traceback at its end.
+    """
+    path = Path(observer.dir) / filename
+    try:
+        write_atomically(path, json.dumps(flatten(values), sort_keys=True, indent=2))
+    except OSError as error:
+        if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
+            raise
+        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
 
 
 # Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
@@ -145,6 +157,9 @@ def run_experiment(
     experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
     if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
+    store = flags["--file_storage"] or (RUNS if experiment.observers else None)
+    if store and flags["COMMAND"] is None:
+        _check_store(Path(store))
     with Interruptible(at_once=True):
         return experiment.run(flags["COMMAND"], options=flags).result
 
@@ -176,6 +191,23 @@ def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[
     told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
     told.pop("fail_trace", None)
     write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
+
+
+def _check_store(store: Path) -> None:
+    """Refuse a folder that no run can be kept in, before work starts.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=store):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs; name another with -F DIR, "
+            "or store nothing with -u"
+        ) from None
 
 
 def _package(name: str) -> Path:

@@ -1,10 +1,13 @@
 """Files and folders that are complete or not there at all."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 PARTIAL, DELETED = ".partial-", ".deleted-"
 
@@ -17,7 +20,8 @@ def replacing_file(path: Path) -> Iterator[Path]:
     """
     scratch = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
     try:
-        yield scratch
+        with _as_os_error(scratch):
+            yield scratch
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -49,7 +53,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(exist_ok=True)  # no more: where a store was unmounted, another disk would be written to
     partial.mkdir()
     try:
-        yield partial
+        with _as_os_error(partial):
+            yield partial
         for written in (*partial.iterdir(), partial):
             _flush(written)
         if path.exists():
@@ -72,6 +77,18 @@ def sweep(folder: Path) -> None:
     """Delete what kills have left of folders that were being written or deleted here; nobody may be at it now."""
     for left in (*folder.glob(f"{PARTIAL}*/"), *folder.glob(f"{DELETED}*/")):
         shutil.rmtree(left)
+
+
+@contextmanager
+def _as_os_error(path: Path) -> Iterator[None]:
+    """A full disk is an OSError, also where safetensors finds it."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def _flush(path: Path) -> None:
