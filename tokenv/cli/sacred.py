@@ -13,6 +13,7 @@ from docopt import DocoptExit, docopt
 
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible
+from tokenv.storage import trust
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
@@ -97,6 +98,7 @@ def run_experiment(
         return None
     words = flags["UPDATE"]
     updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
+    trust.allow(updates.pop("trust", False))
     options = resolve(names, updates)
 
     @experiment.main

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokenv import keys
 from tokenv.bench.measure import peak_resident_memory
 from tokenv.cli.options import stored_config, take_own
@@ -23,9 +25,9 @@ from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
-from tokenv.run.parts import check_parts
+from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History
+from tokenv.run.state import History, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
@@ -70,7 +72,9 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
             f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
-    return TrainOptions(resolve([], updates, base=base), str(path))
+    config = resolve([], updates, base=base)
+    check_checkpoint(checkpoints.load(path), build_parts(config, torch.device("meta")))
+    return TrainOptions(config, str(path))
 
 
 def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
             how = f"go on with: tokenv train with resume={folder}" if kept else "nothing was saved"
             raise KeyboardInterrupt(f"stopped; {how}") from None
         seconds = time.perf_counter() - started
-        trained = load_run(str(keep), "latest")
+        trained = load_run(str(keep), "latest", fall_back=False)
         if config.data.kind == "series":
             picture = pages / "patches.png"
             draw_patches(_held_out_patches(trained), picture, title=record.title, context=config.data.series.context)
