@@ -5,6 +5,7 @@ import torch
 
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.storage import trust
 
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 torch.set_num_threads(1)
@@ -47,3 +48,9 @@ def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
     return tiny_settings | {"data": data, "codec": {"name": "series"}}
+
+
+@pytest.fixture(autouse=True)
+def _trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test begins with what a new process trusts."""
+    monkeypatch.setattr(trust, "_allowed", set())

@@ -161,7 +161,8 @@ def test_everything_is_reproducible_by_seed(tiny_settings: dict[str, Any], tmp_p
 def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     run(tiny_settings, tmp_path)
     path = checkpoints.complete(tmp_path)[-1]
-    assert sorted(file.name for file in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    names = ["digests.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    assert sorted(file.name for file in path.iterdir()) == names
     state = json.loads((path / "state.json").read_text())
     config = resolve([], {}, base=state["config"])
     assert config == resolve([], tiny_settings)

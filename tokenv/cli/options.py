@@ -83,12 +83,14 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
     """The newest checkpoint of the run that a key names, and the configuration in it.
 
     Raises:
-        UserError: other configurations are named, too.
+        DamagedError: a file of the checkpoint is damaged; the message names the newest sound one.
+        UserError: other configurations are named, too, or the run names code that the user has not named.
         FileNotFoundError: there is no such run, or it has no checkpoint.
     """
     if names:
         raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")
     path = checkpoints.find(run)
+    checkpoints.verify(path)
     return path, checkpoints.load_state(path)["config"]
 
 

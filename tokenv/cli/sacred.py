@@ -18,6 +18,7 @@ from docopt import DocoptExit, docopt
 
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible, end_with_parent
+from tokenv.storage import trust
 from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
@@ -143,6 +144,7 @@ def run_experiment(
         return None
     words = flags["UPDATE"]
     updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
+    trust.allow(updates.pop("trust", False))
     options = resolve(names, updates)
     other = instead(options) if flags["COMMAND"] is None else None
     if other is not None:

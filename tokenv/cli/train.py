@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokenv import keys
 from tokenv.bench.measure import peak_resident_memory
 from tokenv.cli.options import stored_config, take_own
@@ -25,9 +27,9 @@ from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
-from tokenv.run.parts import check_parts
+from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History, RunState
+from tokenv.run.state import History, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
@@ -75,7 +77,9 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
             f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
-    return TrainOptions(resolve([], updates, base=base), str(path))
+    config = resolve([], updates, base=base)
+    check_checkpoint(checkpoints.load(path), build_parts(config, torch.device("meta")))
+    return TrainOptions(config, str(path))
 
 
 def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
@@ -136,7 +140,11 @@ def _within(folder: Path, path: str | None) -> bool:
 
 def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
     """Draw what came out into a folder; a text is shown, too."""
-    trained, picture, curves = load_run(run, "latest"), folder / _picture(config), folder / "curves.png"
+    trained, picture, curves = (
+        load_run(run, "latest", fall_back=False),
+        folder / _picture(config),
+        folder / "curves.png",
+    )
     if config.data.kind == "series":
         draw_patches(_held_out_patches(trained), picture, title=title, context=config.data.series.context)
     else:

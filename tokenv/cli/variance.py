@@ -17,6 +17,7 @@ from tokenv.errors import UserError
 from tokenv.report.table import console
 from tokenv.run.build import learns
 from tokenv.run.parts import check_parts
+from tokenv.storage import trust
 from tokenv.storage.atomic import write_atomically
 from tokenv.variance.lab import compare
 from tokenv.variance.options import VarianceOptions
@@ -42,7 +43,7 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
         stored = Path(str(own["resume"])) / OPTIONS_FILE
         if not stored.is_file():
             raise FileNotFoundError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
-        values = json.loads(stored.read_text())
+        values = _stored_options(stored)
         base, own = values.pop("config"), values | own
     if own.get("run"):
         _, base = stored_config("run", str(own["run"]), names)
@@ -53,6 +54,22 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
     if not learns(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
     return options
+
+
+def _stored_options(path: Path) -> dict[str, Any]:
+    """Options of an unfinished comparison.
+
+    Raises:
+        UserError: they are damaged, or name code that the user has not named.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+        trust.check(values["config"], path)
+        for estimator in (*values["estimators"], values["reference"]):
+            trust.check_name(estimator.partition("(")[0].strip(), path)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {error!r}; expected the options of a comparison: start it anew") from None
+    return dict(values)
 
 
 def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a comparison wants to know of one finished run, measured once.
 
-``python -m tokenv.compare.assess FOLDER PASSAGES BPE_VOCABULARY`` measures in a process of its own.
+``python -m tokenv.compare.assess FOLDER PASSAGES BPE_VOCABULARY [trust=NAME]`` measures in a process of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tokenv.run.interrupt import end_with_parent
 from tokenv.run.parts import Parts
 from tokenv.run.stored import load_run
 from tokenv.run.windows import drawn_windows
+from tokenv.storage import trust
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
@@ -59,7 +60,7 @@ def assess(folder: Path, *, passages: int, bpe_vocabulary: int) -> Assessment:
 
 
 def _measure(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment:
-    trained = load_run(str(folder), "latest")
+    trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
     config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
@@ -152,4 +153,6 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
 
 if __name__ == "__main__":
     end_with_parent()
+    for word in sys.argv[4:]:
+        trust.allow(word.removeprefix("trust="))
     assess(Path(sys.argv[1]), passages=int(sys.argv[2]), bpe_vocabulary=int(sys.argv[3]))

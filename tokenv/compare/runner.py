@@ -26,6 +26,7 @@ from tokenv.report.table import console
 from tokenv.report.words import WORDS
 from tokenv.run.interrupt import PARENT
 from tokenv.run.progress import read_progress
+from tokenv.storage import trust
 
 
 class StoppedError(Exception):
@@ -136,13 +137,13 @@ def _train(
     if run is None or not run.finished:
         source = scratch / "run.yaml" if run is None else f"resume={run.folder}"
         (scratch / "run.yaml").write_text(yaml.safe_dump(task.config.as_dict()))
-        words = ["tokenv.cli", "train", "with", str(source), "-F", options.store]
+        words = ["tokenv.cli", "train", "with", str(source), *trust.words(), "-F", options.store]
         with shown.bar(task) as bar:
             _call(words, scratch / "log", options.jobs, stop, claimed, _Watch(task.config, store, bar, time.time()))
         run = find_run(task.config, store)
         if run is None or not run.finished:
             raise RuntimeError(f"it ended, but {store} holds no finished run of its configuration")
-    words = ["tokenv.compare.assess", str(run.folder), *map(str, wishes)]
+    words = ["tokenv.compare.assess", str(run.folder), *map(str, wishes), *trust.words()]
     _call(words, scratch / "log", options.jobs, stop, claimed, lambda: None)
     shown.say(f"{task.label}: {run.folder}")
     return run.folder

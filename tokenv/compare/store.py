@@ -13,7 +13,7 @@ from typing import Any
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.errors import UserError
-from tokenv.storage import checkpoints
+from tokenv.storage import checkpoints, trust
 
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
 
@@ -73,12 +73,13 @@ def finished_run(folder: Path) -> StoredRun:
     """Read a finished run.
 
     Raises:
-        UserError: there is no finished training run in the folder.
+        UserError: there is no finished training run in the folder, or it names code that the user has not named.
     """
     stored = read_run(folder)
     if stored is None or not stored.finished:
         what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
         raise UserError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
+    trust.check(stored.config.as_dict(), folder)
     return stored
 
 

@@ -68,9 +68,9 @@ def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         values: nested dictionaries.
     """
     hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    nested = {key for key, value in values.items() if is_dataclass(hints.get(key)) and isinstance(value, Mapping)}
     return {
-        earlier.get(key, key): renamed(hints[key], value) if is_dataclass(hints.get(key)) else value
-        for key, value in values.items()
+        earlier.get(key, key): renamed(hints[key], value) if key in nested else value for key, value in values.items()
     }
 
 

@@ -16,6 +16,7 @@ from tokenv.config.convert import check_keys, make, renamed
 from tokenv.config.from_run import complete_section
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.storage import trust
 
 COMMAND_LINE = "command line"
 
@@ -143,8 +144,10 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     """
     values = Config().as_dict() if base is None else renamed(Config, base)
     for name in names:
-        values = merge(values, read_yaml(config_path(name)))
+        values = merge(values, asked := read_yaml(config_path(name)))
+        trust.allow_named(asked)
     check_keys(updates, COMMAND_LINE, Config)
+    trust.allow_named(updates)
     values = merge(values, updates)
     if "load" in values["agent"]:
         values["agent"] = complete_section(values["agent"], updates.get("agent", {}))

@@ -1,6 +1,8 @@
 """From names to classes. Nothing is imported until it is named."""
 
 import importlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -19,10 +21,11 @@ class Table(Mapping[str, str]):
     Args:
         group: entry-point group, such as ``tokenv.estimators``.
         builtin: what comes with tokenv.
+        base: ``package.module:Class`` of which all that is named here is, or builds, an instance.
     """
 
-    def __init__(self, group: str, builtin: Mapping[str, str]) -> None:
-        self.group, self._builtin = group, dict(builtin)
+    def __init__(self, group: str, builtin: Mapping[str, str], *, base: str) -> None:
+        self.group, self._builtin, self._base = group, dict(builtin), base
 
     def __getitem__(self, name: str) -> str:
         return self._builtin[name]
@@ -57,12 +60,18 @@ class Table(Mapping[str, str]):
             )
         return claims[0][1] if claims else None
 
+    def base(self) -> type:
+        """The class that all that is named here is, or builds, an instance of."""
+        module, _, attribute = self._base.partition(":")
+        found: type = getattr(importlib.import_module(module), attribute)
+        return found
+
 
 # What each room has is listed where it is.
-AGENTS = Table("tokenv.agents", agents.AGENTS)
-ESTIMATORS = Table("tokenv.estimators", estimators.RECIPES)
-CODECS = Table("tokenv.codecs", codecs.CODECS)
-RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS)
+AGENTS = Table("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")
+ESTIMATORS = Table("tokenv.estimators", estimators.RECIPES, base="tokenv.estimators.base:Chain")
+CODECS = Table("tokenv.codecs", codecs.CODECS, base="tokenv.lm.codecs.base:Codec")
+RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS, base="tokenv.estimators.rate:RateTarget")
 
 
 def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
@@ -74,8 +83,12 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
         table: where names are looked up.
 
     Raises:
-        UserError: the name is unknown, or nothing can be imported under it.
+        UserError: the name is unknown, nothing can be imported under it, or it is seen to build something else.
     """
+    if not isinstance(name, str):
+        raise UserError(f"{kind}.name = {name!r}: expected the name of one, or package.module:Class")
+    if name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names and ":" in name:
+        raise UserError(f"{kind}.name = {name!r} is of Python's own library: {_expected(kind, table)}")
     target = name if ":" in name else table.target(name)
     if target is None:
         hint = nearest(name, table.names())
@@ -85,9 +98,23 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise UserError(f"{kind}.name = {name!r} is {found!r}: expected a class or a function that builds one")
+    if not _may_build(found, table.base()):
+        raise UserError(f"{kind}.name = {name!r} is {found!r}: {_expected(kind, table)}")
     return found
+
+
+def _expected(kind: str, table: Table) -> str:
+    return f"expected a class or a function that builds one, a {kind} being a {table.base().__name__}"
+
+
+def _may_build(found: Any, base: type) -> bool:
+    """Whether something may be called to build an instance of a class, as far as that is seen before."""
+    if isinstance(found, type):
+        return issubclass(found, base)
+    if not callable(found) or inspect.isbuiltin(found):
+        return False
+    told = getattr(found, "__annotations__", {}).get("return")
+    return not isinstance(told, type) or issubclass(told, base)
 
 
 def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -> Any:
@@ -101,10 +128,14 @@ def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -
             overridden by ``options``.
 
     Raises:
-        UserError: an option is unknown to the constructor, or the constructor refuses a value.
+        UserError: an option is unknown to the constructor, the constructor refuses a value, or it builds something
+            else.
     """
     given = {name: value for name, value in options.items() if name != "name"}
-    return construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
+    made = construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
+    if not isinstance(made, table.base()):
+        raise UserError(f"{kind}.name = {options['name']!r} has built {made!r}: {_expected(kind, table)}")
+    return made
 
 
 def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:

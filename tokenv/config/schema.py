@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -22,6 +23,7 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # says nothing about the method
 MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # changes no result, or only its last digits
+MOST_THREADS = 1024  # any process can have; a million crash it
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class HardwareConfig:
         precision: of activations: ``auto`` (bfloat16 where the hardware has it), ``float32``, ``bfloat16`` or
             ``float64`` (parameters too).
         compile: ``auto`` (on CUDA), ``on`` or ``off``.
-        threads: CPU threads; 0 for torch's own choice.
+        threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
     """
 
     device: str = "auto"
@@ -151,7 +153,9 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         _require(known is not None, "hardware.device", self.device, "auto, cpu, cuda or cuda:N")
-        _require(self.threads >= 0, "hardware.threads", self.threads, "0 or more")
+        # A stored run of a larger machine stays readable here.
+        most = max(4 * (os.cpu_count() or 1), MOST_THREADS)
+        _require(0 <= self.threads <= most, "hardware.threads", self.threads, f"0 to {most}")
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,9 @@ def load_agent(
         raise UserError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
     made = Loaded(agent, encoder, partial(Reader, encoder), frozen=frozen)
     if pretrained:
-        made.load_state_dict(_tensors(Path(load)))
+        tensors = _tensors(Path(load))
+        checkpoints.check_tensors(tensors, made.state_dict(), load)
+        made.load_state_dict(tensors)
     return made
 
 

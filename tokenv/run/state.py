@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from tokenv.config.convert import make, renamed
+from tokenv.config.convert import convert, make, renamed
 from tokenv.config.schema import Config
 from tokenv.data.stream import TrainStream
+from tokenv.errors import UserError
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
 from tokenv.storage import checkpoints
@@ -81,27 +82,40 @@ class RunState:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"validation": validation, self.unit: self.loss}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunState:
-        """What ``as_dict`` gave, now or in an earlier version: symbols were bytes, and bits the only unit."""
-        unit = values.get("unit", "bits_per_byte")
+    def from_dict(cls, values: Mapping[str, Any], whence: object = "the state") -> RunState:
+        """What ``as_dict`` gave, now or in an earlier version: symbols were bytes, and bits the only unit.
+
+        Raises:
+            UserError: it is no such thing; the message names ``whence``.
+        """
+        try:
+            return cls._from_dict(values, f"{whence}: ")
+        except KeyError as error:
+            raise UserError(f"{whence}: {error} is missing: expected a state as a checkpoint holds it") from None
+        except (TypeError, AttributeError) as error:
+            raise UserError(f"{whence}: no state as a checkpoint holds it: {error}") from None
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any], where: str) -> RunState:
+        unit = convert(values.get("unit", "bits_per_byte"), str, f"{where}unit")
         validation, history = values["validation"], dict(values["history"])
         if "train/bytes_per_second" in history:
             history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
         return cls(
             config=renamed(Config, values["config"]),
             unit=unit,
-            step=values["step"],
-            symbols=values["symbols"] if "symbols" in values else values["bytes"],
-            flops=values["flops"],
-            data=values["data"],
-            history={name: (list(x), list(y)) for name, (x, y) in history.items()},
+            step=convert(values["step"], int, f"{where}step"),
+            symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
+            flops=convert(values["flops"], int, f"{where}flops"),
+            data=convert(values["data"], dict[str, Any], f"{where}data"),
+            history={name: _series(of, f"{where}history of {name}") for name, of in history.items()},
             validation=Evaluation.from_metrics(validation, unit) if validation else None,
         )
 
     @classmethod
     def read(cls, path: Path) -> RunState:
         """Of a checkpoint, without its tensors."""
-        return cls.from_dict(checkpoints.load_state(path))
+        return cls.from_dict(checkpoints.load_state(path), path)
 
     def checkpoint(self, parts: Parts, optimizer: torch.optim.Optimizer, stream: TrainStream) -> checkpoints.Checkpoint:
         """All that is needed to go on from here."""
@@ -117,9 +131,40 @@ class RunState:
         optimizer: torch.optim.Optimizer,
         stream: TrainStream,
     ) -> RunState:
-        """Put model, optimiser and stream where they were at ``checkpoint``."""
-        state = cls.from_dict(checkpoint.state)
+        """Put model, optimiser and stream where they were at ``checkpoint``.
+
+        Raises:
+            UserError: it is of another model or other data.
+        """
+        state = check_checkpoint(checkpoint, parts)
         parts.load_state_dict(checkpoint.tensors)
         checkpoints.load_optimizer(optimizer, parts.named_parameters(), checkpoint.optimizer)
-        stream.load_state_dict(state.data)
+        try:
+            stream.load_state_dict(state.data)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise UserError(f"{checkpoint.path}: data = {state.data!r}: no place in the training data") from error
         return state
+
+
+def check_checkpoint(checkpoint: checkpoints.Checkpoint, parts: Parts) -> RunState:
+    """Refuse a checkpoint that is not of this model; its state.
+
+    Args:
+        checkpoint: as it was read.
+        parts: the model, on any device, the meta device too.
+
+    Raises:
+        UserError: a tensor is missing, too many, or of another shape or type, or the state is none.
+    """
+    state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
+    checkpoints.check_tensors(checkpoint.tensors, parts.state_dict(), path / checkpoints.MODEL)
+    checkpoints.check_optimizer(checkpoint.optimizer, parts.named_parameters(), path / checkpoints.OPTIMIZER)
+    return state
+
+
+def _series(of: Any, where: str) -> tuple[list[int], list[float]]:
+    """Symbols seen and values of one metric."""
+    two = isinstance(of, list | tuple) and len(of) == 2 and all(isinstance(each, list | tuple) for each in of)
+    if not two or len(of[0]) != len(of[1]) or not all(isinstance(x, int | float) for each in of for x in each):
+        raise UserError(f"{where}: expected symbols seen and as many values, two lists of numbers")
+    return list(of[0]), list(of[1])

@@ -1,5 +1,6 @@
 """Looking at a trained model: load a run, segment a text."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,21 +48,36 @@ class Segmented:
     boundary_N: list[bool]
 
 
-def load_run(run: str, which: str = "best") -> Trained:
+def load_run(run: str, which: str = "best", *, fall_back: bool = True) -> Trained:
     """Load a run's model.
 
     Args:
         run: run folder, such as ``runs/7``.
         which: ``best`` by validation loss, or ``latest``.
+        fall_back: if that checkpoint is damaged, take the newest one that is sound, and say so in a line on stderr; a
+            checkpoint that ``run`` itself names is never replaced.
 
     Raises:
+        DamagedError: a checkpoint is damaged, and no other one may take its place.
         MissingFileError: there is no such run, or it has no checkpoint.
+        UserError: the run names code that the user has not named (``tokenv.storage.trust`` lets it), or the checkpoint
+            holds another model than its configuration says.
     """
-    path = checkpoints.find(run, which)
+    try:
+        return _load(checkpoints.find(run, which))
+    except checkpoints.DamagedError as error:
+        if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
+            raise
+        print(f"tokenv: warning: {error.what}; this goes on with {error.sound}", file=sys.stderr)
+        return _load(error.sound)
+
+
+def _load(path: Path) -> Trained:
     tensors, stored = checkpoints.load_model(path)
-    state = RunState.from_dict(stored)
+    state = RunState.from_dict(stored, path)
     config = state.settings
     parts = build_parts(config, pretrained=False)
+    checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
     parts.load_state_dict(tensors)
     parts.train(False)
     return Trained(parts, config, path, state.step)

@@ -1,18 +1,28 @@
 """Checkpoints: safetensors and JSON, complete or not there at all."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from tokenv.errors import UserError
 from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
-from tokenv.storage.folders import PREFIX, best, complete, find, load_state
+from tokenv.storage.digests import PREFIX, DamagedError, verify, write_digests
+from tokenv.storage.folders import STATE, best, complete, find, load_state
 
 __all__ = [
+    "MODEL",
+    "OPTIMIZER",
+    "STATE",
     "Checkpoint",
+    "DamagedError",
+    "check_optimizer",
+    "check_tensors",
     "complete",
     "find",
     "load",
@@ -21,7 +31,11 @@ __all__ = [
     "load_state",
     "optimizer_tensors",
     "save",
+    "verify",
 ]
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+WIDTHS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
 
 
 @dataclass(frozen=True)
@@ -32,11 +46,13 @@ class Checkpoint:
         tensors: parameters and buffers, by ``lm.``, ``agent.`` or ``estimator.`` name.
         optimizer: AdamW's moments, by ``parameter name/field``.
         state: everything else, as JSON: configuration, counters, data position, metrics so far.
+        path: where it was read; None for one that was not yet saved.
     """
 
     tensors: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     state: dict[str, Any]
+    path: Path | None = None
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
@@ -53,23 +69,68 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     sweep(folder)
     final = folder / f"{PREFIX}{checkpoint.state['step']:08d}"
     with replacing_folder(final) as partial:
-        _save_tensors(checkpoint.tensors, partial / "model.safetensors")
-        _save_tensors(checkpoint.optimizer, partial / "optimizer.safetensors")
+        _save_tensors(checkpoint.tensors, partial / MODEL)
+        _save_tensors(checkpoint.optimizer, partial / OPTIMIZER)
         (partial / "state.json").write_text(json.dumps(checkpoint.state))
+        write_digests(partial)
     _drop_old(folder, keep)
     return final
 
 
 def load(path: Path) -> Checkpoint:
-    """Read what ``save`` wrote, onto the CPU."""
-    return Checkpoint(
-        load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors"), load_state(path)
-    )
+    """Read what ``save`` wrote, onto the CPU.
+
+    Raises:
+        DamagedError: a file is not what was saved.
+        UserError: the configuration names code that the user has not named: see ``tokenv.storage.trust``.
+    """
+    state = load_state(path)
+    return Checkpoint(_load_tensors(path / MODEL), _load_tensors(path / OPTIMIZER), state, path)
 
 
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Only the parameters and the state, for those who do not train on."""
-    return load_file(path / "model.safetensors"), load_state(path)
+    """Only the parameters and the state, for those who do not train on; see ``load``."""
+    state = load_state(path)
+    return _load_tensors(path / MODEL), state
+
+
+def check_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], whence: object) -> None:
+    """Refuse tensors that are not those of a model.
+
+    Args:
+        found: by name, as they were read.
+        wanted: by name, tensors of the right shapes and types.
+        whence: the file they were read from, for the message.
+
+    Raises:
+        UserError: one is missing, too many, or of another shape or type; the message names it.
+    """
+    for name in sorted(found.keys() ^ wanted.keys()):
+        lacks = name in wanted
+        expected = _told(wanted[name]) if lacks else "no tensor of this name"
+        raise UserError(
+            f"{whence}: {name}: found {'none' if lacks else _told(found[name])}, expected {expected}: the file is not "
+            "of the run whose configuration stands beside it"
+        )
+    for name, tensor in found.items():
+        like = wanted[name]
+        same_type = tensor.dtype == like.dtype or (tensor.dtype in WIDTHS and like.dtype in WIDTHS)
+        if tensor.shape != like.shape or not same_type:
+            raise UserError(
+                f"{whence}: {name}: found {_told(tensor)}, expected {_told(like)}: the file is not of the run whose "
+                "configuration stands beside it"
+            )
+
+
+def check_optimizer(found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], whence: object) -> None:
+    """Refuse tensors that are not the moments of a model's parameters; see ``check_tensors``.
+
+    A parameter that never had a gradient has none; any other has all.
+    """
+    owners = {name.rpartition("/")[0] for name in found}
+    step = torch.zeros((), device="meta")
+    wanted = {f"{owner}/{key}": parameters[owner] for owner in owners & parameters.keys() for key in MOMENTS}
+    check_tensors(found, wanted | {f"{owner}/step": step for owner in owners & parameters.keys()}, whence)
 
 
 def optimizer_tensors(
@@ -86,17 +147,17 @@ def optimizer_tensors(
 def load_optimizer(
     optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what ``optimizer_tensors`` gave."""
+    """Put back what ``optimizer_tensors`` gave, and ``check_optimizer`` has let pass."""
     for name, tensor in tensors.items():
         owner, _, key = name.rpartition("/")
         parameter = parameters[owner]
-        on_device = tensor if key == "step" else tensor.to(parameter.device)
+        on_device = tensor if key == "step" else tensor.to(parameter.device, parameter.dtype)
         optimizer.state[parameter][key] = on_device
 
 
 def _drop_old(folder: Path, keep: int) -> None:
     found = complete(folder)
-    lowest = best(found)
+    lowest = best(found, pass_over_damaged=True)
     for path in found[:-keep]:
         if path != lowest:
             remove_folder(path)
@@ -104,3 +165,15 @@ def _drop_old(folder: Path, keep: int) -> None:
 
 def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    verify(path.parent, [path.name])
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedError(path, f"damaged, no safetensors: {error}") from None
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.errors import MissingFileError, UserError
+from tokenv.storage import trust
+from tokenv.storage.digests import FILES, PREFIX, DamagedError, verify
 
-PREFIX = "step-"
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+STATE = "state.json"
 
 
 def complete(folder: Path) -> list[Path]:
@@ -24,12 +25,13 @@ def find(run: str | Path, which: str = "latest") -> Path:
 
     Raises:
         MissingFileError: there is no complete checkpoint.
+        DamagedError: the best one is asked for, and a state that would tell is damaged.
         UserError: ``which`` is neither.
     """
     if which not in ("latest", "best"):
         raise UserError(f"checkpoint = {which!r}: expected latest or best")
     run = Path(run)
-    if (run / "state.json").is_file():
+    if (run / STATE).is_file():
         return run
     folder = run if run.name == "checkpoints" else run / "checkpoints"
     found = complete(folder)
@@ -44,14 +46,50 @@ def find(run: str | Path, which: str = "latest") -> Path:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Only the state, for those who need no parameters: a model's may be large."""
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    """Only the state, for those who need no parameters: a model's may be large.
+
+    Raises:
+        DamagedError: it is not what was saved, or no state.
+        UserError: its configuration names code that the user has not named: see ``tokenv.storage.trust``.
+    """
+    state = _read(path)
+    if not isinstance(state.get("config"), dict):
+        raise DamagedError(path / STATE, f"config = {state.get('config')!r}: expected a run's configuration")
+    trust.check(state["config"], path / STATE)
     return state
 
 
-def best(found: list[Path]) -> Path | None:
-    """The one with the lowest validation loss, if any was validated."""
-    states = {path: load_state(path) for path in found}
-    scores = {path: state.get(state.get("unit", "bits_per_byte")) for path, state in states.items()}
-    scored = {path: score for path, score in scores.items() if score is not None}
-    return min(scored, key=lambda path: scored[path]) if scored else None
+def best(found: list[Path], *, pass_over_damaged: bool = False) -> Path | None:
+    """The one with the lowest validation loss, if any was validated.
+
+    Raises:
+        DamagedError: a state is not what was saved, and ``pass_over_damaged`` is not set.
+    """
+    scored = {}
+    for path in found:
+        try:
+            state = _read(path)
+        except DamagedError:
+            if pass_over_damaged:
+                continue
+            raise
+        score = state.get(str(state.get("unit", "bits_per_byte")))
+        if isinstance(score, int | float):
+            scored[path] = score
+    return min(scored, key=scored.__getitem__) if scored else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The state as it stands there, whatever it says.
+
+    Raises:
+        DamagedError: it is not what was saved, or no JSON mapping.
+    """
+    verify(path, [STATE])
+    try:
+        state = json.loads((path / STATE).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(path / STATE, f"damaged, no JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise DamagedError(path / STATE, "expected a JSON mapping, a run's state")
+    return state

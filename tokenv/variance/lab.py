@@ -119,8 +119,9 @@ def _silent(name: str, value: float, step: int) -> None:
 
 def _load(config: Config, path: Path) -> tuple[Parts, RunState]:
     tensors, stored = checkpoints.load_model(path)
-    state = RunState.from_dict(stored)
+    state = RunState.from_dict(stored, path)
     parts = build_parts(replace(state.settings, hardware=config.hardware), pretrained=False)
+    checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
     parts.load_state_dict(tensors)
     parts.train()  # the policy as it is trained: with its softcap
     return parts, state

@@ -1,0 +1,195 @@
+"""A stored run names code: nothing of it is imported or called unless the user has named it himself."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenv.cli.main import run_command
+from tokenv.cli.options import stored_config
+from tokenv.cli.variance import resolve_variance
+from tokenv.compare.store import finished_run
+from tokenv.config import registry
+from tokenv.config.files import resolve
+from tokenv.errors import UserError
+from tokenv.run.state import RunState
+from tokenv.run.stored import load_run
+from tokenv.run.train import train
+from tokenv.storage import checkpoints, trust
+from tokenv.storage.digests import write_digests
+
+CODE = """
+from pathlib import Path
+Path("imported").touch()
+from tokenv.agents.fixed import Random
+from tokenv.estimators.recipes import rloo
+from tokenv.lm.codecs.base import ByteCodec
+
+def agent(command="", **context):
+    Path("called").touch()
+    return Random(0.2, 32)
+
+def text(**options):
+    return "text"
+
+def number(**options) -> int:
+    Path("called").touch()
+    return 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the attacker's or the user's own, in the working folder; importing and calling it leave files."""
+    monkeypatch.chdir(tmp_path)
+    name = f"code_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.fixture
+def run(tiny_settings: dict[str, Any], tmp_path: Path) -> Path:
+    train(resolve([], tiny_settings), tmp_path / "runs" / "1" / "checkpoints", lambda *_: None)
+    return tmp_path / "runs" / "1"
+
+
+def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the configuration in all checkpoints of a run, as somebody would who passes it on."""
+    for path in checkpoints.complete(run / "checkpoints"):
+        state = json.loads((path / "state.json").read_text())
+        change(state["config"])
+        (path / "state.json").write_text(json.dumps(state))
+        write_digests(path)
+    config = resolve([], {}).as_dict()
+    change(config)
+    told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED", "start_time": "2026-01-01T00:00:00"}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "run.json").write_text(json.dumps(told))
+
+
+def trained(name: str) -> dict[str, Any]:
+    old = {"rate": 0.2, "channels": 1, "model": {}, "codec": {"name": name}, "agent": {"name": "learned"}}
+    return {"name": "loaded", "load": "x", "frozen": True, "trained": old}
+
+
+PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
+    "codec": lambda config, name: config.update(codec={"name": name, "command": "touch called"}),
+    "agent": lambda config, name: config.update(agent={"name": name}),
+    "estimator": lambda config, name: config.update(estimator={"name": name}),
+    "rate_target": lambda config, name: config.update(rate_target={"name": name}),
+    "trained codec": lambda config, name: config.update(agent=trained(name)),
+}
+READERS = {
+    "segment": ["run=runs/1", "text=abc"],
+    "evaluate": ["run=runs/1"],
+    "generate": ["run=runs/1", "text=abc"],
+    "forecast": ["run=runs/1"],
+    "train": ["resume=runs/1"],
+    "variance": ["run=runs/1"],
+    "compare": ["runs=['runs/1']", "-u"],
+}
+
+
+def test_no_command_runs_what_a_stored_run_names(run: Path, code: str, tmp_path: Path) -> None:
+    name = f"{code}:agent"
+    plant(run, lambda config: PLANTS["codec"](config, name))
+    for command, words in READERS.items():
+        with pytest.raises(UserError, match=rf"runs/1.* names code, '{name}', .* add trust={name}"):
+            run_command(command, ["with", *words])
+    assert not (tmp_path / "imported").exists()
+    assert not (tmp_path / "called").exists()
+    assert code not in sys.modules
+    assert sorted(path.name for path in run.parent.iterdir()) == ["1"]
+
+
+@pytest.mark.parametrize("where", PLANTS)
+def test_no_section_is_believed(where: str, run: Path, code: str, tmp_path: Path) -> None:
+    plant(run, lambda config: PLANTS[where](config, f"{code}:agent"))
+    readers = [
+        lambda: load_run(str(run)),
+        lambda: resolve([], {"agent": {"load": str(run)}}),
+        lambda: finished_run(run),
+        lambda: RunState.read(checkpoints.find(run)),
+        lambda: stored_config("resume", str(run), []),
+    ]
+    for read in readers:
+        with pytest.raises(UserError, match="names code"):
+            read()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_path: Path) -> None:
+    for key, value in (("estimators", [f"{code}:agent(x=1)"]), ("reference", f" {code}:agent")):
+        options = {"config": resolve(["quick"], {}).as_dict(), "estimators": ["rloo"], "reference": "rloo"}
+        Path("options.json").write_text(json.dumps(options | {key: value}))
+        with pytest.raises(UserError, match=rf"options.json names code, '{code}:agent'"):
+            resolve_variance([], {"resume": "."})
+    for damaged in ("", "[]", "{}", '{"config": {}, "estimators": 3, "reference": ""}'):
+        Path("options.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"options\.json is damaged"):
+            resolve_variance([], {"resume": "."})
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize("word", [True, "True", "NAME", ["NAME"], "other:thing, NAME"])
+def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: str, tmp_path: Path) -> None:
+    name = f"{code}:agent"
+    plant(run, lambda config: config.update(agent={"name": name}))
+    for path in checkpoints.complete(run / "checkpoints"):  # the agent that is planted has no tensors
+        saved = checkpoints.load_file(path / checkpoints.MODEL)
+        of_lm = {owned: tensor for owned, tensor in saved.items() if owned.startswith("lm.")}
+        checkpoints.save_file(of_lm, path / checkpoints.MODEL)
+        write_digests(path)
+    trust.allow([name] if isinstance(word, list) else word if word is True else word.replace("NAME", name))
+    assert load_run(str(run)).parts.agent.pooling is None
+    assert (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c"])
+def test_what_is_no_word_is_told(word: Any) -> None:
+    with pytest.raises(UserError, match=r"trust = .*: expected the name that is to be trusted"):
+        trust.allow(word)
+
+
+def test_what_the_user_trains_with_is_his_own(
+    code: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
+    assert trust.words() == [f"trust={code}:rloo"]
+    monkeypatch.setattr(trust, "_allowed", set())  # another process
+    with pytest.raises(UserError, match=f"add trust={code}:rloo"):
+        run_command("train", ["with", "resume=runs/1"])
+    assert run_command("train", ["with", "resume=runs/1", f"trust={code}:rloo"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "name", "message"),
+    [
+        ("codec", registry.CODECS, "os:system", r"codec\.name = 'os:system' is of Python's own library"),
+        ("agent", registry.AGENTS, "importlib.util:find_spec", "is of Python's own library"),
+        ("agent", registry.AGENTS, "tokenv.lm.unet:UNet", "an? agent being an? Agent"),
+        ("estimator", registry.ESTIMATORS, "tokenv.agents.fixed:Random", "an? estimator being an? Chain"),
+        ("rate_target", registry.RATE_TARGETS, "torch._C:_get_tracing_state", "is <built-in"),
+        ("codec", registry.CODECS, "CODE:number", "is <function number"),
+        ("codec", registry.CODECS, "CODE:text", "has built 'text': expected a class or a function that builds one"),
+    ],
+)
+def test_what_a_user_names_must_build_what_is_asked_for(
+    kind: str, table: registry.Table, name: str, message: str, code: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        registry.build(kind, {"name": name.replace("CODE", code), "command": "touch called"}, table)
+    assert not (tmp_path / "called").exists()
+
+
+def test_deep_nesting_is_looked_through() -> None:
+    config: dict[str, Any] = {"name": "a:b"}
+    for _ in range(100_000):
+        config = {"agent": [config]}
+    with pytest.raises(UserError, match="x names code, 'a:b'"):
+        trust.check(config, "x")
