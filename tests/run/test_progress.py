@@ -37,3 +37,12 @@ def test_it_is_written_once_a_second_and_at_the_end(tmp_path, clock):
 def test_what_cannot_be_read_is_no_progress(tmp_path, content):
     (tmp_path / FILE).write_text(content)
     assert read_progress(tmp_path) is None
+
+
+def test_training_outlives_a_disk_that_is_full_for_a_while(tmp_path, clock):
+    told = ProgressFile(tmp_path / "run", total=10)
+    (tmp_path / "run").rename(tmp_path / "away")
+    told.update(1)
+    (tmp_path / "away").rename(tmp_path / "run")
+    told.update(10)
+    assert read_progress(tmp_path / "run").symbols == 10

@@ -8,6 +8,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -69,9 +70,15 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
         logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
 
 
+def _save_cout(observer: FileStorageObserver) -> None:
+    with suppress(OSError):
+        _append_cout(observer)
+
+
 # Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
 _ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
 FileStorageObserver.save_json = _save_json
+_append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,7 +46,8 @@ class ProgressFile:
         """Tell that so many symbols have been seen in all."""
         seconds = time.monotonic() - self._started
         if seconds - self._told >= EVERY_SECONDS or symbols >= self._total:
-            write_atomically(self._path, json.dumps(asdict(Progress(symbols, self._total, seconds))))
+            with suppress(OSError):  # a disk may have room again, or be back, when a checkpoint is saved
+                write_atomically(self._path, json.dumps(asdict(Progress(symbols, self._total, seconds))))
             self._told = seconds
 
 
