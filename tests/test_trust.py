@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tokenv.cli.main import run_command
 from tokenv.cli.options import stored_config
 from tokenv.cli.variance import resolve_variance
+from tokenv.compare.options import resolve_comparison
+from tokenv.compare.runner import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry
 from tokenv.config.files import resolve
@@ -149,7 +152,7 @@ def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: s
     assert (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c"])
+@pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c", "[a:b,c:d]", "*"])
 def test_what_is_no_word_is_told(word: Any) -> None:
     with pytest.raises(UserError, match=r"trust = .*: expected the name that is to be trusted"):
         trust.allow(word)
@@ -165,6 +168,19 @@ def test_what_the_user_trains_with_is_his_own(
     with pytest.raises(UserError, match=f"add trust={code}:rloo"):
         run_command("train", ["with", "resume=runs/1"])
     assert run_command("train", ["with", "resume=runs/1", f"trust={code}:rloo"])
+
+
+def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    """To the processes that go on with his runs and measure them; those of others still need his word."""
+    estimator = {"name": f"{code}:rloo"}
+    mine = {"base": "tiny.yaml", "methods": {"mine": {"estimator": estimator}}, "bpe_vocabulary": 260, "passages": 1}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine | {"seeds": [0]}))
+    options = resolve_comparison(["mine.yaml"], {})
+    (folder,), failed = run_all(list(options.tasks()), options, progress=False)
+    assert failed == {}
+    assert folder is not None
+    assert finished_run(folder).config.estimator == estimator
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv configs                             the configurations that come with tokenv
   tokenv train print_config with quick       all keys of a run and their values
 
+trust=mytrick:mine lets a run that is read name code of your own; SECURITY.md says more.
 Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
 """
 # Each is a file beside this one, imported when it is named.

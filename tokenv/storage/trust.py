@@ -4,17 +4,18 @@ A run folder may come from anybody, and building what its configuration names im
 The user's own command line and YAML files are his word already; whatever is read of a stored run is held against it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenv.errors import UserError
 
-_ALL = "*"
+_ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")
 _allowed: set[str] = set()  # of this process: what its user has named himself
 
 
-def allow(word: bool | str | Iterable[str]) -> None:
+def allow(word: bool | str | Sequence[str]) -> None:
     """Let stored runs name code, from now on and in this process.
 
     Args:
@@ -27,9 +28,11 @@ def allow(word: bool | str | Iterable[str]) -> None:
     if isinstance(names, bool):
         _allowed.update({_ALL} if names else ())
         return
-    if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) and ":" in name for name in names):
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and _NAME.fullmatch(name) for name in names
+    ):
         raise UserError(f"trust = {word!r}: expected the name that is to be trusted, such as mytrick:mine, or True")
-    _allowed.update(name.strip() for name in names)
+    _allowed.update(str(name).strip() for name in names)
 
 
 def allow_named(values: Mapping[str, Any]) -> None:
