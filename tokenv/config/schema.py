@@ -55,6 +55,8 @@ class TrainConfig:
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
         accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
+        agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
+            ``learning_rate``.
         warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
             less than ``symbols``, so that a run would end before its warm-up, the warm-up is a tenth of ``symbols``:
             a configuration stays one that runs when nothing but its length is cut.
@@ -69,6 +71,7 @@ class TrainConfig:
     batch_size: int = 32
     accumulate: int = 1
     learning_rate: float = 3e-3
+    agent_learning_rate: float | None = None
     warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
     final_learning_rate: float = 0.0
     beta1: float = 0.9
@@ -80,6 +83,8 @@ class TrainConfig:
         for name in ("symbols", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
+        own = self.agent_learning_rate
+        _require(own is None or own > 0, "train.agent_learning_rate", own, "a positive number, or null")
         _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):
