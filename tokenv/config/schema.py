@@ -47,6 +47,24 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """What a run begins with, where that is not drawn from its seed.
+
+    Args:
+        model: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its ``model``
+            and ``codec`` sections; null draws the parameters.
+        frozen: whether the language model stays as it is, so that only agent and estimator learn.
+    """
+
+    model: str | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        alone = self.frozen and self.model is None
+        _require(not alone, "start.frozen", self.frozen, "start.model=RUN beside it: nobody has trained this model")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How long and how fast.
 
@@ -172,6 +190,7 @@ class Config:
         agent: ``name`` of an agent and its options.
         estimator: ``name`` of an estimator and its options.
         rate_target: ``name`` of a rate target and its options.
+        start: an earlier run's language model.
         loss: weights of the losses.
         train: length and optimiser.
         validation: when to measure.
@@ -187,6 +206,7 @@ class Config:
     agent: Section = field(default_factory=lambda: {"name": "learned"})
     estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
     rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
+    start: StartConfig = field(default_factory=StartConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
