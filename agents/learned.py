@@ -26,6 +26,7 @@ class Learned(Policy):
         window: w >= 0 earlier boundaries that a decision reads.
         scale: divides the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
+        flat: start with the rate as the probability everywhere, instead of near it.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), negative ``window``, ``scale`` or ``softcap`` not positive.
@@ -34,7 +35,13 @@ class Learned(Policy):
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK]
 
     def __init__(
-        self, width: int, rate: float = 0.2, window: int = 8, scale: float = 16.0, softcap: float = 15.0
+        self,
+        width: int,
+        rate: float = 0.2,
+        window: int = 8,
+        scale: float = 16.0,
+        softcap: float = 15.0,
+        flat: bool = False,
     ) -> None:
         super().__init__()
         if not 0 < rate < 1:
@@ -46,6 +53,8 @@ class Learned(Policy):
         self.window, self.scale, self.softcap = window, scale, softcap
         self.bias = math.log(rate / (1 - rate))
         self.projection = nn.Linear(width, window + 1, bias=False)
+        if flat:
+            nn.init.zeros_(self.projection.weight)
 
     def _project(self, encoding: Tensor) -> Tensor:
         """All W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""

@@ -60,6 +60,37 @@ def test_resuming_equals_never_having_stopped(tiny_settings: dict[str, Any], tmp
         assert last.state["data"] == expected.state["data"]
 
 
+def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any]) -> None:
+    """AdamW's first step is as long as the learning rate, whatever the gradient."""
+    tiny_settings["train"] |= {"learning_rate": 1e-3, "weight_decay": 0.0}
+    moved = {}
+    for own in (None, 5e-3):
+        config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"agent_learning_rate": own}})
+        parameters = build_parts(config).named_parameters()
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        update.make_optimizer(config.train, parameters).step()
+        moved[own] = {name: (before[name] - parameter).max().item() for name, parameter in parameters.items()}
+    assert any(name.startswith("agent.") for name in moved[None])
+    for name, step in moved[5e-3].items():
+        assert moved[None][name] == pytest.approx(1e-3, rel=1e-2)
+        assert step == pytest.approx(1e-3 if name.startswith("lm.") else 5e-3, rel=1e-2)
+
+
+def test_its_own_learning_rate_resumes_bit_for_bit(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    same = tiny_settings["train"] | {"agent_learning_rate": 3e-3, "learning_rate": 3e-3}
+    _, plain = run(tiny_settings | {"train": same | {"agent_learning_rate": None}}, tmp_path / "plain")
+    _, equal = run(tiny_settings | {"train": same}, tmp_path / "equal")
+    assert without_clock(equal) == without_clock(plain)
+    faster = tiny_settings | {"train": same | {"agent_learning_rate": 3e-2}}
+    _, whole = run(faster, tmp_path / "whole")
+    assert without_clock(whole) != without_clock(plain)
+    saved = checkpoints.complete(tmp_path / "whole")
+    _, resumed = run(faster, tmp_path / "resumed", resume=checkpoints.load(saved[0]))
+    assert without_clock(resumed) == without_clock(whole)
+
+
 def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tokenv.config.convert import check_keys, make, renamed
-from tokenv.config.from_run import complete_section
+from tokenv.config.from_run import complete_section, start_from
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.storage import trust
@@ -139,7 +139,7 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         base: what the files override, possibly stored by an earlier version; the defaults where None.
 
     Raises:
-        MissingFileError: there is no run that ``agent.load`` names.
+        MissingFileError: there is no run that ``agent.load`` or ``start.model`` names.
         UserError: an unknown file, key or value.
     """
     values = Config().as_dict() if base is None else renamed(Config, base)
@@ -151,4 +151,7 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     values = merge(values, updates)
     if "load" in values["agent"]:
         values["agent"] = complete_section(values["agent"], updates.get("agent", {}))
+    started = values.get("start", {}).get("model")
+    if started is not None and started != (base or {}).get("start", {}).get("model"):  # a stored one is complete
+        values = start_from(values, updates)
     return make(Config, values)

@@ -49,6 +49,24 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """What a run begins with, where that is not drawn from its seed.
+
+    Args:
+        model: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its ``model``
+            and ``codec`` sections; null draws the parameters.
+        frozen: whether the language model stays as it is, so that only agent and estimator learn.
+    """
+
+    model: str | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        alone = self.frozen and self.model is None
+        _require(not alone, "start.frozen", self.frozen, "start.model=RUN beside it: nobody has trained this model")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How long and how fast.
 
@@ -57,6 +75,8 @@ class TrainConfig:
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
         accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
+        agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
+            ``learning_rate``.
         warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
             less than ``symbols``, so that a run would end before its warm-up, the warm-up is a tenth of ``symbols``:
             a configuration stays one that runs when nothing but its length is cut.
@@ -71,6 +91,7 @@ class TrainConfig:
     batch_size: int = 32
     accumulate: int = 1
     learning_rate: float = 3e-3
+    agent_learning_rate: float | None = None
     warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
     final_learning_rate: float = 0.0
     beta1: float = 0.9
@@ -82,6 +103,8 @@ class TrainConfig:
         for name in ("symbols", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
+        own = self.agent_learning_rate
+        _require(own is None or own > 0, "train.agent_learning_rate", own, "a positive number, or null")
         _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):
@@ -171,6 +194,7 @@ class Config:
         agent: ``name`` of an agent and its options.
         estimator: ``name`` of an estimator and its options.
         rate_target: ``name`` of a rate target and its options.
+        start: an earlier run's language model.
         loss: weights of the losses.
         train: length and optimiser.
         validation: when to measure.
@@ -186,6 +210,7 @@ class Config:
     agent: Section = field(default_factory=lambda: {"name": "learned"})
     estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
     rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
+    start: StartConfig = field(default_factory=StartConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)

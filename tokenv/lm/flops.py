@@ -41,6 +41,8 @@ class Passes:
         relaxed: passes in which every byte is a token, forward and backward.
         replays: passes through encoder and policy only, forward and backward.
         head: passes through the policy alone, forward and backward.
+        frozen: whether the model stays as it is: nothing goes backward to the encoder, and through the rest no
+            parameter's gradient, only those of the boundaries.
     """
 
     learning: int = 1
@@ -48,6 +50,7 @@ class Passes:
     relaxed: int = 0
     replays: int = 0
     head: int = 0
+    frozen: bool = False
 
 
 def policy_flops(policy: nn.Module) -> int:
@@ -66,14 +69,17 @@ def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_flops:
         policy_flops: of the boundary policy, for every byte.
         passes: what is done with them.
     """
-    encoder = (FLOPS_PER_PARAMETER * matrix_parameters(lm.codec, lm.down) + policy_flops) * num_bytes
+    encoding, through = (
+        (FORWARD_FLOPS_PER_PARAMETER, 2 * FORWARD_FLOPS_PER_PARAMETER) if passes.frozen else (FLOPS_PER_PARAMETER,) * 2
+    )
+    encoder = (encoding * matrix_parameters(lm.codec, lm.down) + policy_flops) * num_bytes
+    early = encoding * matrix_parameters(lm.early_head) * num_bytes
     mid, byte_level = matrix_parameters(lm.mid), _byte_matrices(lm) * num_bytes
     late = mid * tokens_per_sample + byte_level
-    learning = matrix_parameters(lm.early_head) * num_bytes + late * passes.learning
-    learning += (mid * num_bytes + byte_level) * passes.relaxed
+    learning = through * (late * passes.learning + (mid * num_bytes + byte_level) * passes.relaxed)
     forward_only = FORWARD_FLOPS_PER_PARAMETER * late * passes.reward_only
     head = policy_flops * num_bytes * passes.head
-    return encoder * (1 + passes.replays) + head + FLOPS_PER_PARAMETER * learning + forward_only
+    return encoder * (1 + passes.replays) + head + early + learning + forward_only
 
 
 def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Codecs and agents from the sections that name them; an agent may be an earlier run's."""
+"""Codecs and agents from the sections that name them; an agent, or the language model, may be an earlier run's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import Reader
+from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
 
 ENCODERS_OWN = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
@@ -138,3 +139,26 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         f"encoder.{name.removeprefix('lm.')}": value for name, value in tensors.items() if name.startswith(ENCODERS_OWN)
     }
     return {f"agent.{name}": value for name, value in of_agent.items()} | of_encoder
+
+
+def load_lm(lm: UNet, start: str) -> None:
+    """Read a language model's parameters from an earlier run's.
+
+    Args:
+        lm: the model.
+        start: the checkpoint.
+
+    Raises:
+        MissingFileError: it is gone.
+        UserError: its model is another.
+    """
+    tensors, _ = checkpoints.load_model(Path(start))
+    found = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
+    there, here = ({name: tuple(x.shape) for name, x in of.items()} for of in (found, lm.state_dict()))
+    odd = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    if odd:
+        raise UserError(
+            f"start.model = {start!r}: {odd[0]} has shape {there.get(odd[0])} there and {here.get(odd[0])} in this run "
+            f"({len(odd)} such): expected a run of the same model and codec, on data of as many channels"
+        )
+    lm.load_state_dict(found)

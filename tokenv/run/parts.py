@@ -17,7 +17,7 @@ from tokenv.estimators.base import Chain
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
-from tokenv.run.build import build_agent, build_codec
+from tokenv.run.build import build_agent, build_codec, load_lm
 from tokenv.run.hardware import resolve_device, resolve_precision
 
 
@@ -30,12 +30,14 @@ class Parts:
         agent: draws the boundaries.
         estimator: rewards to ``loss_policy``; None for an agent that does not learn.
         rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
+        frozen: whether the U-Net stays as it is.
     """
 
     lm: UNet
     agent: Agent
     estimator: Chain | None
     rate_target: TensorDictModuleBase | None
+    frozen: bool = False
 
     @property
     def sampling(self) -> Sampling:
@@ -58,9 +60,12 @@ class Parts:
         wanted = self.sampling
         learning = 1 if wanted.reward_only else wanted.samples
         everything_is_a_token = wanted.relax is not None and self.lm.config.pooling == "select"
+        if self.frozen and wanted.relax is None:  # gradients reach the model through relaxed boundaries only
+            learning = 0
         return Passes(
             learning=0 if everything_is_a_token else learning,
             reward_only=wanted.samples - learning,
+            frozen=self.frozen,
             relaxed=(learning if everything_is_a_token else 0) + (0 if wanted.relaxations is None else 2),
             replays=self.num_epochs - 1,
             head=self.head_epochs,
@@ -103,25 +108,30 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
     Args:
         config: the run.
         device: where to build; None for the configuration's own device.
-        pretrained: read the parameters of an agent that ``agent.load`` names; not where all parameters are replaced
-            anyway. On the meta device there are none.
+        pretrained: read the parameters that ``agent.load`` and ``start.model`` name; not where all parameters are
+            replaced anyway. On the meta device there are none.
 
     Raises:
-        MissingFileError: the checkpoint that ``agent.load`` names is gone.
+        MissingFileError: the checkpoint that ``agent.load`` or ``start.model`` names is gone.
         UserError: a name or an option in the configuration is unknown, or a value out of range.
     """
     device = resolve_device(config.hardware.device) if device is None else device
     precision = resolve_precision(config.hardware.precision, device)
+    pretrained = pretrained and device.type != "meta"
     torch.manual_seed(config.seed)
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         lm = UNet(config.model, codec, compute_dtype=precision)
-        agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained and device.type != "meta")
+        agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
         lm, agent = lm.double(), agent.double()
+    if config.start.model is not None and pretrained:
+        load_lm(lm, config.start.model)
+    if config.start.frozen:
+        lm.requires_grad_(requires_grad=False)
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
         lm.compile_layers()
-    return Parts(lm, agent, estimator, rate_target)
+    return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
 
 
 def check_parts(config: Config) -> None:
@@ -160,6 +170,11 @@ def _build_learners(
         raise UserError(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
             f"model.pooling={agent.pooling}, which this agent is made for"
+        )
+    if not agent.learns and config.start.frozen:
+        raise UserError(
+            f"start.frozen = True with agent.name = {config.agent['name']!r}, which does not learn either: expected "
+            "start.frozen=False, or an agent with a policy; to measure the model as it is, tokenv evaluate"
         )
     if not agent.learns:
         return agent, None, None

@@ -87,7 +87,7 @@ def train(
             started = time.perf_counter()
             rate = learning_rate(config.train, state.symbols + per_step)
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = group["share"] * rate
 
             # The noise of a step depends on nothing but the seed and the step.
             env.set_seed((config.seed * 2_147_483_629 + state.step) % 2**62)

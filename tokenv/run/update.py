@@ -29,12 +29,17 @@ def learning_rate(config: TrainConfig, seen: int) -> float:
 
 
 def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
-    matrices = [p for p in parameters.values() if p.dim() >= 2]
-    vectors = [p for p in parameters.values() if p.dim() < 2]
-    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay}]
-    if vectors:
-        groups.append({"params": vectors, "weight_decay": 0.0})
+    """AdamW with weight decay on matrices only; a group's ``share`` is its learning rate over the model's."""
+    own = 1.0 if config.agent_learning_rate is None else config.agent_learning_rate / config.learning_rate
+    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        share = 1.0 if name.startswith("lm.") else own
+        decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+        members.setdefault((share, decay), []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": group, "share": share, "lr": share * config.learning_rate, "weight_decay": decay}
+        for (share, decay), group in members.items()
+    ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
