@@ -11,13 +11,13 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
+from tokenv.config.plain import read_words
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment
-    from sacred.arg_parser import get_config_updates
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
     from sacred.utils import apply_backspaces_and_linefeeds
@@ -75,7 +75,7 @@ def run_experiment(
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
-        read: reads the words after ``with``, given Sacred's way of doing so; None for just that.
+        read: reads the words after ``with``, given ``read_words``; None for just that.
 
     Returns:
         What ``work`` returned.
@@ -96,7 +96,7 @@ def run_experiment(
         print(usage.replace("dummy", f"tokenv {name}"))  # docopt cannot read a program's name of two words
         return None
     words = flags["UPDATE"]
-    updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
+    updates, names = read_words(words) if read is None else read(words, read_words)
     options = resolve(names, updates)
 
     @experiment.main

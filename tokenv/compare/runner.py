@@ -20,6 +20,8 @@ from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.store import find_run, same_runs
 from tokenv.config.schema import Config
+from tokenv.errors import REPORT
+from tokenv.report.characters import plain
 from tokenv.report.table import console
 from tokenv.report.words import WORDS
 from tokenv.run.progress import read_progress
@@ -126,7 +128,7 @@ def _call(words: Sequence[str], log: Path, jobs: int, stop: threading.Event, wat
     if stop.is_set():
         raise StoppedError
     if code:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() not in ("", REPORT)]
         raise RuntimeError(lines[-1].strip().removeprefix("tokenv: ") if lines else f"exit status {code}")
 
 
@@ -161,7 +163,7 @@ class _Bar:
     def __init__(self, bars: Progress, task: Task) -> None:
         self._bars = bars
         unit = f"{WORDS[task.config.data.kind].symbol}s"
-        self._id = bars.add_task(task.label, total=task.config.train.symbols, unit=unit)
+        self._id = bars.add_task(plain(task.label), total=task.config.train.symbols, unit=unit)
 
     def __enter__(self) -> _Bar:
         return self
@@ -194,4 +196,4 @@ class _Progress:
         self.bars.advance(self._all)
 
     def say(self, line: str) -> None:
-        self.bars.console.print(line, soft_wrap=True)
+        self.bars.console.print(plain(line), soft_wrap=True, markup=False)

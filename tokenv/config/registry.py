@@ -137,8 +137,9 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        what = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
+        raise UserError(f"{kind}.name = {name!r} cannot be imported: {what}") from error
     if not callable(found):
         raise UserError(f"{kind}.name = {name!r} is {found!r}: expected a class or a function that builds one")
     return found
