@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Malformed command lines, YAML files, corpora, series, checkpoints: what a seed makes, and what tokenv says of it."""
 
 import dataclasses
@@ -119,8 +120,8 @@ FLAGS = [
     ["-c"],
     ["-e"],
 ]
-TEXT_FILE, SERIES_FILE, RUN, SERIES_RUN = "text.txt", "table.csv", "run", "series-run"
-SMALL = ["data.source=text.txt", "data.seq_len=16", "data.validation=0.5", "hardware.device=cpu"]
+TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
+SMALL = ["data.source=texts", "data.seq_len=16", "data.validation=0.5", "hardware.device=cpu"]
 
 
 def keys_of(kind, prefix=""):
@@ -392,7 +393,7 @@ def _valid(*_, **__):
 
 def _read_data(options, _record):
     """Stands for training: reads what is small enough to read."""
-    if Path(options.config.data.source).suffix and options.config.data.words_documents <= 2000:
+    if Path(options.config.data.source).exists() and options.config.data.words_documents <= 2000:
         corpus = load_corpus(options.config.data)
         corpus.validation(4)
         corpus.train(seed=options.config.seed).next(2)
@@ -447,7 +448,13 @@ def outcome(line):
 
 
 def _folders():
-    return {str(path) for store in ("runs", "store", ".") for path in Path(store).glob("*") if path.is_dir()}
+    """Folders of runs, but those of runs that began and are recorded as failed."""
+    found = [path for store in ("runs", "store") for path in Path(store).glob("*") if path.name != "_sources"]
+    return {str(path) for path in found if not (path / "run.json").exists() or _status(path) != "FAILED"}
+
+
+def _status(path):
+    return json.loads((path / "run.json").read_text())["status"]
 
 
 def try_one(kind, seed, counts: Counter):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from malformed import KINDS, RUN, SERIES_FILE, SERIES_RUN, TEXT_FILE, nothing_works, try_one
+from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, try_one
 
 from tokenv.config.convert import make
 from tokenv.config.files import merge
@@ -18,10 +18,11 @@ PARTS = [pytest.param(kind, marks=SAFE_LOADING if kind == "checkpoint" else ()) 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a text, a table, a run of text and one of series."""
+    """A folder with texts, a run of text and one of series."""
     folder = tmp_path_factory.mktemp("fuzz")
-    (folder / TEXT_FILE).write_text("some text, and more of it.\n" * 40)
-    (folder / SERIES_FILE).write_text("date,a\n" + "".join(f"{i},{i % 7}\n" for i in range(90)))
+    (folder / TEXTS).mkdir()
+    for number in range(10):
+        (folder / TEXTS / f"{number}.txt").write_text("some text, and more of it.\n" * 9)
     small = {
         "model": {"width": 8, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
         "train": {"symbols": 64, "batch_size": 2, "warmup_symbols": 16},
@@ -29,7 +30,13 @@ def place(tmp_path_factory):
         "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
     }
     words = {"data": {"source": "words", "seq_len": 16, "words_documents": 20, "words_lexicon": 10, "validation": 0.2}}
-    series = {"kind": "series", "source": "regimes", "seq_len": 16, "validation": 0.2, "series": {"context": 4, "count": 4, "length": 200}}
+    series = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 16,
+        "validation": 0.2,
+        "series": {"context": 4, "count": 4, "length": 200},
+    }
     for name, data in ((RUN, words), (SERIES_RUN, {"data": series, "codec": {"name": "series"}})):
         train(make(Config, merge(small, data)), folder / name / "checkpoints", lambda *_: None)
     return folder

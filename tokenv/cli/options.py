@@ -10,7 +10,7 @@ from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
 from tokenv.errors import MissingFileError, UserError
-from tokenv.storage import checkpoints
+from tokenv.storage import checkpoints, folders
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     # Sacred reads text=42 as a number; what should be text stays what was typed.
     texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
     typed = {key: _text(value) if key in texts else value for key, value in updates.items()}
-    return make(kind, typed)
+    options = make(kind, typed)
+    folders.find(options.run, options.checkpoint)  # before anything is stored
+    return options
 
 
 def _text(value: Any) -> Any:

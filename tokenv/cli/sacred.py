@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -107,8 +109,16 @@ def run_experiment(
     experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
     if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
+    for observer in experiment.observers:
+        if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
+            _check_new(Path(observer.basedir), flags["--id"])
     with Interruptible(at_once=True):
-        return experiment.run(flags["COMMAND"], options=flags).result
+        try:
+            return experiment.run(flags["COMMAND"], options=flags).result
+        except RuntimeError as error:
+            if str(error).startswith(("EnforceClean", "No version control")):  # Sacred's --enforce_clean
+                raise UserError(str(error)) from error
+            raise
 
 
 def _package(name: str) -> Path:
@@ -131,4 +141,39 @@ def _parse(name: str, arguments: list[str], usage: str, commands: list[str]) -> 
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
         raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
+    _check_flags(flags)
     return flags
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    """Refuse what Sacred would only meet when the run is on its way, and without a word of which flag it was."""
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    checks: dict[str, tuple[Callable[[str], bool], str]] = {
+        "--loglevel": (
+            lambda level: level.isdigit() or level in levels,
+            f"0 to 50 or one of {', '.join(levels)}",
+        ),
+        "--id": (lambda name: re.fullmatch(r"\w[\w.-]*", name) is not None, "a name of letters, digits, - and _"),
+        "--capture": (lambda mode: mode in ("no", "sys", "fd"), "no, sys or fd"),
+        "--beat-interval": (_positive, "a positive number of seconds"),
+        "--priority": (_number, "a number"),
+    }
+    for flag, (fits, expected) in checks.items():
+        if flags.get(flag) is not None and not fits(flags[flag]):
+            raise UserError(f"{flag} {flags[flag]!r}: expected {expected}")
+
+
+def _check_new(store: Path, name: str) -> None:
+    if (store / name).exists():
+        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
+
+
+def _number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _positive(text: str) -> bool:
+    return _number(text) and float(text) > 0
