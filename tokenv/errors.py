@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+REPORT = "tokenv: this is a mistake in tokenv, or in a module that the command names: please report all of the above"
+
 
 class UserError(ValueError):
     """A value, name or file of the user's that cannot be taken; the message names it and says how to mend it."""
@@ -12,6 +14,10 @@ class UserError(ValueError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """The user names a file or folder that is not there."""
+
+
+class FailedError(RuntimeError):
+    """Work that came to nothing for a reason that can be foreseen, such as a loss that is no number; shown as told."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenv.cli.sacred import get_config_updates
 from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
+from tokenv.config.plain import read_words as read_plainly
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compare(*words: str) -> CompareOptions:
-    updates, files = read_words(words, get_config_updates)
+    updates, files = read_words(words, read_plainly)
     return resolve_comparison(files, updates)
 
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.errors import UserError
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.run.hardware import prepare, resolve_device
@@ -35,7 +36,7 @@ class BenchOptions:
         stepping: also time stepping through the environment against the one-pass rollout.
 
     Raises:
-        ValueError: fewer than one round.
+        UserError: fewer than one round.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
-            raise ValueError(f"repeats = {self.repeats}: expected at least 1")
+            raise UserError(f"repeats = {self.repeats}: expected at least 1")
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores."""

@@ -12,6 +12,7 @@ from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
+from tokenv.errors import FailedError
 from tokenv.report.table import console
 
 
@@ -41,5 +42,5 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
     if record.folder is not None:
         console().print(f"report: {record.folder / 'report.html'}")
     if comparison.failed:
-        raise RuntimeError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
+        raise FailedError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
     return [{"method": method.name, "loss": method.loss} for method in comparison.methods]

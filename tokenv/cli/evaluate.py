@@ -51,7 +51,11 @@ class EvaluateOptions(RunOptions):
         super().__post_init__()
         if self.split not in ("validation", "test"):
             raise UserError(f"split = {self.split!r}: expected validation or test")
+        check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
         check_tasks([*self.task_names, *self.task_files])
+        for name in ("sequences", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
         if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
             raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
         for name, files in self.task_files.items():
@@ -82,7 +86,6 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     prepare(trained.config.hardware)
     if options.task_names:
         check_text(trained.config)
-    check_keys(options.data, COMMAND_LINE, DataConfig, "data.")
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()

@@ -12,7 +12,7 @@ from tokenv.cli.options import RunOptions, resolve_options
 from tokenv.cli.sacred import Record, run_experiment
 from tokenv.data.series.tables import read_csv
 from tokenv.data.series.windows import load_series
-from tokenv.errors import UserError
+from tokenv.errors import MissingFileError, UserError
 from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
 from tokenv.forecast.report import draw_forecasts, write_forecasts
 from tokenv.forecast.scores import score_forecasts
@@ -52,6 +52,8 @@ class ForecastOptions(RunOptions):
         for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        if self.csv is not None and not Path(self.csv).is_file():
+            raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
         inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
         if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
             raise UserError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")

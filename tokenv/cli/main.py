@@ -1,12 +1,15 @@
 """The ``tokenv`` command: ``tokenv COMMAND [with NAME key=value ...] [Sacred's flags]``."""
 
+import errno
+import os
 import signal
 import sys
 from importlib import import_module
 from typing import Any
 
 from tokenv.config.files import named_configs
-from tokenv.errors import UserError, nearest
+from tokenv.errors import REPORT, FailedError, UserError, nearest
+from tokenv.report.characters import plain
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -28,8 +31,8 @@ Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store noth
 """
 # Each is a file beside this one, imported when it is named.
 COMMANDS = ("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench", "configs")
-# Shown as one message; anything else is ours, and keeps its traceback.
-SHOWN = (UserError, ValueError, FileNotFoundError, ImportError)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a write that fails names no file
+ALLOCATION = "can't allocate memory"  # torch's, on a CPU
 
 
 def run_command(name: str, arguments: list[str]) -> Any:
@@ -50,8 +53,28 @@ def run_command(name: str, arguments: list[str]) -> Any:
     return import_module(f"tokenv.cli.{name}").run(arguments)
 
 
+def told(error: BaseException) -> str | None:
+    """What a user is told of an error that is not ours: of a value, a file, the disk or the memory; None of all others.
+
+    Control characters are made visible, and the whole stands on one line.
+    """
+    text = None
+    if isinstance(error, UserError | FailedError):
+        text = str(error)
+    elif isinstance(error, OSError) and (error.filename is not None or error.errno in DISK):
+        place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        text = f"{place}{error.strerror}: expected a file or folder that can be read, or written, with room on the disk"
+    elif isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or ALLOCATION in str(error):
+        text = f"not enough memory: make the model or train.batch_size smaller ({error})"
+    return None if text is None else plain(text)
+
+
 def main() -> None:
-    """Run the command that was typed; user errors end with one message and exit status 2."""
+    """Run the command that was typed.
+
+    What is not ours ends with one message: exit status 2 where the command line, a file or the machine is at fault, 1
+    where work came to nothing. Anything else keeps its traceback, and ends with the wish for a report.
+    """
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -61,10 +84,14 @@ def main() -> None:
         return
     try:
         run_command(arguments[0], arguments[1:])
-    except SHOWN as error:
-        print(f"tokenv: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
-        print(f"tokenv: {str(stop) or 'stopped'}", file=sys.stderr)
+        print(f"tokenv: {plain(str(stop)) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None
+    except Exception as error:
+        message = told(error)
+        if message is None:
+            error.add_note(REPORT)
+            raise
+        print(f"tokenv: {message}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, FailedError) else 2) from None

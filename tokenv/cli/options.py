@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
-from tokenv.config.schema import Config
-from tokenv.errors import UserError
-from tokenv.storage import checkpoints
+from tokenv.config.schema import Config, check_seed
+from tokenv.errors import MissingFileError, UserError
+from tokenv.storage import checkpoints, folders
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if not self.run:
             raise UserError("run is missing: expected a run folder, such as run=runs/1")
+        check_seed(self.seed)
         if self.checkpoint not in ("best", "latest"):
             raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
 
@@ -51,11 +52,11 @@ class TextOptions(RunOptions):
         if (self.text is None) == (self.file is None):
             raise UserError('expected one of text="..." and file=PATH')
         if self.file is not None and not Path(self.file).is_file():
-            raise FileNotFoundError(f"file = {self.file!r}: there is no such file")
+            raise MissingFileError(f"file = {self.file!r}: there is no such file")
 
     def read(self) -> bytes:
         """The text's bytes."""
-        return Path(self.file).read_bytes() if self.file is not None else (self.text or "").encode()
+        return Path(self.file).read_bytes() if self.file is not None else _encode(self.text or "")
 
 
 def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> Any:
@@ -69,8 +70,23 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     check_keys(updates, COMMAND_LINE, kind)
     # Sacred reads text=42 as a number; what should be text stays what was typed.
     texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
-    typed = {key: str(value) if key in texts and value is not None else value for key, value in updates.items()}
-    return make(kind, typed)
+    typed = {key: _text(value) if key in texts else value for key, value in updates.items()}
+    options: Any = make(kind, typed)
+    folders.find(options.run, options.checkpoint)  # before anything is stored
+    return options
+
+
+def _text(value: Any) -> Any:
+    """What was typed, of a value that was read as a number or a switch; null stays null."""
+    return str(value).lower() if isinstance(value, bool) else value if value is None else str(value)
+
+
+def _encode(text: str) -> bytes:
+    """A text's bytes; those that were typed but are no UTF-8 stay as they are."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return text.encode(errors="replace")
 
 
 def take_own(kind: type, updates: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +101,7 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
     Raises:
         DamagedError: a file of the checkpoint is damaged; the message names the newest sound one.
         UserError: other configurations are named, too, or the run names code that the user has not named.
-        FileNotFoundError: there is no such run, or it has no checkpoint.
+        MissingFileError: there is no such run, or it has no checkpoint.
     """
     if names:
         raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")

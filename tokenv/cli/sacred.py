@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
+from tokenv.config.plain import read_words
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible, end_with_parent
 from tokenv.storage import trust
@@ -25,7 +28,6 @@ from tokenv.storage.atomic import write_atomically
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
-    from sacred.arg_parser import get_config_updates
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
     from sacred.serializer import flatten
@@ -128,7 +130,7 @@ def run_experiment(
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
         instead: given the options, gives what is to be done without a run of its own; None for a run.
-        read: reads the words after ``with``, given Sacred's way of doing so; None for just that.
+        read: reads the words after ``with``, given ``read_words``; None for just that.
 
     Returns:
         What ``work`` returned.
@@ -150,7 +152,7 @@ def run_experiment(
         print(usage.replace("dummy", f"tokenv {name}"))  # docopt cannot read a program's name of two words
         return None
     words = flags["UPDATE"]
-    updates, names = get_config_updates(words) if read is None else read(words, get_config_updates)
+    updates, names = read_words(words) if read is None else read(words, read_words)
     trust.allow(updates.pop("trust", False))
     options = resolve(names, updates)
     other = instead(options) if flags["COMMAND"] is None else None
@@ -169,8 +171,16 @@ def run_experiment(
     store = flags["--file_storage"] or (RUNS if experiment.observers else None)
     if store and flags["COMMAND"] is None:
         _check_store(Path(store))
+    for observer in experiment.observers:
+        if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
+            _check_new(Path(observer.basedir), flags["--id"])
     with Interruptible(at_once=True):
-        return experiment.run(flags["COMMAND"], options=flags).result
+        try:
+            return experiment.run(flags["COMMAND"], options=flags).result
+        except RuntimeError as error:
+            if str(error).startswith(("EnforceClean", "No version control")):  # Sacred's --enforce_clean
+                raise UserError(str(error)) from error
+            raise
 
 
 def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
@@ -239,4 +249,39 @@ def _parse(name: str, arguments: list[str], usage: str, commands: list[str]) -> 
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
         raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
+    _check_flags(flags)
     return flags
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    """Refuse what Sacred would only meet when the run is on its way, and without a word of which flag it was."""
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    checks: dict[str, tuple[Callable[[str], bool], str]] = {
+        "--loglevel": (
+            lambda level: level.isdigit() or level in levels,
+            f"0 to 50 or one of {', '.join(levels)}",
+        ),
+        "--id": (lambda name: re.fullmatch(r"\w[\w.-]*", name) is not None, "a name of letters, digits, - and _"),
+        "--capture": (lambda mode: mode in ("no", "sys", "fd"), "no, sys or fd"),
+        "--beat-interval": (_positive, "a positive number of seconds"),
+        "--priority": (_number, "a number"),
+    }
+    for flag, (fits, expected) in checks.items():
+        if flags.get(flag) is not None and not fits(flags[flag]):
+            raise UserError(f"{flag} {flags[flag]!r}: expected {expected}")
+
+
+def _check_new(store: Path, name: str) -> None:
+    if (store / name).exists():
+        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
+
+
+def _number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _positive(text: str) -> bool:
+    return _number(text) and float(text) > 0

@@ -13,7 +13,7 @@ from tokenv.cli.options import check_text, stored_config, take_own
 from tokenv.cli.sacred import Record, run_experiment
 from tokenv.config.convert import make
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
+from tokenv.errors import MissingFileError, UserError
 from tokenv.report.table import console
 from tokenv.run.build import learns
 from tokenv.run.parts import check_parts
@@ -36,13 +36,13 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
 
     Raises:
         UserError: an unknown key or value, or what cannot be measured.
-        FileNotFoundError: there is no such run or comparison.
+        MissingFileError: there is no such run or comparison.
     """
     own, base = take_own(VarianceOptions, updates), None
     if own.get("resume"):
         stored = Path(str(own["resume"])) / OPTIONS_FILE
         if not stored.is_file():
-            raise FileNotFoundError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
+            raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
         values = _stored_options(stored)
         base, own = values.pop("config"), values | own
     if own.get("run"):

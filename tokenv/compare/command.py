@@ -12,7 +12,7 @@ from tokenv.compare.options import CompareOptions
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
-from tokenv.errors import UserError
+from tokenv.errors import FailedError, UserError
 from tokenv.run.parts import check_parts
 
 
@@ -40,7 +40,7 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
         progress: show bars.
 
     Raises:
-        RuntimeError: every run failed.
+        FailedError: every run failed.
         UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
         KeyboardInterrupt: Ctrl-C.
     """
@@ -58,5 +58,5 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
         if folder is not None:
             methods.setdefault(task.method, []).append(compared_run(finished_run(folder), **wishes))
     if not methods:
-        raise RuntimeError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
+        raise FailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
     return compose(methods, f"{len(methods)} methods", failed)

@@ -71,9 +71,8 @@ class CompareOptions:
             )
         if not self.runs and not self.seeds:
             raise UserError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
-        for seed in self.seeds:
-            if not isinstance(seed, int) or isinstance(seed, bool):
-                raise UserError(f"seeds = {self.seeds!r}: expected whole numbers, such as seeds=[0,1,2]")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"seeds = {self.seeds!r}: expected every seed once, such as seeds=[0,1,2]")
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
                 raise UserError(
@@ -121,10 +120,11 @@ def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Wor
         ValueError: a file that is named is none.
     """
     _, files = parse(list(words))
-    names = [str(name) for file in files for name in load_yaml(config_path(file)).get("methods") or {}]
+    methods_of = (load_yaml(config_path(file)).get("methods") for file in files)
+    names = [str(name) for methods in methods_of if isinstance(methods, dict) for name in methods]
     names.sort(key=len, reverse=True)  # the longest that fits, where one name begins like another
     plain: list[str] = []
-    methods: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for word in words:
         rest = {name: word.removeprefix(f"methods.{name}.") for name in names}
         name = next((name for name in names if rest[name] != word and "=" in rest[name]), None)
@@ -132,9 +132,9 @@ def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Wor
             plain.append(word)
         else:
             changes, _ = parse([rest[name]])
-            methods = merge(methods, {name: changes})
+            found = merge(found, {name: changes})
     updates, files = parse(plain)
-    return (merge(updates, {"methods": methods}) if methods else updates), files
+    return (merge(updates, {"methods": found}) if found else updates), files
 
 
 def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
@@ -160,8 +160,9 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
             values[key] = [values[key]]
     if "only" in values:
         values["only"] = [str(name) for name in values["only"]]
-    check_keys(values.get("common", {}), "common", Config)
-    return make(CompareOptions, values)
+    options = make(CompareOptions, values)
+    check_keys(options.common, "common", Config)
+    return options
 
 
 def _named(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.store import find_run, same_runs
 from tokenv.config.schema import Config
+from tokenv.errors import REPORT
+from tokenv.report.characters import plain
 from tokenv.report.table import console
 from tokenv.report.words import WORDS
 from tokenv.run.interrupt import PARENT
@@ -181,7 +183,7 @@ def _call(
     if stop.is_set():
         raise StoppedError
     if code:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() not in ("", REPORT)]
         raise RuntimeError(lines[-1].strip().removeprefix("tokenv: ") if lines else f"exit status {code}")
 
 
@@ -215,7 +217,7 @@ class _Bar:
     def __init__(self, bars: Progress, task: Task, where: str) -> None:
         self._bars = bars
         unit = f"{WORDS[task.config.data.kind].symbol}s"
-        self._id = bars.add_task(task.label + where, total=task.config.train.symbols, unit=unit)
+        self._id = bars.add_task(plain(task.label) + where, total=task.config.train.symbols, unit=unit)
 
     def __enter__(self) -> _Bar:
         return self
@@ -248,4 +250,4 @@ class _Progress:
         self.bars.advance(self._all)
 
     def say(self, line: str) -> None:
-        self.bars.console.print(line, soft_wrap=True)
+        self.bars.console.print(plain(line), soft_wrap=True, markup=False)

@@ -113,7 +113,9 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         return _read(value, hint)
     except (ValueError, OverflowError):
         infinite = hint is float and isinstance(value, float) and not math.isfinite(value)
-        raise UserError(f"{key} = {value!r}: expected {'a finite number' if infinite else _words(hint)}") from None
+        large = hint is int and isinstance(value, int | float) and abs(value) >= 2**63
+        words = "a finite number" if infinite else "a whole number below 2**63" if large else _words(hint)
+        raise UserError(f"{key} = {value!r}: expected {words}") from None
 
 
 def _read(value: Any, hint: Any) -> Any:
@@ -149,7 +151,7 @@ def _number(value: Any, hint: Any) -> int | float:
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError
     if hint is int:
-        return int(number) if number == int(number) else _refuse()
+        return int(number) if number == int(number) and abs(number) < 2**63 else _refuse()
     return float(number) if math.isfinite(number) or (hint == Limit and number == number) else _refuse()
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from tokenv.config.convert import check_keys, make, renamed
 from tokenv.config.from_run import complete_section, start_from
+from tokenv.config.plain import check_plain
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.storage import trust
@@ -94,8 +95,13 @@ def load_yaml(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             values = yaml.load(file, _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply: expected a configuration") from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last four: a wrong !!tag
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path}: not valid YAML: {error}") from error
+    check_plain(values, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of keys to values")
     return values

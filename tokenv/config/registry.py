@@ -96,8 +96,11 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{kind}.name = {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        what = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
+        if getattr(error, "name", None) in ("agents", "estimators"):
+            what += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
+        raise UserError(f"{kind}.name = {name!r} cannot be imported: {what}") from error
     if not _may_build(found, table.base()):
         raise UserError(f"{kind}.name = {name!r} is {found!r}: {_expected(kind, table)}")
     return found

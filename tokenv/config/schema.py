@@ -19,6 +19,15 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
         raise UserError(f"{key} = {value!r}: expected {expected}")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse what is no seed for all who draw random numbers.
+
+    Raises:
+        UserError: it is negative or too large.
+    """
+    _require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
+
+
 # What holds of a key of ``Config``, by its field's metadata.
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # says nothing about the method
@@ -221,7 +230,7 @@ class Config:
         for key in ("codec", "agent", "estimator", "rate_target"):
             name = getattr(self, key).get("name")
             _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
-        _require(self.seed >= 0, "seed", self.seed, "a whole number of 0 or more")
+        check_seed(self.seed)
         _require(0 < self.rate < 1, "rate", self.rate, "boundaries per symbol in (0, 1), such as 0.2")
         most = self.data.seq_len - 1
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")

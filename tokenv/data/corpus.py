@@ -109,4 +109,4 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
 
 def _read(source: str, config: DataConfig, progress: bool) -> Iterator[Document]:
     documents = read_documents(source, config)
-    yield from tqdm(documents, desc=f"reading {source}", unit=" documents", disable=not progress)
+    yield from tqdm(documents, desc=f"reading {source!r}", unit=" documents", disable=not progress)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from tokenv.errors import UserError
 
+MOST_LAYERS = 1000
 POOLINGS = ("select", "mean", "smooth")
 
 
@@ -51,6 +52,8 @@ class UNetConfig:
             raise UserError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name.endswith("_layers") and value > MOST_LAYERS:
+                raise UserError(f"model.{field.name} = {value:,}: expected at most {MOST_LAYERS:,} layers")
             if field.name not in ("pooling", "horizon") and not value > 0:
                 raise UserError(f"model.{field.name} = {value!r}: expected a positive number")
         if self.pooling not in POOLINGS:

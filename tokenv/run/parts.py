@@ -19,6 +19,7 @@ from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
 from tokenv.run.build import build_agent, build_codec, load_lm
 from tokenv.run.hardware import resolve_device, resolve_precision
+from tokenv.run.memory import check_training
 
 
 @dataclass
@@ -139,12 +140,18 @@ def check_parts(config: Config) -> None:
 
     Raises:
         MissingFileError: a file that an option names is not there.
-        UserError: a name or an option in the configuration is unknown, or a value out of range.
+        UserError: a name or an option in the configuration is unknown, a value is out of range, or the whole cannot
+            fit in memory.
     """
+    check_training(config)
     device = torch.device("meta")
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
-        _build_learners(config, codec, resolve_precision(config.hardware.precision, device), pretrained=False)
+        precision = resolve_precision(config.hardware.precision, device)
+        agent, estimator, _ = _build_learners(config, codec, precision, pretrained=False)
+    modules: list[torch.nn.Module] = [agent] if estimator is None else [agent, estimator]
+    parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
+    check_training(config, parameters=parameters, samples=1 if estimator is None else estimator.sampling.samples)
 
 
 def _build_learners(

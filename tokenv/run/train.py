@@ -11,6 +11,7 @@ from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rescore, rescore_head
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare, resolve_device
@@ -22,7 +23,7 @@ from tokenv.run.update import accumulate, backward, descend, grad_norm, learning
 from tokenv.storage import checkpoints
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(FailedError):
     """The loss is no longer a finite number."""
 
 

@@ -164,13 +164,13 @@ def _local_rows(name: str, files: list[Path]) -> list[Row]:
             raise MissingFileError(f"task {name}: {file} does not exist; expected a .jsonl or .json file")
     if len(files) > 2:
         raise UserError(f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels")
-    text = files[0].read_text(encoding="utf-8")
     try:
+        text = files[0].read_text(encoding="utf-8")
         if files[0].suffix == ".json":
             rows = json.loads(text)
         else:
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")

@@ -19,6 +19,7 @@ from datasets.io.parquet import ParquetDatasetReader
 from tokenv.data.series.config import SeriesConfig
 from tokenv.errors import MissingFileError, UserError
 
+LARGEST = 1e100
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
 DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
 
@@ -158,8 +159,11 @@ def _number(value: Any, place: str, column: str) -> float:
             f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
             "it, or name the value columns in data.series.columns"
         ) from None
-    if math.isinf(number):
-        raise UserError(f"{place}, column {column!r}: {value!r} is not finite; expected a number: mend it")
+    if abs(number) > LARGEST:
+        raise UserError(
+            f"{place}, column {column!r}: {value!r} is not finite, or too large to be squared; expected a number "
+            f"between -{LARGEST:g} and {LARGEST:g}: mend it"
+        )
     return number
 
 

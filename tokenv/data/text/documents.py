@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from datasets.io.json import JsonDatasetReader
+from datasets import logging as datasets_logging
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.pieces import Document
 from tokenv.data.text.builtin import documents_dataset, prose_documents, python_documents
+from tokenv.data.text.rows import json_rows
 from tokenv.data.text.words import words_documents
 from tokenv.errors import MissingFileError, UserError
 
+datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # what it logs of a broken file is in our message
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
 JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
 PARQUET_SUFFIXES = (".parquet",)
@@ -116,16 +118,15 @@ def _find_files(source: str, root: Path) -> list[Path]:
 
 def _read_table(path: Path, column: str) -> Iterator[Document]:
     for number, row in enumerate(_table_rows(path)):
-        yield Document(f"{path.name} row {number}", content_of(row, column, str(path)))
+        yield Document(f"{path.name} row {number}", content_of(row, column, f"{path}, row {number},"))
 
 
 def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    kind = "parquet" if path.name.endswith(PARQUET_SUFFIXES) else "json"
-    reader = ParquetDatasetReader if kind == "parquet" else JsonDatasetReader
+    if not path.name.endswith(PARQUET_SUFFIXES):
+        yield from json_rows(path)
+        return
     try:
         # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
-        yield from reader(glob.escape(str(path)), split="train", streaming=True).read()
-    except StopIteration:  # how the json reader says that a file is empty
-        return
-    except Exception as error:  # each reader and each compression raises its own kind
-        raise UserError(f"{path} cannot be read as {kind}: {error}: repair it or leave it out") from error
+        yield from ParquetDatasetReader(glob.escape(str(path)), split="train", streaming=True).read()
+    except Exception as error:  # the reader raises its own kinds
+        raise UserError(f"{path} cannot be read as parquet: {error}: repair it or leave it out") from error

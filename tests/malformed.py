@@ -1,0 +1,465 @@
+# ruff: noqa: E501
+"""Malformed command lines, YAML files, corpora, series, checkpoints: what a seed makes, and what tokenv says of it."""
+
+import dataclasses
+import gzip
+import io
+import json
+import logging
+import lzma
+import random
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import zstandard
+from shrunk import CONFIGS, ask_git_once
+
+from tokenv.bench.measure import BenchOptions
+from tokenv.cli.evaluate import EvaluateOptions
+from tokenv.cli.forecast import ForecastOptions
+from tokenv.cli.generate import GenerateOptions
+from tokenv.cli.main import main
+from tokenv.cli.segment import SegmentOptions
+from tokenv.compare.options import CompareOptions
+from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
+from tokenv.config.schema import Config
+from tokenv.data.corpus import load_corpus
+from tokenv.variance.options import VarianceOptions
+
+SECONDS = 20
+HIDDEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+OF_SACRED = re.compile(r"^(WARNING|INFO|ERROR|DEBUG) - ")
+NASTY = [
+    *("", " ", "0", "-1", "1", "2", "3.5", "1e999", "-1e999", "inf", "-inf", ".inf", "nan", ".nan", "1e308", "1e300"),
+    *(
+        "null",
+        "None",
+        "true",
+        "True",
+        "false",
+        "maybe",
+        "on",
+        "1:30",
+        "0x" + "f" * 400,
+        "9" * 5000,
+        "1e18",
+        "2e9",
+        "1j",
+    ),
+    *(
+        "b'x'",
+        "{1}",
+        "...",
+        "[]",
+        "{}",
+        "()",
+        "[1]",
+        "[[1]]",
+        "[None]",
+        "{'a': 1}",
+        "{1: 2}",
+        "{'name': None}",
+        "(1, 2)",
+    ),
+    *(
+        "[1, 1]",
+        "['a']",
+        "'a'",
+        "{'name': 'learned'}",
+        "{'name': {}}",
+        "{'name': 'x:y'}",
+        "os:nothing",
+        ":",
+        "a:",
+        ":b",
+    ),
+    *("\x1b[31mred", "a\nb", "'\\x00'", "'\\ud800'", "\udcff", "é", "[" * 300, "-" * 3000 + "1", "[" * 150 + "]" * 150),
+    *(
+        "{'a':" * 60 + "1" + "}" * 60,
+        "x" * 5000,
+        "../..",
+        "/",
+        "/dev/null",
+        "/root/x",
+        ".",
+        "a b",
+        "=",
+        "==",
+        "%",
+        "$x",
+    ),
+    *("learned", "rloo", "rloo(", "rloo(num_samples=9)", "rloo(num_samples='a')", "rloo(1)", "GAMMA", "lambda: 0"),
+    *("[0.1, 0.5]", "[0.5, 0.1]", "[nan]", "[1e999]", "['0.1']", "python", "words", "regimes", "hub:", "quick", "-u"),
+]
+OPTIONS = {
+    "segment": SegmentOptions,
+    "evaluate": EvaluateOptions,
+    "generate": GenerateOptions,
+    "forecast": ForecastOptions,
+    "train": None,
+    "compare": CompareOptions,
+    "variance": VarianceOptions,
+    "bench": BenchOptions,
+}
+FLAGS = [
+    ["-u"],
+    [],
+    [],
+    ["-F", "store"],
+    ["-F"],
+    ["-l", "zzz"],
+    ["-C", "odd"],
+    ["-b", "x"],
+    ["-i", "7"],
+    ["-c"],
+    ["-e"],
+]
+TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
+SMALL = ["data.source=texts", "data.seq_len=16", "data.validation=0.5", "hardware.device=cpu"]
+
+
+def keys_of(kind, prefix=""):
+    """All keys of a dataclass, dotted, sections included."""
+    found = []
+    for item in dataclasses.fields(kind):
+        found.append(prefix + item.name)
+        inner = item.default_factory
+        if dataclasses.is_dataclass(inner):
+            found += keys_of(inner, f"{prefix}{item.name}.")
+    return found
+
+
+SECTIONS = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS}
+DEEPER = ["agent.window", "agent.load", "agent.frozen", "agent.every", "agent.vocabulary_size", "estimator.gamma"]
+DEEPER += [
+    "estimator.num_samples",
+    "estimator.reward_only",
+    "estimator.rollouts",
+    "estimator.positions",
+    "codec.density",
+]
+RUN_KEYS = keys_of(Config) + DEEPER + [f"{section}.name" for section in SECTIONS]
+
+
+def keys_for(command):
+    """Keys that a command knows."""
+    kind = OPTIONS[command]
+    own = [] if kind is None else [key for key in keys_of(kind) if not key.startswith("config")]
+    if command == "compare":
+        own += [f"{place}.{key}" for place in ("common", "methods.a") for key in RUN_KEYS]
+    if command == "evaluate":
+        own += ["data.source", "data.seq_len", "data.validation_source", "task_files.piqa", "data.series.stride"]
+    return (
+        own
+        + (RUN_KEYS if command in ("train", "variance", "bench") else [])
+        + (["resume"] if command == "train" else [])
+    )
+
+
+def mutated(text, dice):
+    """A text with a few characters dropped, doubled, changed or moved."""
+    made = list(text)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(made) + 1)
+        what = dice.randrange(4)
+        if what == 0:
+            made[at:at] = dice.choice(
+                ["=", ".", ":", "[", "{", "'", '"', "\x1b", "é", "-", "1", "e", ",", " ", "\t", "&a ", "*a"]
+            )
+        elif what == 1:
+            del made[at : at + dice.randint(1, 5)]
+        elif what == 2:
+            made[at:at] = made[at : at + dice.randint(1, 20)]
+        elif made:
+            made[at % len(made)] = chr(dice.choice([0, 9, 10, 27, 58, 91, 127, 0x2028, 0xD800, 0x1F600]) or 1)
+    return "".join(made)
+
+
+def value(key, dice):
+    """A value for a key: mostly nasty, at times a name that fits."""
+    table = SECTIONS.get(key.removesuffix(".name").rpartition(".")[2])
+    if table is not None and key.endswith(".name") and dice.random() < 0.7:
+        return dice.choice(list(table))
+    if dice.random() < 0.1:
+        return repr(dice.choice([dice.random(), dice.randint(-(10**30), 10**30), 2.0 ** dice.randint(-1074, 1023)]))
+    return dice.choice(NASTY)
+
+
+def command_line(dice):
+    """Words that a person might have typed wrongly."""
+    command = dice.choice(list(OPTIONS))
+    if dice.random() < 0.03:
+        return [dice.choice([mutated(command, dice), *NASTY]) or "x", "with", "quick"]
+    start = {
+        "segment": [f"run={RUN}", "text=abc", "out=null"],
+        "generate": [f"run={RUN}", "text=abc"],
+        "evaluate": [f"run={RUN}"],
+        "forecast": [f"run={SERIES_RUN}"],
+        "compare": ["compare-quick"],
+        "train": SMALL,
+        "variance": ["quick"],
+        "bench": ["quick"],
+    }[command]
+    words = [word for word in start if dice.random() < 0.95]
+    for _ in range(dice.choice([1, 1, 1, 2, 3])):
+        key = dice.choice(keys_for(command))
+        word = f"{key}={value(key, dice)}"
+        words.append(mutated(word, dice) if dice.random() < 0.2 else word)
+    before = ["print_config"] if dice.random() < 0.1 else ["foo"] if dice.random() < 0.03 else []
+    words = [word.replace("\0", "0") for word in words]  # which no argument of a process can hold
+    return [command, *before, *(["with"] if dice.random() < 0.97 else []), *words, *dice.choice(FLAGS)]
+
+
+def yaml_file(dice):
+    """A YAML file near one of ours, and a command that reads it."""
+    name = dice.choice(list(CONFIGS))
+    lines = CONFIGS[name].read_text().splitlines()
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randrange(len(lines))
+        key, colon, _ = lines[at].partition(":")
+        what = dice.random()
+        if what < 0.4 and colon:
+            lines[at] = f"{key}: {dice.choice([*NASTY, *TAGGED])}"
+        elif what < 0.6:
+            lines[at] = mutated(lines[at], dice)
+        elif what < 0.7:
+            lines.insert(at, dice.choice(lines))
+        elif what < 0.8:
+            del lines[at]
+        else:
+            lines.insert(
+                at, dice.choice([*TAGGED, "1: 2", "null: 1", "? [a]\n: 1", "[a, b]: 1", "{name: }", "agent: {name: }"])
+            )
+        lines = lines or [""]
+    text = "\n".join(lines) + "\n"
+    if dice.random() < 0.05:
+        text = dice.choice(
+            ["[" * 2000, "{a: " * 2000, "- " * 2000 + "1", "&a [*a]", "a: &a {b: *a}", LAUGHS, "%YAML 3", "---\n---\n"]
+        )
+    data = text.encode("utf-8", "surrogatepass")
+    if dice.random() < 0.05:
+        data = dice.choice([data.decode("utf-8", "replace").encode("utf-16"), dice.randbytes(50), b"", data + b"\0"])
+    Path("odd.yaml").write_bytes(data)
+    command = "compare" if name.startswith("compare") else dice.choice(["train", "train", "variance", "bench"])
+    return [command, "with", "odd.yaml", "-u"]
+
+
+TAGGED = ["!!binary aGk=", "!!set {a}", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "!!python/name:os.system",
+          "!!null x", "!!omap [a: 1]", "*nowhere", "&a [1]", "{<<: 3}", "<<: [1]", "!odd x", "2020-01-01", "'a", "|", "@"]  # fmt: skip
+LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{one}: &{one} [{','.join(['*' + before] * 9)}]\n" for before, one in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def data_file(dice):
+    """A broken or odd corpus, and a command that reads it."""
+    rows = [json.dumps({"text": "some text " * dice.randint(0, 9)}) for _ in range(dice.randint(0, 12))]
+    for _ in range(dice.randint(0, 3)):
+        odd = [
+            '{"text": null}',
+            '{"text": 3}',
+            "{}",
+            '{"other": "x"}',
+            "[]",
+            "3",
+            "null",
+            '"x"',
+            "{",
+            '{"text": "\\ud800"}',
+            '{"text": ["a"]}',
+        ]
+        rows.insert(dice.randint(0, len(rows)), dice.choice(odd))
+    data = ("\n".join(rows) + "\n").encode()
+    suffix = dice.choice([".jsonl", ".json", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".txt", ".parquet"])
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    data = pack.get(Path("x" + suffix).suffix, bytes)(data)
+    if dice.random() < 0.5:
+        data = dice.choice(
+            [data[: dice.randint(0, len(data))], dice.randbytes(dice.randint(0, 200)), _flipped(data, dice)]
+        )
+    path = Path("odd" + suffix)
+    path.write_bytes(data)
+    if dice.random() < 0.15 and suffix in (".jsonl", ".json"):
+        return ["evaluate", "with", f"run={RUN}", "tasks=lambada", f"task_files.lambada={path}"]
+    return [
+        "train",
+        "with",
+        *SMALL,
+        f"data.source={path}",
+        f"data.column={dice.choice(['text', 'text', 'other'])}",
+        "-u",
+    ]
+
+
+def series_file(dice):
+    """A broken or odd table, and a command that reads it."""
+    cells = [
+        "1",
+        "2.5",
+        "",
+        "nan",
+        "NA",
+        "1e308",
+        "-1e308",
+        "1e999",
+        "inf",
+        "x",
+        "1,5",
+        '"',
+        "\x1b[1m",
+        "1_000",
+        "5e-324",
+        "0",
+    ]
+    odd = dice.random() < 0.6
+    lines = ["date,a,b"]
+    for row in range(dice.choice([0, 1, 5, 60, 60])):
+        date = (
+            f"2020-01-{row % 28 + 1:02} {row // 28:02}:00:00" if dice.random() < 0.9 or not odd else dice.choice(cells)
+        )
+        a, b = (dice.choice(cells) if odd and dice.random() < 0.1 else f"{dice.gauss(0, 1):.3f}" for _ in "ab")
+        lines.append(f"2020-01-01 {row // 60:02}:{row % 60:02}:00,{a},{b}" if not odd else f"{date},{a},{b}")
+    scale = dice.choice(["", "", "e307", "e300"])
+    data = ("\n".join(lines).replace("\n0.", f"\n0.{scale}") + "\n").encode()
+    if dice.random() < 0.1:
+        data = b"date,a,b\n" + b"".join(
+            b"2020-01-01 00:%02d:00,%s,1\n" % (i, dice.choice([b"1e308", b"-1.7e308"])) for i in range(60)
+        )
+    if dice.random() < 0.3:
+        data = dice.choice(
+            [data[: dice.randint(0, len(data))], dice.randbytes(dice.randint(0, 200)), _flipped(data, dice)]
+        )
+    Path("odd.csv").write_bytes(data)
+    if dice.random() < 0.4:
+        return ["forecast", "with", f"run={SERIES_RUN}", "csv=odd.csv", "horizon=4"]
+    more = dice.choice([[], ["data.series.date=null"], ["data.series.columns=a"], ["data.series.stride=3"]])
+    return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.csv", "data.seq_len=8",
+            "data.validation=0.3", "data.series.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
+
+
+def _flipped(data, dice):
+    made = bytearray(data)
+    for _ in range(dice.randint(1, 8)):
+        if made:
+            made[dice.randrange(len(made))] ^= 1 << dice.randrange(8)
+    return bytes(made)
+
+
+def checkpoint(dice):
+    """A damaged checkpoint, and a command that reads it."""
+    shutil.rmtree("odd-run", ignore_errors=True)
+    shutil.copytree(RUN, "odd-run")
+    path = dice.choice(sorted(path for path in Path("odd-run").rglob("*") if path.suffix in (".json", ".safetensors")))
+    data = path.read_bytes()
+    if path.suffix == ".json" and dice.random() < 0.6:
+        told = json.loads(data)
+        place = told
+        for _ in range(dice.randint(0, 3)):
+            inner = [each for each in place.values() if isinstance(each, dict) and each]
+            place = dice.choice(inner) if inner else place
+        place[dice.choice(list(place))] = dice.choice(
+            [None, 1, -1, "x", "os:system", [], {}, 1e300, True, {"name": "x:y"}]
+        )
+        data = json.dumps(told).encode()
+    else:
+        data = dice.choice([data[: dice.randint(0, len(data))], b"", _flipped(data, dice), dice.randbytes(100)])
+    path.write_bytes(data)
+    return dice.choice(
+        [
+            ["segment", "with", "run=odd-run", "text=abc", "out=null"],
+            ["generate", "with", "run=odd-run", "text=abc"],
+            ["train", "with", "resume=odd-run", "-u"],
+            ["train", "with", *SMALL, "agent.load=odd-run", "-u"],
+        ]
+    )
+
+
+KINDS = {"line": command_line, "yaml": yaml_file, "corpus": data_file, "series": series_file, "checkpoint": checkpoint}
+
+
+class ValidError(Exception):
+    """Stands for the work of a command that got so far."""
+
+
+def _valid(*_, **__):
+    raise ValidError
+
+
+def _read_data(options, _record):
+    """Stands for training: reads what is small enough to read."""
+    if Path(options.config.data.source).exists() and options.config.data.words_documents <= 2000:
+        corpus = load_corpus(options.config.data)
+        corpus.validation(4)
+        corpus.train(seed=options.config.seed).next(2)
+    return {}
+
+
+@contextmanager
+def nothing_works(monkeypatch):
+    """Every command stops where its work would begin."""
+    ask_git_once(monkeypatch)
+    stubs = {
+        "tokenv.cli.train.train_and_show": _read_data,
+        "tokenv.cli.compare.show_comparison": lambda *_: {},
+        "tokenv.cli.variance.compare_estimators": lambda *_: {},
+        "tokenv.cli.bench.bench": _valid,
+        "tokenv.cli.evaluate.evaluate": _valid,
+        "tokenv.cli.generate.generate": _valid,
+        "tokenv.cli.forecast.forecast": _valid,
+        "sacred.Experiment.add_source_file": lambda *_: None,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(name, stub)
+    yield
+
+
+def outcome(line):
+    """``ok``, ``message``, or what went wrong: an exception, several lines, control characters, a stray folder, time."""
+    out, err, before = io.StringIO(), io.StringIO(), _folders()
+    started, status = time.perf_counter(), 0
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["tokenv", *line]):
+            main()
+    except SystemExit as end:
+        status = end.code
+    except ValidError:
+        pass
+    except BaseException as error:
+        return f"traceback: {type(error).__name__}: {str(error)[:200]}"
+    finally:
+        logging.getLogger().handlers, logging.getLogger().level = handlers, level
+    if (seconds := time.perf_counter() - started) > SECONDS:
+        return f"{seconds:.0f} s"
+    if status == 0:
+        return "ok"
+    told = [said for said in err.getvalue().splitlines() if not OF_SACRED.match(said)]
+    if status != 2 or len(told) != 1 or not told[0].startswith("tokenv: ") or HIDDEN.search(told[0]):
+        return f"exit {status!r} and {told!r}"[:400]
+    if _folders() != before:
+        return f"a stray folder {_folders() - before}"
+    return "message"
+
+
+def _folders():
+    """Folders of runs, but those of runs that began and are recorded as failed."""
+    found = [path for store in ("runs", "store") for path in Path(store).glob("*") if path.name != "_sources"]
+    return {str(path) for path in found if not (path / "run.json").exists() or _status(path) != "FAILED"}
+
+
+def _status(path):
+    return json.loads((path / "run.json").read_text())["status"]
+
+
+def try_one(kind, seed, counts: Counter):
+    """Try what a seed makes; the line and what went wrong, or None."""
+    line = KINDS[kind](random.Random(f"{kind} {seed}"))
+    found = outcome(line)
+    counts[kind, found if found in ("ok", "message") else "wrong"] += 1
+    return None if found in ("ok", "message") else (line, found)

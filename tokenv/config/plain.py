@@ -1,0 +1,96 @@
+"""What YAML files and words of a command line may hold: numbers, texts, true, false, null, lists and sections."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenv.errors import UserError
+
+DEEPEST, MOST = 32, 100_000  # levels and values: more is a mistake or an attack, and would exhaust stack or memory
+LARGEST = 2**1023  # whole numbers beyond it are no float any more
+
+
+def check_plain(value: Any, where: str) -> Any:
+    """A value as it is, if it is of what configurations are made of.
+
+    Args:
+        value: as a parser gave it; its keys may still be anything that can be a key.
+        where: file or key, for the message.
+
+    Raises:
+        UserError: it holds anything else, is nested too deeply or is too large.
+    """
+    level, seen = [value], 0
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for each in level:
+            _check_one(each, where)
+            if isinstance(each, Mapping):
+                below += [*each.keys(), *each.values()]
+            elif isinstance(each, list | tuple):
+                below += each
+            if seen + len(below) > MOST:
+                raise UserError(f"{where} holds more than {MOST:,} values: expected a configuration")
+        if not below:
+            return value
+        seen += len(below)
+        level = below
+    raise UserError(f"{where} is nested more than {DEEPEST} levels deep: expected a configuration")
+
+
+def _check_one(value: Any, where: str) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:
+        raise UserError(f"{where}: a number of {value.bit_length():,} bits: expected one below 1e308")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{where} = {value[:80]!r}: expected text without NUL characters")
+    if not (value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)):
+        raise UserError(
+            f"{where} = {value!r}: expected a number, text, true or false, null, or a list or section of these"
+        )
+
+
+def read_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Words of a command line as nested values, and the names and files among them.
+
+    ``a.b=VALUE`` sets key b of section a; VALUE is read as a Python literal, or else is text. ``true``, ``false`` and
+    ``null`` are as in YAML.
+
+    Raises:
+        UserError: a value is none of a configuration's, or a word goes into what another word has made a value.
+    """
+    values: dict[str, Any] = {}
+    names = []
+    for word in words:
+        key, equals, text = (part.strip() for part in word.partition("="))
+        if equals:
+            _set(values, key, check_plain(_literal(text, key), key))
+        elif key:
+            names.append(key)
+    return values, names
+
+
+def _literal(text: str, key: str) -> Any:
+    if text in YAML_WORDS:
+        return YAML_WORDS[text]
+    try:
+        return ast.literal_eval(text)
+    except (RecursionError, MemoryError):
+        raise UserError(f"{key} is nested too deeply: expected a plain value, a list or a section") from None
+    except (ValueError, SyntaxError, TypeError):
+        return text
+
+
+YAML_WORDS = {"true": True, "false": False, "null": None}
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    if len(sections) > DEEPEST or not all((*sections, last)):
+        raise UserError(f"{key[:80]!r} is no key: expected words with dots between, such as train.symbols=1e6")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UserError(f"{key} is given, and {section} = {values!r}, too: drop one of them")
+    values[last] = value

@@ -1,0 +1,85 @@
+"""What a run needs at the very least, against what the machine has: refused before work starts, not hours after."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from tokenv.config.schema import Config
+from tokenv.data.series.config import SYNTHETIC_SERIES
+from tokenv.errors import UserError
+from tokenv.lm.config import UNetConfig
+from tokenv.run.hardware import resolve_device
+
+STATES = 4  # every parameter comes with a gradient and AdamW's two moments
+KEPT = 6  # activations [B, N, D] that a layer keeps for its backward pass, at the very least
+SYMBOLS = 256  # a byte's logits; a density over values has fewer, and matters less
+TEXT = 64  # bytes of a synthetic document, at the very least
+
+
+def model_parameters(model: UNetConfig) -> int:
+    """Entries of the layers' matrices and of the direct head: what is large in a large model."""
+    byte = (model.down_layers + model.up_layers) * (4 + 3 * model.byte_mlp)
+    token = model.mid_layers * (4 + 3 * model.token_mlp)
+    return model.width**2 * (byte + token) + model.width * (2 + model.horizon) * SYMBOLS
+
+
+def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1) -> dict[str, int]:
+    """The least that training needs, in bytes: what takes it, by the keys that one would lower.
+
+    Args:
+        config: the run.
+        parameters: of agent and estimator.
+        samples: of the boundaries of each sequence.
+    """
+    model, data = config.model, config.data
+    number = 8 if config.hardware.precision == "float64" else 4
+    activation = config.train.batch_size * data.seq_len * (number if number == 8 else 2)
+    kept = KEPT * (model.down_layers + model.up_layers) * model.width + SYMBOLS
+    corpus = 0
+    if data.source == "words":
+        corpus = (data.words_documents + data.words_lexicon) * TEXT
+    if data.source in SYNTHETIC_SERIES:
+        corpus = data.series.count * data.series.length * 9
+    return {
+        "model": (model_parameters(model) + parameters) * number * STATES,
+        "train.batch_size, data.seq_len": activation * (kept + (samples - 1) * model.width),
+        "data": corpus,
+    }
+
+
+def check_training(config: Config, *, parameters: int = 0, samples: int = 1) -> None:
+    """Refuse a run that cannot fit in memory; see ``training_bytes``.
+
+    Raises:
+        UserError: it cannot; the message names what takes most.
+    """
+    needed = training_bytes(config, parameters=parameters, samples=samples)
+    most = max(needed, key=needed.__getitem__)
+    _check("this run", sum(needed.values()), config.hardware.device, f"most of it by {most}: lower these")
+
+
+def check_generation(config: Config, rows: int, symbols: int) -> None:
+    """Refuse to write so many symbols that what attention remembers of them cannot fit in memory.
+
+    Args:
+        config: of the run that writes.
+        rows: written together.
+        symbols: of a row, the prompt's included.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    needed = rows * symbols * (config.model.mid_layers * 2 * config.model.width * 2 + 8)
+    _check(f"writing {symbols:,} symbols", needed, config.hardware.device, "ask for fewer")
+
+
+def _check(what: str, needed: int, device: str, advice: str) -> None:
+    there = resolve_device(device)
+    cuda = there.type == "cuda"
+    has = torch.cuda.get_device_properties(there).total_memory if cuda else psutil.virtual_memory().total
+    if needed > has:
+        raise UserError(
+            f"{what} would need at least {needed / 2**30:,.1f} GiB of memory, and {there} has {has / 2**30:,.1f} GiB: "
+            f"{advice}"
+        )
