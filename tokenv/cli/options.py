@@ -71,7 +71,7 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     # Sacred reads text=42 as a number; what should be text stays what was typed.
     texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
     typed = {key: _text(value) if key in texts else value for key, value in updates.items()}
-    options = make(kind, typed)
+    options: Any = make(kind, typed)
     folders.find(options.run, options.checkpoint)  # before anything is stored
     return options
 
