@@ -139,7 +139,7 @@ def check_parts(config: Config) -> None:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _ = _build_learners(config, codec, precision, pretrained=False)
-    modules = [agent] if estimator is None else [agent, estimator]
+    modules: list[torch.nn.Module] = [agent] if estimator is None else [agent, estimator]
     parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
     check_training(config, parameters=parameters, samples=1 if estimator is None else estimator.sampling.samples)
 
