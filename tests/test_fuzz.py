@@ -12,9 +12,6 @@ from tokenv.config.files import merge
 from tokenv.config.schema import Config
 from tokenv.run.train import train
 
-SAFE_LOADING = pytest.mark.xfail(reason="depends on checkpoints that are checked when they are loaded", strict=False)
-PARTS = [pytest.param(kind, marks=SAFE_LOADING if kind == "checkpoint" else ()) for kind in KINDS]
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -59,12 +56,12 @@ def run(kind, count, place, monkeypatch, capsys):
         )
 
 
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_malformed_ends_with_one_message(kind, place, monkeypatch, capsys):
     run(kind, 30, place, monkeypatch, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_malformed_ones_end_with_one_message(kind, place, monkeypatch, capsys):
     run(kind, {"line": 6000, "yaml": 2000}.get(kind, 1000), place, monkeypatch, capsys)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from shrunk import ask_git_once
 from test_fuzz import place  # noqa: F401
 
 from tokenv.cli import main as cli
@@ -28,7 +27,6 @@ from tokenv.errors import FailedError, MissingFileError, UserError
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    ask_git_once(monkeypatch)
     monkeypatch.setattr("sacred.Experiment.add_source_file", lambda *_: None)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tokenv.cli import main
 from tokenv.cli.main import COMMANDS, USAGE, run_command
+from tokenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
@@ -81,7 +82,7 @@ def test_mistakes_end_with_one_message_before_anything_starts(
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ImportError("no module tokenizers"), 2, "tokenv: no module tokenizers\n"),
+        (UserError("rate = 2"), 2, "tokenv: rate = 2\n"),
         (KeyboardInterrupt(), 130, "tokenv: stopped\n"),
         (KeyboardInterrupt("go on"), 130, "tokenv: go on\n"),
     ],

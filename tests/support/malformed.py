@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import zstandard
-from shrunk import CONFIGS, ask_git_once
+from shrunk import CONFIGS
 
 from tokenv.bench.measure import BenchOptions
 from tokenv.cli.evaluate import EvaluateOptions
@@ -403,7 +403,6 @@ def _read_data(options, _record):
 @contextmanager
 def nothing_works(monkeypatch):
     """Every command stops where its work would begin."""
-    ask_git_once(monkeypatch)
     stubs = {
         "tokenv.cli.train.train_and_show": _read_data,
         "tokenv.cli.compare.show_comparison": lambda *_: {},
