@@ -10,8 +10,10 @@ import pytest
 LOOP = """
 import signal, sys, time
 from tokenv.run.interrupt import Interruptible
-if "nohup" in sys.argv:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# As from a terminal, wherever the tests themselves run: what they ignore, this process would ignore, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)
 try:
     with Interruptible(at_once=True):
         try:
