@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tokenv.cli import sacred
 from tokenv.cli.main import run_command
+from tokenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +61,20 @@ def test_a_full_disk_leaves_the_old_record(
     assert (trained / "run.json").read_text() == before
     observer.save_json({"status": "FAILED"}, "run.json")
     assert json.loads((trained / "run.json").read_text()) == {"status": "FAILED"}
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "message"),
+    [
+        ("agent: {name: uniform, 'a=b': 1}", [], "Invalid key"),
+        ("agent: {name: uniform}", ["-s", "sqlite:///x.db"], "needs the package sqlalchemy"),
+    ],
+)
+def test_what_sacred_cannot_take_is_one_message(
+    content: str, flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    (tmp_path / "odd.yaml").write_text(content)
+    with pytest.raises(UserError, match=message):
+        run_command("bench", ["with", "odd.yaml", "repeats=1", *(flags or ["-u"])])

@@ -9,8 +9,8 @@ import math
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -38,6 +38,7 @@ SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv 
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
 Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
+OBSERVERS_NEED = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # packages behind Sacred's flags, which we do not require
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
 
 
@@ -165,7 +166,8 @@ def run_experiment(
         return work(options, Record(_run))
 
     own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
-    experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
+    with _sacreds_refusals():
+        experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
     if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
         experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
     store = flags["--file_storage"] or (RUNS if experiment.observers else None)
@@ -174,13 +176,28 @@ def run_experiment(
     for observer in experiment.observers:
         if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
             _check_new(Path(observer.basedir), flags["--id"])
-    with Interruptible(at_once=True):
-        try:
-            return experiment.run(flags["COMMAND"], options=flags).result
-        except RuntimeError as error:
-            if str(error).startswith(("EnforceClean", "No version control")):  # Sacred's --enforce_clean
-                raise UserError(str(error)) from error
-            raise
+    with Interruptible(at_once=True), _sacreds_refusals():
+        return experiment.run(flags["COMMAND"], options=flags).result
+
+
+@contextmanager
+def _sacreds_refusals() -> Iterator[None]:
+    """What Sacred refuses is the user's to mend: keys that it cannot store, flags whose packages are not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error).startswith(("EnforceClean", "No version control")):  # --enforce_clean
+            raise UserError(str(error)) from error
+        raise
+    except KeyError as error:
+        if str(error.args[0]).startswith("Invalid key"):
+            raise UserError(str(error.args[0])) from error
+        raise
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in OBSERVERS_NEED:
+            raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
+        raise
 
 
 def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
