@@ -78,3 +78,9 @@ def test_what_sacred_cannot_take_is_one_message(
     (tmp_path / "odd.yaml").write_text(content)
     with pytest.raises(UserError, match=message):
         run_command("bench", ["with", "odd.yaml", "repeats=1", *(flags or ["-u"])])
+
+
+@pytest.mark.parametrize("word", ["stop='\\ud800'", "text=\udcff"])
+def test_half_a_character_is_one_message(word: str) -> None:
+    with pytest.raises(UserError, match="expected Unicode text"):
+        run_command("generate", ["with", "run=runs/1", word])
