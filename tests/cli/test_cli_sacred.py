@@ -80,7 +80,12 @@ def test_what_sacred_cannot_take_is_one_message(
         run_command("bench", ["with", "odd.yaml", "repeats=1", *(flags or ["-u"])])
 
 
-@pytest.mark.parametrize("word", ["stop='\\ud800'", "text=\udcff"])
+@pytest.mark.parametrize("word", ["stop='\\ud800'", "text='\\ud800'"])
 def test_half_a_character_is_one_message(word: str) -> None:
     with pytest.raises(UserError, match="expected Unicode text"):
         run_command("generate", ["with", "run=runs/1", word])
+
+
+def test_bytes_that_were_typed_and_are_no_utf8_are_read(trained: Path) -> None:
+    assert run_command("segment", ["with", f"run={trained}", "text=a\udcff", "out=null"])["characters"] == 2
+    run_command("generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new=2"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokenv.cli.options import TextOptions, check_text, resolve_options
+from tokenv.cli.options import TextOptions, check_text, encode, resolve_options
 from tokenv.cli.passages import show
 from tokenv.cli.sacred import Record, run_experiment
 from tokenv.env.generate import generate
@@ -67,7 +67,7 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
         options.max_new,
         temperature=options.temperature,
         top_p=options.top_p,
-        stop=None if options.stop is None else options.stop.encode(),
+        stop=None if options.stop is None else encode(options.stop),
         generator=torch.Generator(device).manual_seed(options.seed),
     )
     data = bytes(written.symbol_BN[0].tolist())

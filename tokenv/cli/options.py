@@ -56,7 +56,7 @@ class TextOptions(RunOptions):
 
     def read(self) -> bytes:
         """The text's bytes."""
-        return Path(self.file).read_bytes() if self.file is not None else _encode(self.text or "")
+        return Path(self.file).read_bytes() if self.file is not None else encode(self.text or "")
 
 
 def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> Any:
@@ -81,12 +81,9 @@ def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value if value is None else str(value)
 
 
-def _encode(text: str) -> bytes:
+def encode(text: str) -> bytes:
     """A text's bytes; those that were typed but are no UTF-8 stay as they are."""
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
-        return text.encode(errors="replace")
+    return text.encode(errors="surrogateescape")
 
 
 def take_own(kind: type, updates: dict[str, Any]) -> dict[str, Any]:

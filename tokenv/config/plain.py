@@ -45,12 +45,21 @@ def _check_one(value: Any, where: str) -> None:
         raise UserError(f"{where}: a number of {value.bit_length():,} bits: expected one below 1e308")
     if isinstance(value, str) and "\0" in value:
         raise UserError(f"{where} = {value[:80]!r}: expected text without NUL characters")
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+    if isinstance(value, str) and not _is_text(value):
         raise UserError(f"{where} = {value[:80]!a}: expected Unicode text; other bytes can come from a file")
     if not (value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)):
         raise UserError(
             f"{where} = {value!r}: expected a number, text, true or false, null, or a list or section of these"
         )
+
+
+def _is_text(value: str) -> bool:
+    """Whether it has bytes: Unicode does, and so have bytes that were typed and are no UTF-8 (PEP 383)."""
+    try:
+        value.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
