@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
-from tokenv.env.rollout import rescore, rescore_head
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
@@ -19,7 +18,7 @@ from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
 from tokenv.run.progress import ProgressFile
 from tokenv.run.state import History, Log, RunState
-from tokenv.run.update import accumulate, backward, descend, grad_norm, learning_rate, make_optimizer
+from tokenv.run.update import accumulate, backward, descend, grad_norm, learning_rate, make_optimizer, replays
 from tokenv.storage import checkpoints
 
 
@@ -100,13 +99,9 @@ def train(
             if not math.isfinite(metrics[unit] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
                 raise NotFiniteError(_not_finite(state.step, metrics, env.origin, folder))
             descend(optimizer, parameters, config.train.clip)
-            for _ in range(parts.num_epochs - 1):
-                for td in rollouts:
-                    backward(rescore(parts.lm, parts.agent, td), parts, config.loss, passes=config.train.accumulate)
-                descend(optimizer, parameters, config.train.clip)
-            for _ in range(parts.head_epochs):
-                for td in rollouts:
-                    backward(rescore_head(parts.agent, td), parts, config.loss, passes=config.train.accumulate)
+            for again in replays(parts, rollouts):
+                for td in again:
+                    backward(td, parts, config.loss, passes=config.train.accumulate)
                 descend(optimizer, parameters, config.train.clip)
 
             state.step, state.symbols = state.step + 1, state.symbols + per_step

@@ -1,7 +1,7 @@
 """One update: a rollout's gradients, and a step along them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config.schema import LossConfig, TrainConfig
+from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.run.parts import Parts
 
@@ -71,6 +72,22 @@ def accumulate(
         if parts.num_epochs > 1 or parts.head_epochs:
             kept.append(td.detach())
     return sums, kept
+
+
+def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[Iterator[TensorDictBase]]:
+    """What an update's further steps learn from: its rollouts, scored again when they are asked for.
+
+    Args:
+        parts: the model and who learns.
+        rollouts: detached.
+
+    Yields:
+        Of each further step the rollouts; after the epochs come the steps of the policy alone, its encodings kept.
+    """
+    for _ in range(parts.num_epochs - 1):
+        yield (rescore(parts.lm, parts.agent, td) for td in rollouts)
+    for _ in range(parts.head_epochs):
+        yield (rescore_head(parts.agent, td) for td in rollouts)
 
 
 def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config.schema import LossConfig
-from tokenv.env.rollout import rescore, rescore_head, rollout
+from tokenv.env.rollout import rollout
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.parts import Parts
-from tokenv.run.update import backward
+from tokenv.run.update import backward, replays
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,9 @@ def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None
     """One update's work without the optimiser's."""
     td = rollout(parts.lm, parts.agent, symbol_BN, parts.sampling, generator=generator)
     backward(td, parts, LossConfig())
-    stored = td.detach()
-    for _ in range(parts.num_epochs - 1):
-        backward(rescore(parts.lm, parts.agent, stored), parts, LossConfig())
-    for _ in range(parts.head_epochs):
-        backward(rescore_head(parts.agent, stored), parts, LossConfig())
+    for again in replays(parts, [td.detach()]):
+        for scored in again:
+            backward(scored, parts, LossConfig())
     for module in parts.modules.values():
         module.zero_grad(set_to_none=True)
 
