@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -21,7 +19,7 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import UserError
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
-from tokenv.run.hardware import prepare, resolve_device
+from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.update import backward, descend, make_optimizer
 
@@ -183,16 +181,6 @@ def _peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return peak_resident_memory()
-
-
-def peak_resident_memory() -> float:
-    """Largest resident memory of this process so far, in GiB."""
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset / 2**30
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch.device) -> dict[str, dict[str, str]]:

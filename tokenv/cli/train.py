@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from tokenv import keys
-from tokenv.bench.measure import peak_resident_memory
 from tokenv.cli.options import stored_config, take_own
 from tokenv.cli.passages import passage_of, show, write_page
 from tokenv.cli.sacred import Record, complete_record, run_experiment
@@ -27,6 +26,7 @@ from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
+from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History, RunState, check_checkpoint

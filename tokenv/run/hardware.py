@@ -3,6 +3,7 @@
 import ctypes
 import sys
 
+import psutil
 import torch
 
 from tokenv.config.schema import HardwareConfig
@@ -51,3 +52,13 @@ def prepare(config: HardwareConfig) -> None:
             trim_threshold, mmap_max = -1, -4  # names of malloc.h
             mallopt(mmap_max, 0)
             mallopt(trim_threshold, 2**31 - 1)
+
+
+def peak_resident_memory() -> float:
+    """Largest resident memory of this process so far, in GiB."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**30
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
