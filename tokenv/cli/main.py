@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from tokenv.config.files import named_configs
 from tokenv.errors import REPORT, FailedError, UserError, nearest
 from tokenv.report.characters import plain
 
@@ -78,9 +77,6 @@ def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
-        return
-    if arguments[0] == "configs":  # without torch, which takes seconds
-        print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
         return
     try:
         run_command(arguments[0], arguments[1:])

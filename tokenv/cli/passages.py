@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from tokenv.report.characters import Character, characters
 from tokenv.report.html import segment_page
 from tokenv.report.table import console
 from tokenv.report.terminal import coloured_text
+from tokenv.report.theme import colour_ends
 from tokenv.run.stored import Segmented, Trained
 
 
@@ -32,6 +31,5 @@ def write_page(path: Path, title: str, passage: list[Character], trained: Traine
 
 
 def _scale(passage: list[Character]) -> tuple[float, float]:
-    """Ends of the colour scale: the 1st and 99th percentile, so that a cautious policy's structure is seen too."""
-    low, high = np.quantile([character.probability for character in passage[1:] or passage], [0.01, 0.99]).tolist()
-    return (low, high) if high - low > 1e-3 else (0.0, 1.0)
+    """Ends of the colour scale; the first boundary is forced."""
+    return colour_ends([character.probability for character in passage[1:] or passage])

@@ -1,6 +1,9 @@
 """The look of all reports: colours of lines, of pages, and of probabilities."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 # Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
 BLUE, ORANGE, GREEN, PINK, AMBER, SKY = LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -53,6 +56,21 @@ _CODES = (
     "aba072 b4a76f bcae6c c4b468 cdbb63 d5c25e dec958 e7d150 f0d846 f9e03a fee838"
 )
 PALETTE = tuple(f"#{code}" for code in _CODES.split())
+
+
+def colour_ends(probabilities: Sequence[float]) -> tuple[float, float]:
+    """Ends of the colour scale: the 1st and 99th percentile, so that a cautious policy's structure is seen too.
+
+    Args:
+        probabilities: that are to be coloured.
+
+    Returns:
+        All of [0, 1] if there are none or if they are alike.
+    """
+    if not probabilities:
+        return (0.0, 1.0)
+    low, high = map(float, np.quantile(probabilities, [0.01, 0.99]))
+    return (low, high) if high - low > 1e-3 else (0.0, 1.0)
 
 
 def level(probability: float, scale: tuple[float, float]) -> int:

@@ -13,6 +13,7 @@ from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.significance import LEVEL, Difference
 from tokenv.report.characters import Character, characters, plain
 from tokenv.report.curves import Curve, drawable, running_mean
+from tokenv.report.theme import colour_ends
 
 _SMOOTHING = 25  # a running mean spans one part in so many of its curve
 _NAMED = 3  # methods that a sentence names
@@ -232,8 +233,4 @@ def colour_scale(comparison: Comparison) -> tuple[float, float]:
         are alike.
     """
     texts = [text for method in comparison.methods for text in passages(method)]
-    values = [c.probability for text in texts for c in text if 0 < c.probability < 1]
-    if not values:
-        return (0.0, 1.0)
-    low, high = map(float, np.quantile(values, [0.01, 0.99]))
-    return (low, high) if high - low > 1e-3 else (0.0, 1.0)
+    return colour_ends([c.probability for text in texts for c in text if 0 < c.probability < 1])
