@@ -69,11 +69,15 @@ class Sampling:
         return self.num_samples or 1
 
 
-class DrawsBoundaries(Protocol):
-    """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
+class ReadsObservations(Protocol):
+    """What an observer asks of an agent."""
 
     in_keys: list[str]
     window: int
+
+
+class DrawsBoundaries(ReadsObservations, Protocol):
+    """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
 
     @property
     def autoregressive(self) -> bool:
@@ -86,11 +90,8 @@ class DrawsBoundaries(Protocol):
         """What ``draw`` gives, for boundaries that are given."""
 
 
-class ActsAtOnePosition(Protocol):
+class ActsAtOnePosition(ReadsObservations, Protocol):
     """What writing on asks of an agent; see ``tokenv.agents.base.Agent``."""
-
-    in_keys: list[str]
-    window: int
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read an observation and its noise, write ``action`` and ``boundary_prob``."""

@@ -6,7 +6,6 @@ A new key of the observation is a name in ``tokenv.keys`` and a line or two here
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +14,8 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 
 from tokenv import keys
+from tokenv.contracts import ReadsObservations
 from tokenv.lm.unet import UNet
-
-
-class ReadsObservations(Protocol):
-    """What an observer asks of an agent."""
-
-    in_keys: list[str]
-    window: int
 
 
 @dataclass(frozen=True)
