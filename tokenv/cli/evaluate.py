@@ -17,9 +17,10 @@ from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
 from tokenv.report.table import console, summary_table
+from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
-from tokenv.run.stored import load_run
+from tokenv.run.stored import Trained, load_run
 from tokenv.tasks.formats import check_tasks, load_questions
 from tokenv.tasks.score import score
 
@@ -37,6 +38,8 @@ class EvaluateOptions(RunOptions):
         task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
             ``"task_files.piqa=['ROWS', 'LABELS']"``.
         questions: at most so many of each task; null for all.
+        calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
+            validation sequences, as many again.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +49,7 @@ class EvaluateOptions(RunOptions):
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict)
     questions: int | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +62,10 @@ class EvaluateOptions(RunOptions):
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
         if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
             raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        if self.calibrate and self.split != "validation":
+            raise UserError(
+                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
+            )
         for name, files in self.task_files.items():
             if not isinstance(files, str | list | tuple) or not files:
                 raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
@@ -81,7 +89,7 @@ def run(arguments: list[str]) -> Any:
 
 
 def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
-    """Held-out loss and that of tasks' answers, with sampled and with thresholded boundaries."""
+    """Held-out loss and that of tasks' answers: boundaries sampled, thresholded, and at the exact rate if asked."""
     trained = load_run(options.run, options.checkpoint)
     prepare(trained.config.hardware)
     if options.task_names:
@@ -89,16 +97,17 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
-    held_out = _held_out(data, options, progress)
+    ways: dict[str, dict[str, Any]] = {"sampled": {"threshold": False}, "thresholded": {"threshold": True}}
+    if options.calibrate:
+        held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
+        ways["calibrated"] = {"logit_bias": _bias(trained, own, options)}
+    else:
+        held_out = _held_out(data, options, progress)
     results = {}
-    for name, threshold in (("sampled", False), ("thresholded", True)):
-        how: dict[str, Any] = {
-            "batch_size": options.batch_size,
-            "seed": options.seed,
-            "threshold": threshold,
-            "progress": progress,
-        }
+    for name, way in ways.items():
+        how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress} | way
         results[name] = evaluate(trained.parts, held_out, tolerance=data.tolerance, **how).metrics()
+        results[name] |= {key: value for key, value in way.items() if key == "logit_bias"}
         rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
         for task, questions in tasks.items():
             scored = score(trained.parts, questions, seq_len=trained.config.data.seq_len, **how)
@@ -108,6 +117,15 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {whence}"
         console().print(summary_table(rows, title=title))
     return results
+
+
+def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> float:
+    rate = trained.config.rate
+    bias = calibrate(trained.parts, own, rate, batch_size=options.batch_size, seed=options.seed)
+    if bias is None:
+        name = trained.config.agent["name"]
+        raise UserError(f"calibrate = True: no logit bias brings agent {name!r} to rate = {rate:g}: leave it out")
+    return bias
 
 
 def _held_out(data: DataConfig, options: EvaluateOptions, progress: bool) -> SequenceBatch:
