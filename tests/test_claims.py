@@ -14,10 +14,9 @@ import shrunk
 import yaml
 
 from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
-from tokenv.compare.options import resolve_comparison
+from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.config.schema import Config
-from tokenv.run.interrupt import PARENT
 
 
 def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     """What the first one is at, the second one leaves until the end, waits for, and finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
@@ -118,28 +117,39 @@ def test_two_comparisons_on_one_store_train_each_run_once(
 
 CHILD = """
 import time
-from tokenv.run.interrupt import Interruptible, end_with_parent
-end_with_parent()
-try:
-    with Interruptible(at_once=True):
-        print("up", flush=True)
-        time.sleep(60)
-except KeyboardInterrupt:
-    print("told", flush=True)
+from tokenv.run.interrupt import Interruptible
+
+def work(path):
+    try:
+        with Interruptible(at_once=True):
+            open(path, "w").write("up")
+            time.sleep(60)
+    except KeyboardInterrupt:
+        open(path, "w").write("told")
 """
-PARENTS = f"""
-import os, subprocess, sys
-subprocess.run([sys.executable, "-c", {CHILD!r}], env=os.environ | {{{PARENT!r}: str(os.getpid())}})
+PARENT = """
+import pathlib, sys
+from tokenv.compare.process import Job
+if __name__ == "__main__":
+    Job("child:work", [sys.argv[1]], pathlib.Path(sys.argv[1] + ".log")).wait()
 """
 
 
-def test_a_process_ends_with_the_one_that_started_it() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENTS], cwd=shrunk.ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "up\n"
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + 60
+        while not (told.exists() and told.read_text() == text):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT)}
+    with subprocess.Popen([sys.executable, "parent.py", str(told)], cwd=tmp_path, env=environment) as parent:
+        wait_for("up")
         started = time.monotonic()
         parent.send_signal(signal.SIGKILL)
-        assert parent.stdout.read() == "told\n"
+        wait_for("told")
         assert time.monotonic() - started < 10

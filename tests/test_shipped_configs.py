@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS))
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
     shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
     methods = set(shrunk.content(name)["methods"])
     assert methods_in_report(folder) == methods

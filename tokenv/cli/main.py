@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -68,13 +69,16 @@ def told(error: BaseException) -> str | None:
     return None if text is None else plain(text)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that was typed.
 
     What is not ours ends with one message: exit status 2 where the command line, a file or the machine is at fault, 1
     where work came to nothing. Anything else keeps its traceback, and ends with the wish for a report.
+
+    Args:
+        arguments: what follows ``tokenv``; None for this process's own.
     """
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return

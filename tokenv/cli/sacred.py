@@ -21,7 +21,7 @@ from docopt import DocoptExit, docopt
 
 from tokenv.config.plain import read_words
 from tokenv.errors import UserError
-from tokenv.run.interrupt import Interruptible, end_with_parent
+from tokenv.run.interrupt import Interruptible
 from tokenv.storage import trust
 from tokenv.storage.atomic import write_atomically
 
@@ -139,7 +139,6 @@ def run_experiment(
     Raises:
         UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
-    end_with_parent()
     experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):

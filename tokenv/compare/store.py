@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,27 @@ class StoredRun:
 def read_run(folder: Path) -> StoredRun | None:
     """A stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
-        told, values = (json.loads((folder / name).read_text()) for name in ("run.json", "config.json"))
+        told = json.loads((folder / "run.json").read_text())
+        if told.get("experiment", {}).get("name") != "tokenv-train":
+            return None
+        config = _config(folder / "config.json", (folder / "config.json").stat().st_mtime_ns)
     except (OSError, json.JSONDecodeError):  # no run, or one that is being written
         return None
-    if told.get("experiment", {}).get("name") != "tokenv-train":
-        return None
-    known = {key: value for key, value in values.items() if key != "resume"}
-    try:
-        config = resolve([], {}, base=known)
-    except ValueError:
+    if config is None:
         return None
     beat = told.get("heartbeat") or told["start_time"]
     last = datetime.fromisoformat(beat).replace(tzinfo=UTC).timestamp()
     return StoredRun(folder, config, told["status"], time.time() - last)
+
+
+@cache
+def _config(path: Path, _written: int) -> Config | None:
+    """A run's configuration, read once: comparisons look through their store for each of their runs."""
+    known = {key: value for key, value in json.loads(path.read_text()).items() if key != "resume"}
+    try:
+        return resolve([], {}, base=known)
+    except ValueError:
+        return None
 
 
 def finished_run(folder: Path) -> StoredRun:

@@ -29,7 +29,8 @@ from tokenv.report.table import console
 _SCORES = ("precision", "recall", "f1")
 
 
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write rows, control characters in text made visible."""
     # Folders may have names that are no valid Unicode.
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
@@ -42,7 +43,18 @@ def _figures(comparison: Comparison) -> dict[str, str]:
     """Column to attribute of ``ComparedRun``, beside the loss."""
     test = {f"test_{comparison.unit}": "loss_test"} if comparison.has_test else {}
     early = {f"{comparison.unit}_early": "loss_early"}
-    return test | early | {name: name for name in ("boundary_rate", "flops", "seconds")}
+    raw = (
+        {f"{comparison.unit}_raw": "loss_raw", "boundary_rate_raw": "boundary_rate_raw"}
+        if comparison.calibrated
+        else {}
+    )
+    return (
+        test
+        | early
+        | {"area": "area", "boundary_rate": "boundary_rate"}
+        | raw
+        | {"flops": "flops", "seconds": "seconds"}
+    )
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
@@ -76,7 +88,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         for method in methods
     ]
     errors = ("seed_error", "document_error")
-    paths = [_write(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
+    paths = [write_csv(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
 
     rows = [
         [
@@ -90,7 +102,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         for method in methods
         for run in method.runs
     ]
-    paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
+    paths.append(write_csv(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
     header = ["first", "second", "difference", *errors, "low", "high", "p", "p_holm", "verdict", "sentence"]
     rows = [
@@ -100,10 +112,10 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         ]
         for pair, d in comparison.differences.items()
     ]
-    paths.append(_write(folder / "pairs.csv", header, rows))
+    paths.append(write_csv(folder / "pairs.csv", header, rows))
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
-    paths.append(_write(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
+    paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
     return paths
 
 
