@@ -16,7 +16,7 @@ from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.run.parts import build_parts
 
-LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds")
+LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class CompareOptions:
         tune_seeds: seeds that nothing but tuning sees.
         protocols: name to what it changes of all of the above; each is a comparison of its own with the same methods,
             and a summary says how methods fare in all of them. Empty for one comparison.
+        only_protocols: protocols to run and show; all where empty.
 
     Raises:
         UserError: there is nothing to compare, or a value is out of range.
@@ -94,6 +95,7 @@ class CompareOptions:
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
     protocols: dict[str, Any] = field(default_factory=dict)
+    only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.runs and not self.methods:
@@ -119,6 +121,11 @@ class CompareOptions:
             for name in names:
                 if name not in self.methods and not self.runs:
                     raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
+        for name in self.only_protocols:
+            if name not in self.protocols:
+                raise UserError(
+                    f"only_protocols names {name!r}, which is none: they are {', '.join(self.protocols) or 'not given'}"
+                )
         for name, least in (("jobs", 1), ("passages", 0), ("bpe_vocabulary", 256)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
@@ -145,9 +152,11 @@ class CompareOptions:
         """
         if not self.protocols:
             return {"": self}
-        values = asdict(self) | {"protocols": {}}
+        values = asdict(self) | {"protocols": {}, "only_protocols": []}
         found = {}
         for name, changes in self.protocols.items():
+            if self.only_protocols and name not in self.only_protocols:
+                continue
             if not isinstance(changes, dict):
                 raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
             check_keys(changes, f"protocols.{name}", CompareOptions)
@@ -255,7 +264,7 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     for key in LISTS:
         if key in made and not isinstance(made[key], list | tuple):
             made[key] = [made[key]]
-    for key in ("only", "skip"):
+    for key in ("only", "skip", "only_protocols"):
         if key in made:
             made[key] = [str(name) for name in made[key]]
     return made | ({"against": str(made["against"])} if "against" in made else {})

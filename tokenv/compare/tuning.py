@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenv.compare.assessment import Wishes, assessed
+from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.settings import flat
 from tokenv.config.files import merge
@@ -52,17 +52,17 @@ def trials(options: CompareOptions, start: Path | None, protocol: str = "") -> l
             more: dict[str, Any] = {}
             for key, value in chosen.items():
                 more = merge(more, _nested(key, value))
-            tasks = [
-                replace(
-                    options.task(method, seed, start=start, more=more),
-                    method=name,
-                    wishes=_wishes(options),
-                    protocol=protocol,
-                )
-                for seed in options.tune_seeds
-            ]
-            found.append(Trial(method, more, tasks))
+            tasks = [options.task(method, seed, start=start, more=more) for seed in options.tune_seeds]
+            found.append(Trial(method, more, [_briefly(task, name, protocol) for task in tasks]))
     return found
+
+
+def _briefly(task: Task, name: str, protocol: str) -> Task:
+    """The same without what only a report shows: nothing but the last loss counts."""
+    config, wishes = task.config, task.wishes
+    assert wishes is not None
+    validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
+    return Task(name, replace(config, validation=validation), replace(wishes, passages=0), protocol)
 
 
 def choose(
@@ -78,16 +78,12 @@ def choose(
     best: dict[str, tuple[float, dict[str, Any]]] = {}
     for trial in tried:
         found = [folders[task.label] for task in trial.tasks]
-        measured = [folder and assessed(folder, _wishes(options)) for folder in found]
+        measured = [folder and assessed(folder, replace(options.wishes, passages=0)) for folder in found]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:
                 best[trial.method] = (loss, trial.changes)
     return {method: changes for method, (_, changes) in best.items()}
-
-
-def _wishes(options: CompareOptions) -> Wishes:
-    return replace(options.wishes, passages=0)
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
