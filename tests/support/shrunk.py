@@ -87,10 +87,18 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
     """What makes a comparison small: all methods (or those of ``only``), one seed, nothing but their size changed."""
-    base = content(settings["base"])
-    found = [*words(_of_run(base), "common."), "seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
-    if base["data"]["source"] == TABLE:
-        found.append("common.data.series.columns=OT")
+    found = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
+    if "base" in settings:
+        base = content(settings["base"])
+        found += words(_of_run(base), "common.")
+        if base["data"]["source"] == TABLE:
+            found.append("common.data.series.columns=OT")
+    for name, protocol in settings.get("protocols", {}).items():
+        small = _of_run(content(protocol["base"]))
+        found += [*words(small, f"protocols.{name}.common."), *words(small, f"protocols.{name}.shared.")]
+    found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
+    if settings.get("tune"):
+        found.append("tune_seeds=[100]")
     for name, changes in settings["methods"].items():
         if "symbols" in (changes or {}).get("train", {}):
             found.append(f"methods.{name}.train.symbols={RUN['train']['symbols']}")
