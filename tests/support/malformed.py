@@ -94,6 +94,13 @@ NASTY = [
         "%",
         "$x",
     ),
+    *(
+        "['rloo(num_samples=9999999)']",
+        "['rloo(num_samples=\"a\")', 'arm']",
+        "['rloo(1)']",
+        "['rloo(a={1: 2})']",
+        "1e12",
+    ),
     *("learned", "rloo", "rloo(", "rloo(num_samples=9)", "rloo(num_samples='a')", "rloo(1)", "GAMMA", "lambda: 0"),
     *("[0.1, 0.5]", "[0.5, 0.1]", "[nan]", "[1e999]", "['0.1']", "python", "words", "regimes", "hub:", "quick", "-u"),
 ]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
+from tokenv.errors import UserError
 from tokenv.run.parts import build_parts
 from tokenv.variance import lab
 from tokenv.variance.cost import measure_costs
@@ -48,7 +49,7 @@ def scene(options):
 
 
 def build(text, scene, options):
-    return lab._build(options, scene.parts, parse(text, 0.8))
+    return lab._build(options, scene.device, parse(text, 0.8))
 
 
 def test_moments_of_known_gaussians():
@@ -247,6 +248,9 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
         ("rloo(4)", "options need names"),
         ("rloo(gamma=", "cannot be read"),
         ("rloo(gamma=open('x'))", "cannot be read"),
+        ("rloo(gamma=1j)", "= 1j: expected a number"),
+        ("rloo(gamma=" + "[" * 300, "too many nested"),
+        ("-" * 100_000 + "1", "cannot be read"),
     ],
 )
 def test_estimators_that_cannot_be_read_say_why(text, message):
@@ -268,8 +272,27 @@ def test_specifications_are_calls():
         ({"seq_len": 1000}, "longer than the run's"),
         ({"estimators": ()}, "estimators is empty"),
         ({"estimators": "rloo"}, "expected a list"),
+        ({"credit_draws": -1}, "credit_draws = -1: expected at least 0"),
+        ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, change, message):
     with pytest.raises(ValueError, match=message):
         replace(options, **change)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("estimator.gamma=maybe", "estimator.gamma = 'maybe': expected a number"),
+        ("estimator.gamma=null", "estimator.gamma = None: expected a number"),
+        ("estimator.gamma=[1]", r"estimator.gamma = \[1\]: expected a number"),
+        ("estimators=['rloo(num_samples=\"a\")']", "estimator.num_samples = 'a': expected a whole number"),
+        ("estimators=['rloo(num_samples=99999999)']", "would need at least .* GiB of memory"),
+        ("draws=999999999999", "would need at least .* GiB of memory"),
+        ("reference=reinforce", "is biased: expected an unbiased"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_work_starts(word, message):
+    with pytest.raises(UserError, match=message):
+        run_command("variance", ["with", "quick", word, "-u"])

@@ -19,7 +19,7 @@ from tokenv.run.build import learns
 from tokenv.run.parts import check_parts
 from tokenv.storage import trust
 from tokenv.storage.atomic import write_atomically
-from tokenv.variance.lab import compare
+from tokenv.variance.lab import check_estimators, compare
 from tokenv.variance.options import VarianceOptions
 from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
 
@@ -53,6 +53,7 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
     check_parts(config)
     if not learns(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+    check_estimators(options)
     return options
 
 

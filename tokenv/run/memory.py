@@ -74,6 +74,23 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
     _check(f"writing {symbols:,} symbols", needed, config.hardware.device, "ask for fewer")
 
 
+def check_draws(config: Config, draws: int, samples: int) -> None:
+    """Refuse to draw so many gradients that they, or one of them, cannot fit in memory.
+
+    Args:
+        config: of the model, with the batch size and length that gradients are drawn at.
+        draws: gradients kept together.
+        samples: the most samples of boundaries that one is made of.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    one = sum(training_bytes(config, samples=samples).values())
+    kept = draws * config.train.batch_size * config.data.seq_len * 4
+    advice = "lower draws, reference_draws, batch_size, seq_len or the estimators' num_samples"
+    _check("this comparison", one + kept, config.hardware.device, advice)
+
+
 def _check(what: str, needed: int, device: str, advice: str) -> None:
     there = resolve_device(device)
     cuda = there.type == "cuda"

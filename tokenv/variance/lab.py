@@ -19,6 +19,7 @@ from tokenv.env.rollout import rollout
 from tokenv.errors import MissingFileError, UserError
 from tokenv.estimators.objective import policy_objective
 from tokenv.run.hardware import prepare
+from tokenv.run.memory import check_draws
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
 from tokenv.run.train import train
@@ -79,13 +80,28 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
     untimed = [s for s in options.specifications if s.label not in result["costs"] and _valid(result, s.label)]
     if untimed:
         # Ratios are only of one run: if anything is missing, all are timed again.
-        built = {s.label: _build(options, parts, s) for s in options.specifications if _valid(result, s.label)}
+        built = {s.label: _build(options, scene.device, s) for s in options.specifications if _valid(result, s.label)}
         costs = measure_costs(
             parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
         )
         result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
         write_atomically(store, json.dumps(result, indent=1))
     return result
+
+
+def check_estimators(options: VarianceOptions) -> None:
+    """Refuse estimators that cannot be built, before work starts; nothing of a model is built.
+
+    Raises:
+        UserError: an option is unknown or out of range, the reference is biased, or the whole cannot fit in memory.
+    """
+    config, device = options.config, torch.device("meta")
+    built = [_build(options, device, specification) for specification in options.specifications]
+    if options.length > ENUMERABLE:
+        built.append(_build_reference(options, device))
+    data, training = replace(config.data, seq_len=options.length), replace(config.train, batch_size=options.batch_size)
+    samples = max(estimator.sampling.samples for estimator in built)
+    check_draws(replace(config, data=data, train=training), max(options.draws, options.reference_draws), samples)
 
 
 def _valid(result: Result, label: str) -> bool:
@@ -133,7 +149,7 @@ def _text(options: VarianceOptions) -> Tensor:
     return stream.next(options.batch_size).symbol_BN[:, : options.length]
 
 
-def _build(options: VarianceOptions, parts: Parts, specification: Specification) -> Any:
+def _build(options: VarianceOptions, device: torch.device, specification: Specification) -> Any:
     config = options.config
     context = {
         "width": config.model.width,
@@ -142,8 +158,15 @@ def _build(options: VarianceOptions, parts: Parts, specification: Specification)
         "gamma": options.gamma,
     }
     torch.manual_seed(options.noise_seed)
-    with parts.lm.head.weight.device:
+    with device:
         return registry.build("estimator", specification.options, registry.ESTIMATORS, **context)
+
+
+def _build_reference(options: VarianceOptions, device: torch.device) -> Any:
+    estimator = _build(options, device, parse(options.reference, options.gamma))
+    if not estimator.unbiased:
+        raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+    return estimator
 
 
 def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: bool) -> dict[str, Tensor]:
@@ -153,10 +176,7 @@ def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: boo
     if options.length <= ENUMERABLE:
         reference = {name: value.unsqueeze(0) for name, value in true_gradient(scene).items()}
     else:
-        specification = parse(options.reference, options.gamma)
-        estimator = _build(options, scene.parts, specification)
-        if not estimator.unbiased:
-            raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+        estimator = _build_reference(options, scene.device)
         reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
     with replacing_file(path) as scratch:
         save_file({name: value.cpu().contiguous() for name, value in reference.items()}, scratch)
@@ -176,7 +196,7 @@ def _score(
     options: VarianceOptions, scene: Scene, specification: Specification, reference: dict[str, Tensor], progress: bool
 ) -> Result:
     """One estimator at one moment."""
-    estimator = _build(options, scene.parts, specification)
+    estimator = _build(options, scene.device, specification)
     if estimator.independent and scene.parts.agent.autoregressive:
         return {"refused": "biased for policies that read earlier boundaries"}
     _warm_up(options, scene, estimator)
