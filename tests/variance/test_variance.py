@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
@@ -184,6 +185,58 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
     assert whole["moments"][0]["symbols"] < whole["moments"][1]["symbols"]
 
 
+def flip(file):
+    """The lowest bit of a byte in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
+        lab.compare(options_of, folder)
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
+    for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
+        sound = (one / name).read_bytes()
+        flip(one / name)
+        with pytest.raises(UserError, match=f"{name}: damaged"):
+            lab.compare(more, one)
+        (one / name).write_bytes((other / name).read_bytes())
+        with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):
+            lab.compare(more, one)
+        (one / name).write_bytes(sound)
+    # The same run's, but of another moment.
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=5)"))
+    sound = (one / "reference-0.safetensors").read_bytes()
+    (one / "reference-0.safetensors").write_bytes((one / "reference-1.safetensors").read_bytes())
+    with pytest.raises(UserError, match="reference-0.safetensors: of another run"):
+        lab.compare(more, one)
+    (one / "reference-0.safetensors").write_bytes(sound)
+    lab.compare(more, one)
+
+
+def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
+    lab.compare(options, tmp_path)
+    other = replace(options, config=replace(options.config, seed=9))
+    (tmp_path / "variance.json").unlink()
+    with pytest.raises(UserError, match="step-.*: of another run than"):
+        lab.compare(other, tmp_path)
+
+
+def test_what_earlier_versions_stored_is_read(options, tmp_path):
+    """Their files have no digests."""
+    whole = lab.compare(options, tmp_path)
+    path = tmp_path / "variance.json"
+    stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
+    del stored["moments"][1]["estimators"]["reinforce"]
+    path.write_text(json.dumps(stored))
+    for number in range(2):
+        name = tmp_path / f"reference-{number}.safetensors"
+        save_file(load_file(name), name)
+    assert json.dumps(lab.compare(options, tmp_path)["moments"][0]) == json.dumps(whole["moments"][0])
+
+
 def test_the_report_of_a_comparison(options, tmp_path, capsys):
     result = lab.compare(options, tmp_path)
     print_variance(result)
@@ -239,6 +292,12 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
     stored = json.loads((folder / "variance" / "variance.json").read_text())
     assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
     assert math.isfinite(stored["costs"]["rloo"]["seconds"])
+    for word in ("draws=8", "noise_seed=1", "rate=0.3"):
+        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a comparison goes on"):
+            run_command("variance", ["with", f"resume={folder / 'variance'}", word])
+    flip(folder / "variance" / "options.json")
+    with pytest.raises(UserError, match=r"options\.json.* damaged"):
+        run_command("variance", ["with", f"resume={folder / 'variance'}"])
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.digests import DIGESTS
+from tokenv.storage.sealed import read_json, write_json
 
 FILE = "assessment.json"
 VERSION = 2
@@ -90,7 +90,13 @@ def keep(made: Assessment, folder: Path) -> None:
         made: the assessment.
         folder: of the run.
     """
-    write_atomically(folder / FILE, json.dumps(asdict(made)))
+    write_json(folder / FILE, asdict(made), _owner(checkpoints.find(folder)))
+
+
+def _owner(checkpoint: Path) -> str:
+    """What an assessment belongs to: the very files of the checkpoint, where these have digests."""
+    told = checkpoint / DIGESTS
+    return told.read_text() if told.is_file() else checkpoint.name
 
 
 def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | None:
@@ -101,15 +107,16 @@ def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | N
         passages: see ``tokenv.compare.assess.assess``.
         bpe_vocabulary: see there.
     """
+    checkpoint = checkpoints.find(folder)
     try:
-        values = json.loads((folder / FILE).read_text())
+        values = read_json(folder / FILE, _owner(checkpoint))
         read = {
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
         }
         known = Assessment(**values | read)
-    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
-        return None
-    wanted = (VERSION, checkpoints.find(folder).name, passages, bpe_vocabulary)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is none, or it is damaged, or another run's or version's
+    wanted = (VERSION, checkpoint.name, passages, bpe_vocabulary)
     return known if (known.version, known.checkpoint, known.passages_wanted, known.bpe_vocabulary) == wanted else None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
-from tokenv.config.schema import Config
+from tokenv.config.schema import IDENTITY, Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.errors import MissingFileError, UserError
@@ -24,7 +22,8 @@ from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import replacing_file, write_atomically
+from tokenv.storage.digests import file_digest
+from tokenv.storage.sealed import fingerprint, load_tensors, read_json, save_tensors, write_json
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, true_gradient
@@ -52,7 +51,12 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
     folder.mkdir(parents=True, exist_ok=True)
     prepare(options.config.hardware)
     store = folder / "variance.json"
-    result: Result = json.loads(store.read_text()) if store.is_file() else {"moments": [], "costs": {}}
+    owner = options.identity
+    result: Result = read_json(store, owner) if store.is_file() else {"moments": [], "costs": {}}
+
+    def keep() -> None:
+        write_json(store, result, owner, indent=1)
+
     exact = options.length <= ENUMERABLE
     result["reference"] = "enumeration" if exact else options.reference
     found = _trajectory(options, folder, progress)
@@ -65,18 +69,22 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
             seen: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
             result["moments"].append(seen)
         moment = result["moments"][number]
+        if moment["symbols"] != state.symbols:
+            raise UserError(
+                f"{store}: moment {number + 1} is of {moment['symbols']:,} symbols, {path} of {state.symbols:,}: the "
+                "run has other checkpoints now: start the comparison anew"
+            )
         with scene.frozen():
             missing = [s for s in options.specifications if s.label not in moment["estimators"]]
-            reference = (
-                _reference(options, scene, folder / f"reference-{number}.safetensors", progress) if missing else {}
-            )
+            kept = folder / f"reference-{number}.safetensors"
+            reference = _reference(options, scene, path, kept, progress) if missing else {}
             for specification in tqdm(missing, desc="estimators", leave=False, disable=not progress):
                 moment["estimators"][specification.label] = _score(options, scene, specification, reference, progress)
-                write_atomically(store, json.dumps(result, indent=1))
+                keep()
             if "credit" not in moment and options.credit_draws:
                 generator = torch.Generator(scene.symbol_BN.device).manual_seed(options.noise_seed + 1)
                 moment["credit"] = asdict(credit_by_distance(scene, options.credit_draws, generator))
-                write_atomically(store, json.dumps(result, indent=1))
+                keep()
     untimed = [s for s in options.specifications if s.label not in result["costs"] and _valid(result, s.label)]
     if untimed:
         # Ratios are only of one run: if anything is missing, all are timed again.
@@ -85,7 +93,7 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
             parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
         )
         result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
-        write_atomically(store, json.dumps(result, indent=1))
+        keep()
     return result
 
 
@@ -126,7 +134,15 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
     if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
         resume = checkpoints.load(saved[-1]) if saved else None
         train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
-    return checkpoints.complete(folder / "checkpoints")[-options.moments :]
+    found = checkpoints.complete(folder / "checkpoints")[-options.moments :]
+    for path in found:
+        if fingerprint(_identity(RunState.read(path).settings)) != fingerprint(_identity(config)):
+            raise UserError(f"{path}: of another run than {folder} compares estimators on: start the comparison anew")
+    return found
+
+
+def _identity(config: Config) -> Result:
+    return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
 def _silent(name: str, value: float, step: int) -> None:
@@ -169,17 +185,19 @@ def _build_reference(options: VarianceOptions, device: torch.device) -> Any:
     return estimator
 
 
-def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: bool) -> dict[str, Tensor]:
-    """The true gradient [1, d], or unbiased draws of it [m, d], of every component."""
+def _reference(
+    options: VarianceOptions, scene: Scene, checkpoint: Path, path: Path, progress: bool
+) -> dict[str, Tensor]:
+    """The true gradient [1, d], or unbiased draws of it [m, d], of every component at one checkpoint."""
+    owner = [options.identity, file_digest(checkpoint / checkpoints.MODEL)]
     if path.is_file():
-        return load_file(path)
+        return load_tensors(path, owner)
     if options.length <= ENUMERABLE:
         reference = {name: value.unsqueeze(0) for name, value in true_gradient(scene).items()}
     else:
         estimator = _build_reference(options, scene.device)
         reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
-    with replacing_file(path) as scratch:
-        save_file({name: value.cpu().contiguous() for name, value in reference.items()}, scratch)
+    save_tensors(reference, path, owner)
     return reference
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenv.config import registry
 from tokenv.config.convert import convert
 from tokenv.config.plain import check_plain
-from tokenv.config.schema import Config, check_seed
+from tokenv.config.schema import IDENTITY, Config, check_seed
 from tokenv.errors import UserError
 
 DEFAULT_ESTIMATORS = (
@@ -44,6 +44,8 @@ DEFAULT_ESTIMATORS = (
     "reinmax",
     "gumbel_rao",
 )
+
+MAY_CHANGE_ON_RESUME = ("estimators", "timings", "resume")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,12 @@ class VarianceOptions:
     def length(self) -> int:
         """Symbols of a sequence."""
         return self.seq_len or self.config.data.seq_len
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two comparisons must have in common for their figures to stand side by side."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in MAY_CHANGE_ON_RESUME}
+        return own | {"config": {key: value for key, value in self.config.as_dict().items() if key in IDENTITY}}
 
     @property
     def gamma(self) -> float:
