@@ -30,10 +30,10 @@ def test_no_flipped_bit_changes_values(tmp_path: Path) -> None:
         flip(path, bit)
         try:
             found = read_json(path, {"seed": 1})
-            assert all(found[name] == value for name, value in VALUES.items())
-        except UserError as error:
-            assert str(error).startswith(f"{path}: damaged")
+        except UserError:
             noticed += 1
+        else:
+            assert all(found[name] == value for name, value in VALUES.items())
         flip(path, bit)
     assert noticed > 0.9 * bits
 
@@ -46,10 +46,11 @@ def test_no_flipped_bit_changes_tensors(tmp_path: Path) -> None:
         flip(path, bit)
         try:
             found = load_tensors(path, {"seed": 1})
+        except UserError:
+            pass
+        else:
             assert found.keys() == TENSORS.keys()
             assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
-        except UserError as error:
-            assert str(error).startswith(f"{path}: damaged")
         flip(path, bit)
     found = load_tensors(path, {"seed": 1})
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())

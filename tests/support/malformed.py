@@ -444,7 +444,9 @@ def outcome(line):
     if (seconds := time.perf_counter() - started) > SECONDS:
         return f"{seconds:.0f} s"
     if status == 0:
-        return "ok"
+        shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()  # Sacred's own colours
+        raw = HIDDEN.search(shown.replace("\t", "")) or HIDDEN.search(err.getvalue())
+        return f"control characters: {raw.string[:200]!r}" if raw else "ok"
     told = [said for said in err.getvalue().splitlines() if not OF_SACRED.match(said)]
     if status != 2 or len(told) != 1 or not told[0].startswith("tokenv: ") or HIDDEN.search(told[0]):
         return f"exit {status!r} and {told!r}"[:400]

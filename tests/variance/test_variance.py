@@ -19,7 +19,7 @@ from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import Scene, draw_gradient, true_gradient
 from tokenv.variance.options import VarianceOptions, parse
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_csv
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_variance
 from tokenv.variance.statistics import moments
 
 SHORT = 6
@@ -210,7 +210,7 @@ def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
     more = replace(options, estimators=(*options.estimators, "rloo(num_samples=5)"))
     sound = (one / "reference-0.safetensors").read_bytes()
     (one / "reference-0.safetensors").write_bytes((one / "reference-1.safetensors").read_bytes())
-    with pytest.raises(UserError, match="reference-0.safetensors: of another run"):
+    with pytest.raises(UserError, match=r"reference-0\.safetensors: of another run"):
         lab.compare(more, one)
     (one / "reference-0.safetensors").write_bytes(sound)
     lab.compare(more, one)
@@ -220,7 +220,7 @@ def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
     lab.compare(options, tmp_path)
     other = replace(options, config=replace(options.config, seed=9))
     (tmp_path / "variance.json").unlink()
-    with pytest.raises(UserError, match="step-.*: of another run than"):
+    with pytest.raises(UserError, match=r"step-.*: of another run than"):
         lab.compare(other, tmp_path)
 
 
@@ -243,7 +243,7 @@ def test_the_report_of_a_comparison(options, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed
     assert "Truth: enumeration" in printed
-    lines = write_csv(result, tmp_path / "v.csv").read_text().splitlines()
+    lines = write_variance(result, tmp_path / "v.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 * 3
     for picture in (draw_progress, draw_cost, draw_credit):
         assert picture(result, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenv.errors import REPORT, FailedError, UserError, nearest
 from tokenv.report.characters import plain
+from tokenv.report.table import discard_output
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -75,11 +76,15 @@ def main() -> None:
     where work came to nothing. Anything else keeps its traceback, and ends with the wish for a report.
     """
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return
     try:
-        run_command(arguments[0], arguments[1:])
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE)
+        else:
+            run_command(arguments[0], arguments[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has had enough
+        discard_output()
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
         print(f"tokenv: {plain(str(stop)) or 'stopped'}", file=sys.stderr)

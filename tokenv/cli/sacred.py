@@ -21,6 +21,7 @@ from docopt import DocoptExit, docopt
 
 from tokenv.config.plain import read_words
 from tokenv.errors import UserError
+from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible, end_with_parent
 from tokenv.storage import trust
 from tokenv.storage.atomic import write_atomically
@@ -70,7 +71,7 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
     except OSError as error:
         if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
             raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
+        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
 
 
 def _save_cout(observer: FileStorageObserver) -> None:

@@ -20,7 +20,7 @@ from tokenv.storage import trust
 from tokenv.storage.sealed import read_json, write_json
 from tokenv.variance.lab import check_estimators, compare
 from tokenv.variance.options import MAY_CHANGE_ON_RESUME, VarianceOptions
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
 
 OPTIONS_FILE = "options.json"
 
@@ -97,7 +97,7 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
             kept = options.resume or record.folder is not None
             how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
             raise KeyboardInterrupt(f"stopped; {how}") from None
-        write_csv(result, folder / "variance.csv")
+        write_variance(result, folder / "variance.csv")
         draw_progress(result, folder / "progress.png")
         draw_cost(result, folder / "cost.png")
         draw_credit(result, folder / "credit.png")

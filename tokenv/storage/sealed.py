@@ -74,7 +74,7 @@ def load_tensors(path: Path, of: Any) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, "pt") as file:
             told: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: damaged, no safetensors: {error}: {_ADVICE}") from None
     if DIGEST in told:
