@@ -23,12 +23,13 @@ from tokenv.config.plain import read_words
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible, end_with_parent
-from tokenv.storage import trust
+from tokenv.storage import processes, trust
 from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
+    from sacred.host_info import HostInfoGetter
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
     from sacred.serializer import flatten
@@ -141,7 +142,8 @@ def run_experiment(
         UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
     end_with_parent()
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent, additional_host_info=[process])
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):

@@ -150,7 +150,7 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
     task = TASKS[name]
     try:
         rows = load_dataset(task.hub, task.hub_config, split=task.split)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the hub's many kinds
         raise UserError(
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
