@@ -2,6 +2,8 @@
 
 import os
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -41,8 +43,8 @@ def _started(pid: int) -> float | None:
 
 
 def _place() -> str:
-    """This machine, and the container in which process ids are its own."""
-    try:
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux
-        return socket.gethostname()
+    """This machine since it was started, for several may be called localhost, and the container that counts ids."""
+    known = [socket.gethostname()]
+    with suppress(OSError):  # not Linux
+        known += [os.readlink("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    return " ".join(known)
