@@ -166,6 +166,9 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     assert assess(folder.parent / "2", passages=1, bpe_vocabulary=300) != found
     path.write_bytes((folder.parent / "2" / "assessment.json").read_bytes())  # another run's
     assert assessed(folder, 1, 300) is None
+    (folder / "checkpoints").rename(folder / "away")
+    assert assessed(folder, 1, 300) is None
+    (folder / "away").rename(folder / "checkpoints")
     (folder / "assessment.json").write_text('{"version": 0}')
     assert assessed(folder, 1, 300) is None
 

@@ -107,8 +107,8 @@ def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | N
         passages: see ``tokenv.compare.assess.assess``.
         bpe_vocabulary: see there.
     """
-    checkpoint = checkpoints.find(folder)
     try:
+        checkpoint = checkpoints.find(folder)
         values = read_json(folder / FILE, _owner(checkpoint))
         read = {
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},

@@ -103,7 +103,7 @@ class HubData:
     def _scan(self, wanted: int, progress: bool) -> Pieces:
         documents: dict[int, Document] = {}
         joined = long = 0
-        bar = tqdm(self.rows(self.open()), desc=f"reading {self.name}", unit=" documents", disable=not progress)
+        bar = tqdm(self.rows(self.open()), desc=f"reading {self.name!r}", unit=" documents", disable=not progress)
         with bar as rows:
             for number, row in enumerate(rows):
                 document = self.document(row, number)
