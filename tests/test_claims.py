@@ -7,16 +7,20 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import shrunk
 import yaml
 
+from tokenv.cli.main import run_command
 from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
+from tokenv.compare.store import read_run
 from tokenv.config.schema import Config
+from tokenv.storage import processes
 
 
 def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: Path) -> None:
@@ -55,6 +59,57 @@ def test_a_claim_of_a_process_that_is_gone_is_nobodys(tmp_path: Path) -> None:
         assert isinstance(new, Claim)
         assert not stale.exists()
         new.release()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[", "3", "[]", "{}", '{"place": 3, "processes": []}', '{"place": "x", "processes": 3}', "[" * 100_000]
+    + [json.dumps({"place": processes._place(), "processes": [{"pid": pid}]}) for pid in ("x", 2**70, -1, None)],
+)
+def test_a_claim_that_says_nothing_is_nobodys(content: str, tmp_path: Path) -> None:
+    stale = rewritten(tmp_path)
+    stale.write_text(content)
+    new = claim(Config(), tmp_path)
+    assert isinstance(new, Claim)
+    assert not stale.exists()
+
+
+def test_who_holds_a_claim_is_shown_in_plain_words(tmp_path: Path) -> None:
+    rewritten(tmp_path, place="\x1b[31mred pid:[1]", processes=[{"pid": "\x07", "started": 1}])
+    other = claim(Config(), tmp_path)
+    assert isinstance(other, Elsewhere)
+    assert other.who == "process \\x07 on \\x1b[31mred"
+
+
+def test_a_run_whose_process_is_gone_is_dead_at_once(
+    tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits a minute for a sign of life of what was killed on this machine."""
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *shrunk.words(tiny_settings)])
+    path = Path("runs/1/run.json")
+    told = json.loads(path.read_text())
+    assert told["host"]["process"]["processes"][0]["pid"] == os.getpid()
+    told |= {"status": "RUNNING", "heartbeat": datetime.now(UTC).replace(tzinfo=None).isoformat()}
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    for place, pid, going_on in (
+        (processes._place(), os.getpid(), True),
+        (processes._place(), ended.pid, False),
+        ("elsewhere", ended.pid, True),
+    ):
+        host = processes.described() | {"place": place}
+        host["processes"][0]["pid"] = pid
+        path.write_text(json.dumps(told | {"host": {"process": host}}))
+        run = read_run(Path("runs/1"))
+        assert run is not None
+        assert run.going_on == going_on
+        assert run.can_go_on != going_on
+    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3}), json.dumps(told | {"heartbeat": "x"})):
+        path.write_text(damaged)
+        assert read_run(Path("runs/1")) is None
+    path.write_text(json.dumps(told | {"host": {}}))  # an earlier version's
+    assert read_run(Path("runs/1")).going_on  # type: ignore[union-attr]
 
 
 def test_a_claim_holds_as_long_as_the_process_that_trains(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     import torch
 
     import tokenv.compare.runner
-    import tokenv.compare.store
 
     said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
@@ -47,8 +46,6 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
     tokenv.compare.runner.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
-    # What was killed is gone: here nobody needs to wait for a sign of life.
-    tokenv.compare.store.ALIVE_SECONDS = -1e9  # type: ignore[assignment]
     try:
         run_command(name, ["with", *words])
     except BaseException:

@@ -156,6 +156,19 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     assert len(found.passages) == 1
     assert assessed(folder, Wishes(1, 300)) == found
     assert assessed(folder, Wishes(2, 300)) is None
+    path = folder / "assessment.json"
+    sound = path.read_text()
+    told = json.loads(sound)
+    path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))  # as by a flipped bit
+    assert assessed(folder, Wishes(1, 300)) is None
+    path.write_text(sound)
+    train(agent={"name": "whitespace"}, seed=5)
+    assert assess(folder.parent / "2", Wishes(1, 300)) != found
+    path.write_bytes((folder.parent / "2" / "assessment.json").read_bytes())  # another run's
+    assert assessed(folder, Wishes(1, 300)) is None
+    (folder / "checkpoints").rename(folder / "away")
+    assert assessed(folder, Wishes(1, 300)) is None
+    (folder / "away").rename(folder / "checkpoints")
     (folder / "assessment.json").write_text('{"version": 0}')
     assert assessed(folder, Wishes(1, 300)) is None
 

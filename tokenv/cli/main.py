@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenv.errors import REPORT, FailedError, UserError, nearest
 from tokenv.report.characters import plain
+from tokenv.report.table import discard_output
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -79,11 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what follows ``tokenv``; None for this process's own.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return
     try:
-        run_command(arguments[0], arguments[1:])
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE)
+        else:
+            run_command(arguments[0], arguments[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has had enough
+        discard_output()
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
         print(f"tokenv: {plain(str(stop)) or 'stopped'}", file=sys.stderr)

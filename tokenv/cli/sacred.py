@@ -21,13 +21,15 @@ from docopt import DocoptExit, docopt
 
 from tokenv.config.plain import read_words
 from tokenv.errors import UserError
+from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible
-from tokenv.storage import trust
+from tokenv.storage import processes, trust
 from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
+    from sacred.host_info import HostInfoGetter
     from sacred.observers import FileStorageObserver
     from sacred.run import Run
     from sacred.serializer import flatten
@@ -70,7 +72,7 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
     except OSError as error:
         if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
             raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
+        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
 
 
 def _save_cout(observer: FileStorageObserver) -> None:
@@ -139,7 +141,8 @@ def run_experiment(
     Raises:
         UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent, additional_host_info=[process])
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):

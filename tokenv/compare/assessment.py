@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.digests import DIGESTS
+from tokenv.storage.sealed import read_json, write_json
 
 FILE = "assessment.json"
 VERSION = 3
@@ -122,7 +122,13 @@ def keep(made: Assessment, folder: Path) -> None:
         made: the assessment.
         folder: of the run.
     """
-    write_atomically(folder / FILE, json.dumps(asdict(made)))
+    write_json(folder / FILE, asdict(made), _owner(checkpoints.find(folder)))
+
+
+def _owner(checkpoint: Path) -> str:
+    """What an assessment belongs to: the very files of the checkpoint, where these have digests."""
+    told = checkpoint / DIGESTS
+    return told.read_text() if told.is_file() else checkpoint.name
 
 
 def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
@@ -133,7 +139,8 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
         wishes: what is to be measured.
     """
     try:
-        values = json.loads((folder / FILE).read_text())
+        checkpoint = checkpoints.find(folder)
+        values = read_json(folder / FILE, _owner(checkpoint))
         before = values["calibration"]
         read = {
             "wishes": Wishes(**values["wishes"]),
@@ -143,7 +150,7 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
             "windows": [Window(**window) for window in values["windows"]],
         }
         known = Assessment(**values | read)
-    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
-        return None
-    wanted = (VERSION, checkpoints.find(folder).name, wishes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is none, or it is damaged, or another run's or version's
+    wanted = (VERSION, checkpoint.name, wishes)
     return known if (known.version, known.checkpoint, known.wishes) == wanted else None

@@ -19,13 +19,13 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
         raise UserError(f"{key} = {value!r}: expected {expected}")
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, key: str = "seed") -> None:
     """Refuse what is no seed for all who draw random numbers.
 
     Raises:
         UserError: it is negative or too large.
     """
-    _require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
+    _require(0 <= seed < 2**32, key, seed, "a whole number from 0 to 4294967295")
 
 
 # What holds of a key of ``Config``, by its field's metadata.

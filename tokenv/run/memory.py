@@ -92,8 +92,49 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
     Raises:
         UserError: it cannot fit.
     """
-    needed = rows * symbols * (config.model.mid_layers * 2 * config.model.width * 2 + 8)
-    _check(f"writing {symbols:,} symbols", needed, config.hardware.device, "ask for fewer")
+    _check(
+        f"writing {symbols:,} symbols", rows * symbols * _remembered(config), config.hardware.device, "ask for fewer"
+    )
+
+
+def _remembered(config: Config) -> int:
+    """Bytes that attention remembers of a symbol, at most one token each."""
+    return config.model.mid_layers * 2 * config.model.width * 2 + 8
+
+
+def check_forecast(config: Config, series: int, samples: int, horizon: int, *, direct: bool = False) -> None:
+    """Refuse forecasts that cannot fit in memory.
+
+    Args:
+        config: of the run that forecasts.
+        series: forecasts to be made.
+        samples: continuations of each; those of one are written together.
+        horizon: steps of each.
+        direct: whether all steps are made at once, instead of one after another.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    written = 0 if direct else samples * config.data.seq_len * _remembered(config)
+    kept = series * samples * horizon * config.data.series.channels * 8
+    _check(f"{samples:,} samples of {series:,} forecasts", written + kept, config.hardware.device, "lower samples")
+
+
+def check_draws(config: Config, draws: int, samples: int) -> None:
+    """Refuse to draw so many gradients that they, or one of them, cannot fit in memory.
+
+    Args:
+        config: of the model, with the batch size and length that gradients are drawn at.
+        draws: gradients kept together.
+        samples: the most samples of boundaries that one is made of.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    one = sum(training_bytes(config, samples=samples).values())
+    kept = draws * config.train.batch_size * config.data.seq_len * 4
+    advice = "lower draws, reference_draws, batch_size, seq_len or the estimators' num_samples"
+    _check("this comparison", one + kept, config.hardware.device, advice)
 
 
 def _check(what: str, needed: int, device: str, advice: str) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tokenv import keys
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.report.characters import plain
 from tokenv.run.evaluate import evaluating
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
@@ -68,7 +69,7 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True) -> Traine
     except checkpoints.DamagedError as error:
         if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
             raise
-        print(f"tokenv: warning: {error.what}; this goes on with {error.sound}", file=sys.stderr)
+        print(plain(f"tokenv: warning: {error.what}; this goes on with {error.sound}"), file=sys.stderr)
         return _load(error.sound)
 
 

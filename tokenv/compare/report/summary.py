@@ -11,10 +11,10 @@ from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.report.numbers import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
 from tokenv.compare.report.page import embedded
 from tokenv.compare.report.pictures import draw_ranks
-from tokenv.compare.report.tables import write_csv
 from tokenv.compare.significance import LEVEL, Difference, sentence
 from tokenv.report.characters import plain, visible
 from tokenv.report.html import render
+from tokenv.report.table import write_csv
 
 FIGURES = ("area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds")
 TRUTHS = ("true tokens", "change points")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,9 @@ from tokenv.compare.report.numbers import (
 )
 from tokenv.compare.significance import sentence
 from tokenv.report.characters import plain, visible
-from tokenv.report.table import console
+from tokenv.report.table import console, write_csv
 
 _SCORES = ("precision", "recall", "f1")
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write rows, control characters in text made visible."""
-    # Folders may have names that are no valid Unicode.
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([visible(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    return path
 
 
 def _figures(comparison: Comparison) -> dict[str, str]:
@@ -148,6 +137,6 @@ def print_comparison(comparison: Comparison) -> None:
     best = ranked(comparison)[0].name
     for pair, difference in comparison.differences.items():
         if best in pair:
-            shown.print(f"- {visible(sentence(*pair, difference, comparison.unit_in_words))}")
+            shown.print(f"- {sentence(*pair, difference, comparison.unit_in_words)}")
     for run, reason in comparison.failed.items():
-        shown.print(f"did not finish: {plain(run)}: {visible(reason)}")
+        shown.print(f"did not finish: {plain(run)}: {reason}")
