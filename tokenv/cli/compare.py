@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
 from tokenv.errors import FailedError
 from tokenv.report.table import console
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("compare", arguments, resolve_checked, show_comparison, stored=True, read=read_words)
 
 
 def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions:
@@ -35,12 +28,15 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
 def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
     """Have all runs of a comparison, then draw its report; every method's name and loss."""
     comparison = compare_methods(options, progress=sys.stderr.isatty())
-    with tempfile.TemporaryDirectory() as scratch:
-        for path in write_report(comparison, Path(scratch)):
-            record.add(path)
+    for path in write_report(comparison, record.scratch):
+        record.add(path)
     print_comparison(comparison)
     if record.folder is not None:
         console().print(f"report: {record.folder / 'report.html'}")
     if comparison.failed:
         raise FailedError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
     return [{"method": method.name, "loss": method.loss} for method in comparison.methods]
+
+
+COMMAND = Command("compare", resolve_checked, show_comparison, stored=True, read=read_words)
+run = COMMAND.run

@@ -7,8 +7,10 @@ import json
 import logging
 import math
 import re
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +21,7 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
+from tokenv.config.files import named_configs
 from tokenv.config.plain import read_words
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible, end_with_parent
@@ -86,9 +89,14 @@ _append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _sa
 
 @dataclass(frozen=True)
 class Record:
-    """What Sacred keeps of one run of a command."""
+    """What Sacred keeps of one run of a command.
+
+    Attributes:
+        scratch: a folder for files that are to be kept; there until all observers have them.
+    """
 
     _run: Run
+    scratch: Path
 
     @property
     def folder(self) -> Path | None:
@@ -112,72 +120,108 @@ class Record:
         self._run.add_artifact(path, path.name)
 
 
-def run_experiment(
-    name: str,
-    arguments: list[str],
-    resolve: Callable[[list[str], dict[str, Any]], Any],
-    work: Callable[[Any, Record], Any],
-    *,
-    stored: bool = False,
-    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None,
-    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None,
-) -> Any:
-    """Run a command as a Sacred experiment.
+@dataclass(frozen=True)
+class Command:
+    """A command as a Sacred experiment.
 
-    Args:
-        name: of the command.
-        arguments: what follows it on the command line, in Sacred's grammar.
+    Attributes:
+        name: such as ``train``.
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
         instead: given the options, gives what is to be done without a run of its own; None for a run.
         read: reads the words after ``with``, given ``read_words``; None for just that.
-
-    Returns:
-        What ``work`` returned.
-
-    Raises:
-        UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
-    end_with_parent()
+
+    name: str
+    resolve: Callable[[list[str], dict[str, Any]], Any]
+    work: Callable[[Any, Record], Any]
+    stored: bool = False
+    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None
+    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None
+
+    def options(self, words: list[str]) -> Any:
+        """What the words after ``with`` ask for.
+
+        Raises:
+            UserError: ``resolve`` refuses them.
+        """
+        updates, names = read_words(words) if self.read is None else self.read(words, read_words)
+        trust.allow(updates.pop("trust", False))
+        return self.resolve(names, updates)
+
+    def experiment(self, options: Any) -> Experiment:
+        """The experiment that does this, without observers."""
+        experiment = _experiment(self.name)
+        folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
+        weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
+
+        @experiment.main
+        def main(_config: dict[str, Any], _run: Run) -> Any:
+            return self.work(options, Record(_run, folder))
+
+        own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
+        with _sacreds_refusals():
+            experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
+        return experiment
+
+    def run(self, arguments: list[str]) -> Any:
+        """Run the command.
+
+        Args:
+            arguments: what follows its name on the command line, in Sacred's grammar.
+
+        Returns:
+            What ``work`` returned.
+
+        Raises:
+            UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
+        """
+        end_with_parent()
+        flags = _parse(self.name, arguments)
+        options = self.options(flags["UPDATE"])
+        other = self.instead(options) if flags["COMMAND"] is None else None
+        if other is not None:
+            with Interruptible(at_once=True):
+                return other()
+        experiment, kept_elsewhere = self.experiment(options), any(flags.get(flag) for flag in STORAGE_FLAGS)
+        if self.stored and not kept_elsewhere:
+            experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
+        elif not kept_elsewhere:
+            flags["--unobserved"] = True  # or Sacred warns that nobody observes
+        if flags["--loglevel"] is None:
+            flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
+        store = flags["--file_storage"] or (RUNS if experiment.observers else None)
+        if store and flags["COMMAND"] is None:
+            _check_store(Path(store))
+        for observer in experiment.observers:
+            if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
+                _check_new(Path(observer.basedir), flags["--id"])
+        with Interruptible(at_once=True), _sacreds_refusals():
+            return experiment.run(flags["COMMAND"], options=flags).result
+
+
+def usage(name: str, does: str) -> str:
+    """Sacred's part of a command's help.
+
+    Args:
+        name: of the command.
+        does: what it does.
+    """
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    experiment.doc = does
+    # docopt cannot read a program's name of two words
+    return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
+
+
+def _experiment(name: str) -> Experiment:
+    """One that keeps all our sources."""
     experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):
             experiment.add_source_file(str(source))
-
-    experiment.doc = work.__doc__
-    usage = experiment.get_usage()[2]
-    flags = _parse(name, arguments, usage, [word for word, _ in experiment.gather_commands()])
-    if flags["help"] or flags["--help"]:
-        print(usage.replace("dummy", f"tokenv {name}"))  # docopt cannot read a program's name of two words
-        return None
-    words = flags["UPDATE"]
-    updates, names = read_words(words) if read is None else read(words, read_words)
-    trust.allow(updates.pop("trust", False))
-    options = resolve(names, updates)
-    other = instead(options) if flags["COMMAND"] is None else None
-    if other is not None:
-        with Interruptible(at_once=True):
-            return other()
-
-    @experiment.main
-    def main(_config: dict[str, Any], _run: Run) -> Any:
-        return work(options, Record(_run))
-
-    own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
-    with _sacreds_refusals():
-        experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
-    if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
-        experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
-    store = flags["--file_storage"] or (RUNS if experiment.observers else None)
-    if store and flags["COMMAND"] is None:
-        _check_store(Path(store))
-    for observer in experiment.observers:
-        if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
-            _check_new(Path(observer.basedir), flags["--id"])
-    with Interruptible(at_once=True), _sacreds_refusals():
-        return experiment.run(flags["COMMAND"], options=flags).result
+    return experiment
 
 
 @contextmanager
@@ -254,20 +298,32 @@ def _package(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _parse(name: str, arguments: list[str], usage: str, commands: list[str]) -> dict[str, Any]:
+def _parse(name: str, arguments: list[str]) -> dict[str, Any]:
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    commands = [word for word, _ in experiment.gather_commands()]
     hint = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what docopt warns of is in our message
-            flags: dict[str, Any] = docopt(usage, arguments, default_help=False)
+            flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
-        raise UserError(f"cannot read {' '.join(arguments)!r}: {hint}") from None
+        raise UserError(f"cannot read {' '.join(arguments)!r}: {_with(name, arguments, commands)}{hint}") from None
     if flags["COMMAND"] == "with":  # and nothing behind it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
+        meant = _with(name, arguments, commands)
+        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {meant}{hint}")
     _check_flags(flags)
     return flags
+
+
+def _with(name: str, arguments: list[str], commands: list[str]) -> str:
+    """A hint for those who forget the ``with``."""
+    first = next((word for word in arguments if not word.startswith("-")), "with")
+    forgotten = first not in (*commands, "with") and (
+        first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
+    )
+    return f"did you mean tokenv {name} with {' '.join(arguments)}? " if forgotten else ""
 
 
 def _check_flags(flags: dict[str, Any]) -> None:
