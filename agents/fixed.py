@@ -8,6 +8,8 @@ from tokenv import keys
 from tokenv.agents.base import Agent, boundary_count, certain, forced_action
 from tokenv.agents.memory import Memory
 
+ROUNDINGS = ("down", "random")
+
 
 def _answer(action: Tensor, prob: Tensor) -> TensorDict:
     """What an agent answers that draws with given probabilities: [..], [..]."""
@@ -24,67 +26,95 @@ def _answer(action: Tensor, prob: Tensor) -> TensorDict:
 
 
 class _Fixed(Agent):
-    """Common to agents that draw an exact number of boundaries per sequence.
+    """Common to agents that draw a given number of boundaries per sequence.
+
+    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.memory.Memory``.
 
     Args:
         rate: boundaries per symbol.
-        seq_len: symbols N of a sequence; exactly floor(N * rate) boundaries are drawn, the first symbol's included.
+        seq_len: symbols N of a sequence.
+        rounding: ``down`` draws exactly floor(N * rate) boundaries, the first symbol's included, in every sequence.
+            ``random`` draws floor((N - 1) * rate + u_0), u_0 being the noise at the first symbol, where nobody decides:
+            the mean over sequences is then the rate itself, per symbol that predicts another, as that of a calibrated
+            policy (``tokenv.run.calibrate``).
 
     Raises:
-        ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
+        ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary; or another
+            ``rounding``.
     """
 
     in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]
 
-    def __init__(self, rate: float, seq_len: int) -> None:
+    def __init__(self, rate: float, seq_len: int, rounding: str = "down") -> None:
         super().__init__()
         self.places, self.count = boundary_count(rate, seq_len)
+        if rounding not in ROUNDINGS:
+            raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
+        self.mean = self.places * rate if rounding == "random" else None
+        self._memory = Memory()
 
-    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
-        """P(a_i = 1) given the number of boundaries before i."""
+    def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
+        """P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
         raise NotImplementedError
 
-    def _act(self, observation: TensorDictBase, token_count: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _count(self, first_noise: Tensor) -> Tensor:
+        """Boundaries of the whole sequence, int64 of the noise's shape."""
+        if self.mean is None:
+            return torch.full_like(first_noise, self.count, dtype=torch.long)
+        return (self.mean + first_noise).floor().long().clamp(1, self.places)
+
+    def _act(
+        self, observation: TensorDictBase, token_count: Tensor, count: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
         decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
-        prob = self._probability(observation[keys.POSITION], token_count).to(noise.dtype)
+        prob = self._probability(observation[keys.POSITION], token_count, count).to(noise.dtype)
         prob = torch.where(decision_mask, prob, forced.to(noise.dtype)).expand(noise.shape)
         return (noise < prob).long(), prob
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """One position after the other: the count so far decides, and no matrix product is in the way."""
-        count = torch.zeros(noise.shape[:-1], dtype=torch.long, device=noise.device)
+        count = self._count(noise[..., 0])
+        so_far = torch.zeros_like(count)
         actions, probs = [], []
         for i in range(noise.shape[-1]):
-            action, prob = self._act(observation[..., i], count, noise[..., i])
-            count = count + action
+            action, prob = self._act(observation[..., i], so_far, count, noise[..., i])
+            so_far = so_far + action
             actions.append(action)
             probs.append(prob)
         return _answer(torch.stack(actions, -1), torch.stack(probs, -1))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act at one position."""
-        noise = tensordict.get(keys.NOISE)
+        """Act at one position.
+
+        Raises:
+            ValueError: with ``rounding="random"``, a row is neither at the position after the last call's nor at 0.
+        """
+        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
         if noise is None:
-            noise = torch.rand(tensordict.batch_size, device=tensordict[keys.POSITION].device)
-        return tensordict.update(_answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], noise)))
+            noise = torch.rand(tensordict.batch_size, device=position.device)
+        count = self._count(noise)
+        if self.mean is not None:
+            count = self._memory.keep(count, position)
+        return tensordict.update(_answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
 
 
 class Uniform(_Fixed):
-    """Evenly spaced boundaries, exactly floor(N * rate) of them (paper, section 4)."""
+    """Evenly spaced boundaries, as many as ``rounding`` says (paper, section 4)."""
 
-    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
-        return position * self.count // self.places > (position - 1) * self.count // self.places
+    def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
+        return position * count // self.places > (position - 1) * count // self.places
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""
-        return _answer(*self._act(observation, torch.zeros_like(noise), noise))
+        count = self._count(noise[..., :1])
+        return _answer(*self._act(observation, torch.zeros_like(count), count, noise))
 
 
 class Random(_Fixed):
-    """Exactly floor(N * rate) boundaries at uniformly random places: drawn without replacement, left to right."""
+    """Boundaries at uniformly random places, as many as ``rounding`` says: drawn without replacement, left to right."""
 
-    def _probability(self, position: Tensor, token_count: Tensor) -> Tensor:
-        return (self.count - token_count) / (self.places - position).clamp(min=1)
+    def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
+        return (count - token_count) / (self.places - position).clamp(min=1)
 
 
 class Mixed(Agent):

@@ -341,7 +341,7 @@ def test_random_places_are_equally_likely(count):
     for rest in itertools.product((0, 1), repeat=length - 2):
         mask, prob, drawn = (1, *rest), 1.0, 1
         for i in range(1, length - 1):
-            p = float(agent._probability(torch.tensor(i), torch.tensor(drawn)))
+            p = float(agent._probability(torch.tensor(i), torch.tensor(drawn), torch.tensor(count)))
             prob *= p if mask[i] else 1 - p
             drawn += mask[i]
         if prob:
@@ -353,6 +353,26 @@ def test_random_places_are_equally_likely(count):
     for i in range(1, length - 1):
         marginal = sum(prob for mask, prob in prob_of.items() if mask[i])
         assert marginal == pytest.approx((count - 1) / (length - 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Uniform, Random])
+@settings(deadline=None, max_examples=20)
+@given(st.integers(3, 40), st.floats(0.1, 1.0))
+def test_random_rounding_hits_the_rate_on_average(kind, length, rate):
+    """Over evenly spread u_0 the mean number is (N - 1) * rate, up to one part in their number."""
+    assume(length * rate >= 1)
+    batch, places = 200, length - 1
+    assume(places * rate >= 1)
+    noise = torch.rand(batch, places, dtype=torch.float64)
+    noise[:, 0] = (torch.arange(batch) + 0.5) / batch
+    count_B = kind(rate, length, rounding="random").draw(random_observation(batch, places), noise)[keys.ACTION].sum(1)
+    assert count_B.double().mean().item() == pytest.approx(places * rate, abs=1 / batch)
+    assert count_B.max() - count_B.min() <= 1
+
+
+def test_an_unknown_rounding_is_refused():
+    with pytest.raises(ValueError, match=r"agent\.rounding = 'up': expected down or random"):
+        Uniform(0.2, 10, rounding="up")
 
 
 def test_random_log_prob_is_that_of_one_set_in_all():

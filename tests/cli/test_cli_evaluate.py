@@ -23,3 +23,15 @@ def test_evaluate_and_generate(trained: Path) -> None:
     written = run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0"])
     assert written.startswith("ab")
     assert len(written.encode()) >= 7
+
+
+def test_evaluate_at_the_exact_rate(trained: Path) -> None:
+    results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4", "calibrate=True"])
+    plain = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])
+    assert results["sampled"] == plain["sampled"]
+    assert results["calibrated"]["logit_bias"] != 0
+    assert results["calibrated"]["bits_per_byte"] != plain["sampled"]["bits_per_byte"]
+    with pytest.raises(ValueError, match=r"validation sequences of its own"):
+        run_command("evaluate", ["with", f"run={trained}", "sequences=100000", "calibrate=True"])
+    with pytest.raises(ValueError, match="calibrate = True with split = 'test'"):
+        run_command("evaluate", ["with", f"run={trained}", "split=test", "calibrate=True"])

@@ -77,6 +77,8 @@ def agents(length):
         "learned, evaluating": make_learned(8).eval(),
         "uniform": Uniform(0.3, length),
         "random": Random(0.4, length),
+        "uniform, rounding at random": Uniform(0.37, length, rounding="random"),
+        "random, rounding at random": Random(0.37, length, rounding="random"),
         "scripted": Scripted(),
         "strict, w = 2": Strict(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
         "nawrot": Nawrot(WIDTH).double(),

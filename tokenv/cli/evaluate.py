@@ -17,15 +17,16 @@ from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
 from tokenv.report.table import console, summary_table
+from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
-from tokenv.run.stored import load_run
+from tokenv.run.stored import Trained, load_run
 from tokenv.tasks.formats import load_questions
 from tokenv.tasks.score import score
 
 
 def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
-    """Held-out loss and that of tasks' answers, with sampled and with thresholded boundaries."""
+    """Held-out loss and that of tasks' answers: boundaries sampled, thresholded, and at the exact rate if asked."""
     trained = load_run(options.run, options.checkpoint)
     prepare(trained.config.hardware)
     if options.task_names:
@@ -33,16 +34,17 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
-    held_out = _held_out(data, options, progress)
+    ways: dict[str, dict[str, Any]] = {"sampled": {"threshold": False}, "thresholded": {"threshold": True}}
+    if options.calibrate:
+        held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
+        ways["calibrated"] = {"logit_bias": _bias(trained, own, options)}
+    else:
+        held_out = _held_out(data, options, progress)
     results = {}
-    for name, threshold in (("sampled", False), ("thresholded", True)):
-        how: dict[str, Any] = {
-            "batch_size": options.batch_size,
-            "seed": options.seed,
-            "threshold": threshold,
-            "progress": progress,
-        }
+    for name, way in ways.items():
+        how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress} | way
         results[name] = evaluate(trained.parts, held_out, tolerance=data.tolerance, **how).metrics()
+        results[name] |= {key: value for key, value in way.items() if key == "logit_bias"}
         rows = {key: f"{value:.4f}" for key, value in results[name].items() if value is not None}
         for task, questions in tasks.items():
             scored = score(trained.parts, questions, seq_len=trained.config.data.seq_len, **how)
@@ -52,6 +54,15 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {whence}"
         console().print(summary_table(rows, title=title))
     return results
+
+
+def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> float:
+    rate = trained.config.rate
+    bias = calibrate(trained.parts, own, rate, batch_size=options.batch_size, seed=options.seed)
+    if bias is None:
+        name = trained.config.agent["name"]
+        raise UserError(f"calibrate = True: no logit bias brings agent {name!r} to rate = {rate:g}: leave it out")
+    return bias
 
 
 def _held_out(data: DataConfig, options: EvaluateOptions, progress: bool) -> SequenceBatch:

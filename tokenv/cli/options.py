@@ -129,6 +129,8 @@ class EvaluateOptions(RunOptions):
         task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
             ``"task_files.piqa=['ROWS', 'LABELS']"``.
         questions: at most so many of each task; null for all.
+        calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
+            validation sequences, as many again.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class EvaluateOptions(RunOptions):
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict)
     questions: int | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +153,10 @@ class EvaluateOptions(RunOptions):
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
         if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
             raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        if self.calibrate and self.split != "validation":
+            raise UserError(
+                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
+            )
         for name, files in self.task_files.items():
             if not isinstance(files, str | list | tuple) or not files:
                 raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")

@@ -135,16 +135,21 @@ class ValidationConfig:
         every_symbols: training symbols between two validations; one more follows the last update.
         sequences: at most so many validation sequences.
         batch_size: sequences of one pass.
+        calibrate: whether to measure once more at exactly the target rate, on the same sequences; the policy's logits
+            are shifted as other validation sequences ask (``tokenv.run.calibrate``). Metrics are named
+            ``calibrated/``.
     """
 
     every_symbols: int = field(default=2_000_000, metadata={"was": "every_bytes"})
     sequences: int = 512
     batch_size: int = 64
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            _require(value >= 1, f"validation.{item.name}", value, "a whole number of at least 1")
+        for name in ("every_symbols", "sequences", "batch_size"):
+            _require(
+                getattr(self, name) >= 1, f"validation.{name}", getattr(self, name), "a whole number of at least 1"
+            )
 
 
 @dataclass(frozen=True)

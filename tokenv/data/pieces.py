@@ -47,6 +47,14 @@ class SequenceBatch:
     def __len__(self) -> int:
         return len(self.origin)
 
+    def __getitem__(self, some: slice) -> SequenceBatch:
+        return SequenceBatch(
+            symbol_BN=self.symbol_BN[some],
+            origin=self.origin[some],
+            gold_BN=None if self.gold_BN is None else self.gold_BN[some],
+            document_B=self.document_B[some],
+        )
+
     @staticmethod
     def join(batches: Sequence[SequenceBatch]) -> SequenceBatch:
         """Put batches of one corpus behind one another; `batches` holds at least one."""

@@ -72,14 +72,26 @@ def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
     return math.sqrt(clusters / (clusters - 1) * total_C.square().sum().item()) / len(value_B)
 
 
+def shifted(noise: Tensor, logit_bias: float) -> Tensor:
+    """Uniform numbers that decide as ``noise`` would if all logits were larger by ``logit_bias``: of its shape.
+
+    Every decision is ``a = [l > logit(u)]``, and ``[l + c > logit(u)] = [l > logit(u) - c]``.
+    """
+    return torch.sigmoid(torch.logit(noise) - logit_bias)
+
+
 @contextmanager
-def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False) -> Iterator[Callable[..., TensorDictBase]]:
+def evaluating(
+    parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
+) -> Iterator[Callable[..., TensorDictBase]]:
     """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
 
     Args:
         parts: model and agent.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: added to the logits of all decisions; see ``tokenv.run.calibrate``. What the policy says of its
+            probabilities stays without it.
 
     Yields:
         A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
@@ -90,7 +102,12 @@ def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False) -> Itera
     @torch.no_grad()
     def draw(symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
         symbol_BN = symbol_BN.to(device)
-        noise = torch.full((symbol_BN.shape[0], symbol_BN.shape[1] - 1), 0.5, device=device) if threshold else None
+        noise = None
+        if threshold or logit_bias:
+            shape = (symbol_BN.shape[0], symbol_BN.shape[1] - 1)
+            even = torch.full(shape, 0.5, device=device)
+            noise = even if threshold else torch.rand(*shape, device=device, generator=generator)
+            noise = shifted(noise, logit_bias)
         return rollout(parts.lm, parts.agent, symbol_BN, noise=noise, length_B=length_B, generator=generator)
 
     was_training = parts.lm.training
@@ -108,6 +125,7 @@ def held_out_rollouts(
     batch_size: int,
     seed: int = 0,
     threshold: bool = False,
+    logit_bias: float = 0.0,
     progress: bool = False,
 ) -> Iterator[TensorDictBase]:
     """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate``.
@@ -116,7 +134,7 @@ def held_out_rollouts(
         Rollouts of batch size [B, T] without gradients, in the sequences' order.
     """
     starts = range(0, len(batch), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold) as draw:
+    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
         for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
             yield draw(batch.symbol_BN[start : start + batch_size])
 
@@ -171,6 +189,7 @@ def evaluate(
     batch_size: int,
     seed: int = 0,
     threshold: bool = False,
+    logit_bias: float = 0.0,
     tolerance: int = 0,
     progress: bool = False,
 ) -> Evaluation:
@@ -182,11 +201,13 @@ def evaluate(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: see ``evaluating``.
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
     """
     codec = parts.lm.codec
-    rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress)
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
+    rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, progress=progress, **how)
     whole = joined(
         [
             sequence_sums(td, codec)

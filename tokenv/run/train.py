@@ -3,6 +3,7 @@
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -12,6 +13,7 @@ from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
+from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare, resolve_device
 from tokenv.run.interrupt import Interruptible
@@ -56,7 +58,10 @@ def train(
     parts = build_parts(config, device, pretrained=resume is None)
     unit = parts.lm.codec.unit
     corpus = load_corpus(config.data, progress=progress)
-    held_out = corpus.validation(config.validation.sequences)
+    wanted = config.validation
+    held_out, own = corpus.validation(wanted.sequences), None
+    if wanted.calibrate:
+        held_out, own = split_for_calibration(corpus, wanted.sequences)
     stream = corpus.train(seed=config.seed)
     env = TokenizationEnv(parts.lm, stream, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
@@ -118,15 +123,18 @@ def train(
             )
 
             finished = state.symbols >= config.train.symbols
-            if finished or _passed(config.validation.every_symbols, state.symbols, per_step):
-                state.validation = evaluate(
-                    parts,
-                    held_out,
-                    batch_size=config.validation.batch_size,
-                    tolerance=config.data.tolerance,
-                    progress=progress,
-                )
+            if finished or _passed(wanted.every_symbols, state.symbols, per_step):
+                how: dict[str, Any] = {
+                    "batch_size": wanted.batch_size,
+                    "tolerance": config.data.tolerance,
+                    "progress": progress,
+                }
+                state.validation = evaluate(parts, held_out, **how)
                 state.record("validation", state.validation.metrics(), log)
+                if own is not None:
+                    bias = calibrate(parts, own, config.rate, batch_size=wanted.batch_size)
+                    at_rate = evaluate(parts, held_out, logit_bias=bias or 0.0, **how)
+                    state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
             if finished or interrupt.requested or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
                 checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
             if interrupt.requested and not finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ def score(
     batch_size: int,
     seed: int = 0,
     threshold: bool = False,
+    logit_bias: float = 0.0,
     progress: bool = False,
 ) -> TaskScore:
     """Score a model's answers to questions.
@@ -61,12 +63,12 @@ def score(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: see ``tokenv.run.evaluate.evaluating``.
         progress: show a bar.
     """
     pairs = [(q.context.encode(), choice.encode()) for q in questions for choice in q.choices]
-    bits = answer_bits(
-        parts, pairs, seq_len=seq_len, batch_size=batch_size, seed=seed, threshold=threshold, progress=progress
-    )
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
+    bits = answer_bits(parts, pairs, seq_len=seq_len, batch_size=batch_size, progress=progress, **how)
     per_byte = iter((bits / torch.tensor([len(answer) for _, answer in pairs])).tolist())
     each = [[next(per_byte) for _ in q.choices] for q in questions]
     gold_Q = torch.tensor([of[q.gold] for q, of in zip(questions, each, strict=True)], dtype=torch.float64)
@@ -90,6 +92,7 @@ def answer_bits(
     batch_size: int,
     seed: int = 0,
     threshold: bool = False,
+    logit_bias: float = 0.0,
     progress: bool = False,
 ) -> Tensor:
     """``-log2 p(answer | context)`` of every pair of context and answer, both of at least one byte.
@@ -105,7 +108,7 @@ def answer_bits(
     by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
     bits_P = torch.zeros(len(rows), dtype=torch.float64)
     starts = range(0, len(rows), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold) as draw:
+    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
         for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
             chosen = by_length[start : start + batch_size]
             symbol_BN, length_B = _pad([rows[p] for p in chosen], device)

@@ -1,0 +1,90 @@
+"""Rates that match: shift a policy's logits until it draws the boundaries that its run asked for.
+
+A policy is trained towards its rate and ends a little off it, and a boundary more or less is worth more than most
+estimators differ by. Every decision is ``a = [l > logit(u)]`` for uniform noise u, so that logits shifted by a bias c
+are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no agent needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from scipy import optimize
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from tokenv import keys
+from tokenv.data.corpus import Corpus
+from tokenv.data.pieces import SequenceBatch
+from tokenv.errors import UserError
+from tokenv.run.evaluate import held_out_rollouts, shifted
+from tokenv.run.parts import Parts
+
+WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
+SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
+
+
+def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
+    """Validation sequences to measure, and others to calibrate on.
+
+    Args:
+        corpus: what both are taken from.
+        sequences: to measure at most, the same as without calibration; at most as many follow for calibration.
+
+    Raises:
+        UserError: there are no others.
+    """
+    both = corpus.validation(2 * sequences)
+    if len(both) <= sequences:
+        raise UserError(
+            f"calibrating takes validation sequences of its own, and all {len(both)} of {corpus.name} are measured: "
+            f"expected less than so many, such as validation.sequences={max(len(both) // 2, 1)} (of tokenv evaluate, "
+            f"sequences={max(len(both) // 2, 1)}), or more data"
+        )
+    return both[:sequences], both[sequences:]
+
+
+def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: int, seed: int = 0) -> float | None:
+    """The logit bias with which an agent draws the asked-for rate.
+
+    Args:
+        parts: model and agent; left in the mode they were in.
+        batch: held-out sequences that are measured nowhere else.
+        rate: boundaries per symbol that predicts another, the first ones included.
+        batch_size: sequences of one pass.
+        seed: of the noise.
+
+    Returns:
+        c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
+        whose number of them is fixed, so that no bias moves it there.
+    """
+    observed = [
+        td.select(*parts.agent.in_keys, keys.POSITION, keys.DECISION_MASK, strict=False)
+        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed)
+    ]
+    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
+    noises = [
+        torch.rand(SAMPLES, *td.shape, device=parts.lm.head.weight.device, generator=generator) for td in observed
+    ]
+    was_training = parts.agent.training
+    parts.agent.eval()
+    try:
+        return _zero(lambda bias: _rate(parts, observed, noises, bias) - rate)
+    finally:
+        parts.agent.train(was_training)
+
+
+def _zero(excess: Callable[[float], float]) -> float | None:
+    """Where a rising function is 0."""
+    if not excess(-WIDEST) < 0 < excess(WIDEST):
+        return None
+    return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-3))
+
+
+@torch.no_grad()
+def _rate(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], bias: float) -> float:
+    drawn = [
+        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
+    ]
+    return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn)
