@@ -38,8 +38,9 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
+    "library": ("errors", "storage", "config", "run"),
     "cli": (
-        *("keys", "errors", "storage", "report", "data", "lm", "env", "config", "run"),
+        *("keys", "errors", "storage", "report", "data", "lm", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare"),
     ),
 }

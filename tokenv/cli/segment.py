@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.options import SegmentOptions, check_text, resolve_options
-from tokenv.cli.passages import passage_of, show, write_page
 from tokenv.cli.sacred import Command, Record
 from tokenv.report.table import console
 from tokenv.run.hardware import prepare
+from tokenv.run.passages import passage_of, show, write_page
 from tokenv.run.stored import load_run, segment
 
 

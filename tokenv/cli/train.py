@@ -13,7 +13,6 @@ import torch
 
 from tokenv import keys
 from tokenv.cli.options import TrainOptions, stored_config, take_own
-from tokenv.cli.passages import passage_of, show, write_page
 from tokenv.cli.sacred import Command, Record, complete_record
 from tokenv.cli.told import Heartbeat, start_line
 from tokenv.config.convert import check_keys
@@ -27,6 +26,7 @@ from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
+from tokenv.run.passages import passage_of, show, write_page
 from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
