@@ -43,6 +43,7 @@ ALLOWED = {
         *("keys", "errors", "storage", "report", "data", "lm", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare"),
     ),
+    "experiment": ("errors", "data", "config", "library", "cli"),
 }
 
 

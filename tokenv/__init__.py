@@ -29,6 +29,7 @@ __getattr__, __dir__ = face(
         "env.generate": ("generate",),
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),
+        "experiment": ("train",),
         "library.model": ("Model", "load"),
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),

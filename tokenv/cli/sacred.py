@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
-import re
 import shutil
 import tempfile
 import warnings
@@ -21,8 +19,9 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.config.files import named_configs
+from tokenv.cli.flags import check_flags, check_new, forgotten_with
 from tokenv.config.plain import read_words
+from tokenv.config.plugins import plugins
 from tokenv.errors import UserError
 from tokenv.run.interrupt import Interruptible, end_with_parent
 from tokenv.storage import trust
@@ -31,7 +30,7 @@ from tokenv.storage.atomic import write_atomically
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
-    from sacred.observers import FileStorageObserver
+    from sacred.observers import FileStorageObserver, SqlObserver
     from sacred.run import Run
     from sacred.serializer import flatten
     from sacred.utils import apply_backspaces_and_linefeeds
@@ -76,6 +75,23 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
         logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
 
 
+def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
+    """Sources are kept as of a run that starts; Sacred takes them for files of the working directory."""
+    kept, keeps = observer.save_sources(ex_info), observer.copy_sources
+    observer.copy_sources = False
+    try:
+        return _queue(observer, ex_info | {"sources": kept}, *event, **more)
+    finally:
+        observer.copy_sources = keeps
+
+
+def _completed_event(observer: SqlObserver, stop_time: datetime, result: Any) -> None:
+    """Its result is a number: of several figures, the first; it ends with an error where there is none."""
+    several = list(result.values()) if isinstance(result, dict) else [result]
+    first = several[0] if several else None
+    _complete(observer, stop_time, float(first) if isinstance(first, int | float) else None)
+
+
 def _save_cout(observer: FileStorageObserver) -> None:
     with suppress(OSError):
         _append_cout(observer)
@@ -85,6 +101,16 @@ def _save_cout(observer: FileStorageObserver) -> None:
 _ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
 FileStorageObserver.save_json = _save_json
 _append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
+_queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
+_complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
+
+
+def folder_of(run: Run) -> Path | None:
+    """Where a run's files go: its FileStorage folder, or one of its own; None if it is not stored."""
+    for observer in run.observers:
+        if isinstance(observer, FileStorageObserver):
+            return Path(observer.dir)
+    return Path(RUNS) / str(run._id) if run.observers else None
 
 
 @dataclass(frozen=True)
@@ -100,11 +126,8 @@ class Record:
 
     @property
     def folder(self) -> Path | None:
-        """Where the run's files go: its FileStorage folder, or one of its own; None if the run is not stored."""
-        for observer in self._run.observers:
-            if isinstance(observer, FileStorageObserver):
-                return Path(observer.dir)
-        return Path(RUNS) / str(self._run._id) if self._run.observers else None
+        """Where the run's files go: see ``folder_of``."""
+        return folder_of(self._run)
 
     @property
     def title(self) -> str:
@@ -117,6 +140,9 @@ class Record:
 
     def add(self, path: Path) -> None:
         """Keep a copy of a file."""
+        if not any(isinstance(observer, FileStorageObserver) for observer in self._run.observers) and self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, self.folder)
         self._run.add_artifact(path, path.name)
 
 
@@ -150,9 +176,16 @@ class Command:
         trust.allow(updates.pop("trust", False))
         return self.resolve(names, updates)
 
-    def experiment(self, options: Any) -> Experiment:
-        """The experiment that does this, without observers."""
+    def experiment(self, options: Any, store: str | Path | None = None) -> Experiment:
+        """The experiment that does this.
+
+        Args:
+            options: as ``options`` gives them.
+            store: a folder where its run is kept; None for no observer.
+        """
         experiment = _experiment(self.name)
+        if store is not None:
+            experiment.observers.append(FileStorageObserver(store, copy_sources=True))
         folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
         weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
 
@@ -161,8 +194,14 @@ class Command:
             return self.work(options, Record(_run, folder))
 
         own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
+        values = own.pop("config", {}) | own  # a run's keys and the command's own lie side by side
+        for plugin in plugins(values):
+            for name, version in plugin.packages.items():
+                experiment.add_package_dependency(name, version)
+            for file in plugin.files:
+                experiment.add_source_file(str(file))
         with _sacreds_refusals():
-            experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
+            experiment.add_config(values)
         return experiment
 
     def run(self, arguments: list[str]) -> Any:
@@ -184,10 +223,9 @@ class Command:
         if other is not None:
             with Interruptible(at_once=True):
                 return other()
-        experiment, kept_elsewhere = self.experiment(options), any(flags.get(flag) for flag in STORAGE_FLAGS)
-        if self.stored and not kept_elsewhere:
-            experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
-        elif not kept_elsewhere:
+        kept_elsewhere = any(flags.get(flag) for flag in STORAGE_FLAGS)
+        experiment = self.experiment(options, RUNS if self.stored and not kept_elsewhere else None)
+        if not self.stored and not kept_elsewhere:
             flags["--unobserved"] = True  # or Sacred warns that nobody observes
         if flags["--loglevel"] is None:
             flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
@@ -196,9 +234,13 @@ class Command:
             _check_store(Path(store))
         for observer in experiment.observers:
             if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
-                _check_new(Path(observer.basedir), flags["--id"])
+                check_new(Path(observer.basedir), flags["--id"])
         with Interruptible(at_once=True), _sacreds_refusals():
-            return experiment.run(flags["COMMAND"], options=flags).result
+            run = experiment.run(flags["COMMAND"], options=flags)
+        if flags["--queue"]:
+            folder = folder_of(run)
+            print(f"queued: {folder}; start it with: tokenv {self.name} with {folder}/config.json")
+        return run.result
 
 
 def usage(name: str, does: str) -> str:
@@ -307,54 +349,13 @@ def _parse(name: str, arguments: list[str]) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # what docopt warns of is in our message
             flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
-        raise UserError(f"cannot read {' '.join(arguments)!r}: {_with(name, arguments, commands)}{hint}") from None
+        raise UserError(
+            f"cannot read {' '.join(arguments)!r}: {forgotten_with(name, arguments, commands)}{hint}"
+        ) from None
     if flags["COMMAND"] == "with":  # and nothing behind it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        meant = _with(name, arguments, commands)
+        meant = forgotten_with(name, arguments, commands)
         raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {meant}{hint}")
-    _check_flags(flags)
+    check_flags(flags)
     return flags
-
-
-def _with(name: str, arguments: list[str], commands: list[str]) -> str:
-    """A hint for those who forget the ``with``."""
-    first = next((word for word in arguments if not word.startswith("-")), "with")
-    forgotten = first not in (*commands, "with") and (
-        first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
-    )
-    return f"did you mean tokenv {name} with {' '.join(arguments)}? " if forgotten else ""
-
-
-def _check_flags(flags: dict[str, Any]) -> None:
-    """Refuse what Sacred would only meet when the run is on its way, and without a word of which flag it was."""
-    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    checks: dict[str, tuple[Callable[[str], bool], str]] = {
-        "--loglevel": (
-            lambda level: level.isdigit() or level in levels,
-            f"0 to 50 or one of {', '.join(levels)}",
-        ),
-        "--id": (lambda name: re.fullmatch(r"\w[\w.-]*", name) is not None, "a name of letters, digits, - and _"),
-        "--capture": (lambda mode: mode in ("no", "sys", "fd"), "no, sys or fd"),
-        "--beat-interval": (_positive, "a positive number of seconds"),
-        "--priority": (_number, "a number"),
-    }
-    for flag, (fits, expected) in checks.items():
-        if flags.get(flag) is not None and not fits(flags[flag]):
-            raise UserError(f"{flag} {flags[flag]!r}: expected {expected}")
-
-
-def _check_new(store: Path, name: str) -> None:
-    if (store / name).exists():
-        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
-
-
-def _number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _positive(text: str) -> bool:
-    return _number(text) and float(text) > 0
