@@ -25,7 +25,7 @@ ALLOWED = {
     "lm": ("errors",),
     "env": ("keys", "contracts", "data", "lm"),
     "config": ("errors", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("keys", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
+    "testing": ("lazy", "keys", "errors", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
     "run": (
         *("keys", "errors", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
