@@ -182,6 +182,7 @@ def text_critic(
     num_samples: int = 1,
     reward_only: bool = False,
     scaled: bool = False,
+    head_epochs: int = 0,
 ) -> Chain:
     """A learned baseline that reads the whole text (Mao et al. 2018, arXiv 1807.02264): ``leave_one_out`` and a critic.
 
@@ -198,11 +199,12 @@ def text_critic(
         num_samples: K; 1 compares with the other sequences of the batch.
         reward_only: with several samples, whether the language model learns from the first alone.
         scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
     """
     parts = EarlyExit(), TextCritic(width, hidden, warmup), Discount(gamma, scaled)
     if num_samples == 1:
-        return chain(*parts, LeaveOneOutBatch(), ScoreFunction())
-    return chain(*parts, ShrunkLeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+        return chain(*parts, LeaveOneOutBatch(), _surrogate(head_epochs))
+    return chain(*parts, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples)
 
 
 def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False) -> Chain:

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import shrunk
 import yaml
 
+from tokenv.cli.main import run_command
 from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
-from tokenv.compare.options import resolve_comparison
+from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
+from tokenv.compare.store import read_run
 from tokenv.config.schema import Config
-from tokenv.run.interrupt import PARENT
+from tokenv.storage import processes
 
 
 def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: Path) -> None:
@@ -58,6 +61,57 @@ def test_a_claim_of_a_process_that_is_gone_is_nobodys(tmp_path: Path) -> None:
         new.release()
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "[", "3", "[]", "{}", '{"place": 3, "processes": []}', '{"place": "x", "processes": 3}', "[" * 100_000]
+    + [json.dumps({"place": processes._place(), "processes": [{"pid": pid}]}) for pid in ("x", 2**70, -1, None)],
+)
+def test_a_claim_that_says_nothing_is_nobodys(content: str, tmp_path: Path) -> None:
+    stale = rewritten(tmp_path)
+    stale.write_text(content)
+    new = claim(Config(), tmp_path)
+    assert isinstance(new, Claim)
+    assert not stale.exists()
+
+
+def test_who_holds_a_claim_is_shown_in_plain_words(tmp_path: Path) -> None:
+    rewritten(tmp_path, place="\x1b[31mred pid:[1]", processes=[{"pid": "\x07", "started": 1}])
+    other = claim(Config(), tmp_path)
+    assert isinstance(other, Elsewhere)
+    assert other.who == "process \\x07 on \\x1b[31mred"
+
+
+def test_a_run_whose_process_is_gone_is_dead_at_once(
+    tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits a minute for a sign of life of what was killed on this machine."""
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *shrunk.words(tiny_settings)])
+    path = Path("runs/1/run.json")
+    told = json.loads(path.read_text())
+    assert told["host"]["process"]["processes"][0]["pid"] == os.getpid()
+    told |= {"status": "RUNNING", "heartbeat": datetime.now(UTC).replace(tzinfo=None).isoformat()}
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    for place, pid, going_on in (
+        (processes._place(), os.getpid(), True),
+        (processes._place(), ended.pid, False),
+        ("elsewhere", ended.pid, True),
+    ):
+        host = processes.described() | {"place": place}
+        host["processes"][0]["pid"] = pid
+        path.write_text(json.dumps(told | {"host": {"process": host}}))
+        run = read_run(Path("runs/1"))
+        assert run is not None
+        assert run.going_on == going_on
+        assert run.can_go_on != going_on
+    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3}), json.dumps(told | {"heartbeat": "x"})):
+        path.write_text(damaged)
+        assert read_run(Path("runs/1")) is None
+    path.write_text(json.dumps(told | {"host": {}}))  # an earlier version's
+    assert read_run(Path("runs/1")).going_on  # type: ignore[union-attr]
+
+
 def test_a_claim_holds_as_long_as_the_process_that_trains(tmp_path: Path) -> None:
     """The comparison was killed, and what it started is still saving."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as trains:
@@ -90,7 +144,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     """What the first one is at, the second one leaves until the end, waits for, and finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
@@ -118,28 +172,39 @@ def test_two_comparisons_on_one_store_train_each_run_once(
 
 CHILD = """
 import time
-from tokenv.run.interrupt import Interruptible, end_with_parent
-end_with_parent()
-try:
-    with Interruptible(at_once=True):
-        print("up", flush=True)
-        time.sleep(60)
-except KeyboardInterrupt:
-    print("told", flush=True)
+from tokenv.run.interrupt import Interruptible
+
+def work(path):
+    try:
+        with Interruptible(at_once=True):
+            open(path, "w").write("up")
+            time.sleep(60)
+    except KeyboardInterrupt:
+        open(path, "w").write("told")
 """
-PARENTS = f"""
-import os, subprocess, sys
-subprocess.run([sys.executable, "-c", {CHILD!r}], env=os.environ | {{{PARENT!r}: str(os.getpid())}})
+PARENT = """
+import pathlib, sys
+from tokenv.compare.process import Job
+if __name__ == "__main__":
+    Job("child:work", [sys.argv[1]], pathlib.Path(sys.argv[1] + ".log")).wait()
 """
 
 
-def test_a_process_ends_with_the_one_that_started_it() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENTS], cwd=shrunk.ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "up\n"
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + 60
+        while not (told.exists() and told.read_text() == text):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT)}
+    with subprocess.Popen([sys.executable, "parent.py", str(told)], cwd=tmp_path, env=environment) as parent:
+        wait_for("up")
         started = time.monotonic()
         parent.send_signal(signal.SIGKILL)
-        assert parent.stdout.read() == "told\n"
+        wait_for("told")
         assert time.monotonic() - started < 10

@@ -37,7 +37,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     """One command in a process of its own; what it says goes to a file."""
     import torch
 
-    import tokenv.compare.store
+    import tokenv.compare.runner
 
     said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
@@ -45,9 +45,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
-    subprocess.Popen = shrunk.InThisProcess  # type: ignore[assignment,misc]
-    # What was killed is gone: here nobody needs to wait for a sign of life.
-    tokenv.compare.store.ALIVE_SECONDS = -1e9  # type: ignore[assignment]
+    tokenv.compare.runner.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
     try:
         run_command(name, ["with", *words])
     except BaseException:

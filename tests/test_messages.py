@@ -230,7 +230,7 @@ def test_a_value_that_cannot_be_squared_is_refused(tmp_path, value):
 
 
 def test_control_characters_reach_no_csv(tmp_path):
-    from tokenv.compare.report.tables import _write
+    from tokenv.report.table import write_csv
 
-    path = _write(tmp_path / "methods.csv", ["method"], [["\x1b[31mred", 1]])
+    path = write_csv(tmp_path / "methods.csv", ["method"], [["\x1b[31mred", 1]])
     assert io.StringIO(path.read_text()).read() == "method\n\\x1b[31mred,1\n"

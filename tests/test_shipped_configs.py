@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import shrunk
 
 OF_BENCH = {"bench-d256"}
 OF_COMPARISONS = {name for name in shrunk.CONFIGS if "methods" in shrunk.content(name)}
+OF_PROTOCOLS = {name for name in OF_COMPARISONS if "protocols" in shrunk.content(name)}
 OF_RUNS = set(shrunk.CONFIGS) - OF_COMPARISONS - OF_BENCH
 
 
@@ -54,13 +54,40 @@ def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("name", sorted(OF_COMPARISONS))
+@pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
     shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
     methods = set(shrunk.content(name)["methods"])
     assert methods_in_report(folder) == methods
     assert len(stored(folder, "tokenv-train")) == len(methods)
+
+
+def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
+    """Every protocol has all of its methods in the summary, and a report of its own."""
+    shrunk.tokenv(shrunk.shrink(["compare", "with", name], only=only))
+    settings = shrunk.content(name)
+    (report,) = stored(folder, "tokenv-compare")
+    assert len(list(report.glob("*-report.html"))) == len(settings["protocols"])
+    found: dict[str, set[str]] = {}
+    with (report / "summary.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["protocol"], set()).add(row["method"])
+    wanted = set(only or settings["methods"])
+    assert found == {protocol: wanted - set(of.get("skip", ())) for protocol, of in settings["protocols"].items()}
+
+
+@pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
+def test_protocols_compare_some_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    check_protocols(name, folder, ["reinforce", "rloo", "uniform"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
+def test_protocols_compare_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    check_protocols(name, folder, None)
 
 
 def test_the_readmes_comparison_runs_its_processes(folder: Path) -> None:

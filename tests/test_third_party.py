@@ -46,7 +46,7 @@ def test_it_is_short():
 def test_it_trains_by_name(site, tmp_path, tiny_settings):
     config = tiny_settings | {"estimator": {"name": "median", "gamma": 0.9, "num_samples": 4}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
-    done = run(site, tmp_path, "-m", "tokenv.cli", "train", "with", "c.yaml")
+    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
     assert done.returncode == 0, done.stderr
     assert "bits per byte" in done.stdout
 

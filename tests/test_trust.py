@@ -12,7 +12,7 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.cli.options import stored_config
 from tokenv.cli.variance import resolve_variance
-from tokenv.compare.options import resolve_comparison
+from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry

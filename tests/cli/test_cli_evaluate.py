@@ -23,6 +23,8 @@ def test_evaluate_and_generate(trained: Path) -> None:
     written = run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0"])
     assert written.startswith("ab")
     assert len(written.encode()) >= 7
+    with pytest.raises(ValueError, match=r"writing 1,000,000,000,002 symbols would need at least .* GiB of memory"):
+        run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=1e12"])
 
 
 def test_evaluate_at_the_exact_rate(trained: Path) -> None:

@@ -23,7 +23,7 @@ def test_every_command_has_a_file_and_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("module", "arguments", "status"),
-    [("tokenv", [], 0), ("tokenv", ["--help"], 0), ("tokenv.cli", ["help"], 0), ("tokenv", ["trian"], 2)],
+    [("tokenv", [], 0), ("tokenv", ["--help"], 0), ("tokenv", ["help"], 0), ("tokenv", ["trian"], 2)],
 )
 def test_help_and_a_wrong_word_load_nothing_heavy(module: str, arguments: list[str], status: int) -> None:
     program = f"""

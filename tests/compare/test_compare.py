@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
-from tokenv.compare.assessment import Agreement, assessed
+from tokenv.compare.assessment import Agreement, Wishes, assessed
 from tokenv.compare.compose import compared_run
-from tokenv.compare.options import resolve_comparison
+from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
@@ -146,18 +146,31 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
 def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     train(agent={"name": "whitespace"})
     folder = comparison / "runs" / "1"
-    assert assessed(folder, 1, 300) is None
-    found = assess(folder, passages=1, bpe_vocabulary=300)
+    assert assessed(folder, Wishes(1, 300)) is None
+    found = assess(folder, Wishes(1, 300))
     validation = json.loads((folder / "run.json").read_text())["result"]
     assert sum(found.loss) / len(found.loss) == pytest.approx(validation["bits_per_byte"])
     assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
     assert found.agreement["whitespace"] == Agreement(1.0, 1.0, 1.0) or found.boundary_rate < 0.04
     assert 0 <= found.agreement["bpe"].f1 <= 1
     assert len(found.passages) == 1
-    assert assessed(folder, 1, 300) == found
-    assert assessed(folder, 2, 300) is None
+    assert assessed(folder, Wishes(1, 300)) == found
+    assert assessed(folder, Wishes(2, 300)) is None
+    path = folder / "assessment.json"
+    sound = path.read_text()
+    told = json.loads(sound)
+    path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))  # as by a flipped bit
+    assert assessed(folder, Wishes(1, 300)) is None
+    path.write_text(sound)
+    train(agent={"name": "whitespace"}, seed=5)
+    assert assess(folder.parent / "2", Wishes(1, 300)) != found
+    path.write_bytes((folder.parent / "2" / "assessment.json").read_bytes())  # another run's
+    assert assessed(folder, Wishes(1, 300)) is None
+    (folder / "checkpoints").rename(folder / "away")
+    assert assessed(folder, Wishes(1, 300)) is None
+    (folder / "away").rename(folder / "checkpoints")
     (folder / "assessment.json").write_text('{"version": 0}')
-    assert assessed(folder, 1, 300) is None
+    assert assessed(folder, Wishes(1, 300)) is None
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4))
@@ -179,8 +192,8 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
-    wishes = {"passages": 0, "bpe_vocabulary": 260}
-    some = [compared_run(finished_run(comparison / "runs" / name), **wishes) for name in ("1", "2")]
+    wishes = Wishes(0, 260)
+    some = [compared_run(finished_run(comparison / "runs" / name), wishes) for name in ("1", "2")]
     with pytest.raises(ValueError, match="are the same run, seed included"):
         group_into_methods(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):

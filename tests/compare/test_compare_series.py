@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenv import keys
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess
-from tokenv.compare.assessment import assessed
+from tokenv.compare.assessment import Wishes, assessed
 from tokenv.compare.compose import compared_run, compose
 from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
@@ -84,7 +84,7 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
 def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     series = {"context": 4, "columns": "a,b", "joint": joint}
     result = train(data={"source": "holes.csv", "series": series})
-    found = assess(store / "1", passages=2, bpe_vocabulary=260)
+    found = assess(store / "1", Wishes(2, 260))
     assert found.unit == "nats_per_value"
     assert np.mean(found.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
     assert found.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
@@ -92,7 +92,7 @@ def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     assert found.agreement == {}  # nobody knows this recording's change points
     assert len(found.loss) > len(set(found.document)) or joint  # columns at the same time are one group
     assert any(None in value for window in found.windows for value in window.value)
-    assert assessed(store / "1", 2, 260) == found
+    assert assessed(store / "1", Wishes(2, 260)) == found
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 50)), min_size=1, max_size=9), st.integers(1, 50))
@@ -107,7 +107,7 @@ def test_shares_average_to_the_ratio_of_the_sums(rows, counted):
 
 def test_the_test_loss_is_a_mean_over_all_test_values(store):
     train(data={"source": "holes.csv"})
-    found = assess(store / "1", passages=0, bpe_vocabulary=260)
+    found = assess(store / "1", Wishes(0, 260))
     trained = load_run("runs/1", "latest")
     test = load_series(trained.config.data).test(trained.config.validation.sequences)
     nats = counted = 0.0
@@ -145,7 +145,7 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
-    first, second = (compared_run(finished_run(store / name), passages=0, bpe_vocabulary=260) for name in ("1", "2"))
+    first, second = (compared_run(finished_run(store / name), Wishes(0, 260)) for name in ("1", "2"))
     with pytest.raises(ValueError, match="measured on different held-out series"):
         compose({"a": [first], "b": [second]}, "title", {})
     other = replace(first, assessment=replace(first.assessment, unit="nats_per_symbol"))
@@ -155,8 +155,8 @@ def test_other_windows_and_other_units_are_refused(store):
 
 def test_an_assessment_of_another_version_is_measured_anew(store):
     train(agent={"name": "uniform"})
-    found = assess(store / "1", passages=1, bpe_vocabulary=260)
+    found = assess(store / "1", Wishes(1, 260))
     path = store / "1" / "assessment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
-    assert assessed(store / "1", 1, 260) is None
-    assert assess(store / "1", passages=1, bpe_vocabulary=260) == found
+    assert assessed(store / "1", Wishes(1, 260)) is None
+    assert assess(store / "1", Wishes(1, 260)) == found

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
+from tokenv.compare.options import CompareOptions
+from tokenv.compare.reading import read_words, resolve_comparison
 from tokenv.config.plain import read_words as read_plainly
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
@@ -40,7 +40,7 @@ def rates(options: CompareOptions) -> dict[str, float]:
 
 
 def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
     only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
     shrunk.tokenv(shrunk.shrink(["compare", "with", "odd.yaml", "methods.learned w=1.rate=0.4"], only=only))
     (report,) = [path.parent for path in folder.glob("runs/*/report.html")]

@@ -10,6 +10,7 @@ from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
+from tokenv.errors import UserError
 
 ROWS = 120
 
@@ -149,3 +150,25 @@ def test_nothing_to_train_on_is_refused_instead_of_searched_forever(hub):
     stream = load_corpus(make_config(seq_len=16, validation=1 - 1e-9)).train()
     with pytest.raises(ValueError, match=r"no sequence of data\.seq_len 16 bytes to train on"):
         stream.next(1)
+
+
+def test_what_the_hub_cannot_give_is_one_message(monkeypatch):
+    def no_more(number):
+        yield from generate(30, "text")
+        raise RuntimeError("the line is dead\nand more")
+
+    for source, kind in (("text", "text"), ("series", "series")):
+        config = make_config(kind=kind, seq_len=64)
+
+        def refuse(*_args, source=source, **_options):
+            raise ConnectionError(f"no network for {source}")
+
+        monkeypatch.setattr(datasets, "load_dataset", refuse)
+        with pytest.raises(
+            UserError, match=r"hub data set 'owner/name' cannot be .*no network.*: expected a connection"
+        ):
+            load_corpus(config)
+        broken = datasets.IterableDataset.from_generator(no_more, gen_kwargs={"number": 1})
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_args, broken=broken, **_options: broken)
+        with pytest.raises(UserError, match=r"'owner/name' cannot be read: .*: expected a connection"):
+            load_corpus(config)

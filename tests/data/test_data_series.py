@@ -13,6 +13,7 @@ from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.data.series.windows import frame, load_series, moments, split_borders
+from tokenv.errors import UserError
 
 ROWS = 200
 
@@ -115,6 +116,13 @@ def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
     hub = load_series(make_config("hub:owner/name", columns="target"))
     assert calls == [(("owner/name", None), {"split": "train", "streaming": True})]
     assert_array_equal(hub.series[1].value_LC, data.series[1].value_LC)
+
+
+def test_a_row_without_a_list_is_named(tmp_path):
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"target": [[1.0] * 90, None]}), path)
+    with pytest.raises(UserError, match="row 1, column 'target': None is no list, as row 0 has"):
+        load_series(make_config(path, columns="target"))
 
 
 @pytest.mark.parametrize("written", ["", "NaN", "nan", "NA", " null "])

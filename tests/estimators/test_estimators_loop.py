@@ -130,7 +130,12 @@ def test_replaying_clipped_samples_keeps_their_credits():
     assert flat_gradient(again[keys.LOSS_POLICY].sum(), world.inputs).any()
 
 
-@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo])
+def text_critic(head_epochs=0):
+    torch.manual_seed(0)
+    return recipes.text_critic(Enumeration(2).lm.config.width, hidden=4, warmup=0, head_epochs=head_epochs).double()
+
+
+@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, text_critic])
 def test_steps_of_the_head_alone(recipe):
     """The first step is the recipe's own; further ones move the agent and nothing else, and lower the policy loss."""
     world, estimator = Enumeration(2), recipe(head_epochs=4)

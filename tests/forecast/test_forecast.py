@@ -16,6 +16,7 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import frame, load_series
+from tokenv.errors import UserError
 from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
 from tokenv.forecast.scores import crps, score_forecasts
 from tokenv.lm.codecs.series import SeriesCodec
@@ -189,6 +190,11 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "mine.png").stat().st_size > 5000
     with pytest.raises(ValueError, match=r"direct head is missing: train one with model\.horizon=6"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
+    for direct in (True, False):
+        with pytest.raises(UserError, match=r"1,000,000,000,000 samples of 2 forecasts would need at least .* GiB"):
+            run_command(
+                "forecast", ["with", "run=runs/1", "horizon=6", "windows=2", "samples=1e12", f"direct={direct}"]
+            )
     with pytest.raises(ValueError, match="horizon = 0"):
         run_command("forecast", ["with", "run=runs/1", "horizon=0"])
     with pytest.raises(ValueError, match="quantiles = "):

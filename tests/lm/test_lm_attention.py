@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tokenv.lm import blocked
 from tokenv.lm.attention import (
     attention_for,
     causal_attention,
@@ -16,6 +17,7 @@ from tokenv.lm.attention import (
     local_attention,
     reference_attention,
 )
+from tokenv.lm.blocked import BlockedAttention, block_queries
 
 SOFTCAP = 2.0  # low, so that the cap bends the scores
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))  # N, H, d
@@ -54,6 +56,22 @@ def test_local_attention_equals_the_reference(size, window):
 @given(sizes)
 def test_causal_attention_equals_the_reference(size):
     assert_equals_reference(causal_attention, random_qkv(*size))
+
+
+@settings(deadline=None, max_examples=40)
+@given(sizes, st.integers(1, 45))
+def test_blocked_attention_equals_the_reference(size, block):
+    assert_equals_reference(lambda *qkvs: BlockedAttention.apply(*qkvs, block), random_qkv(*size))
+
+
+def test_long_sequences_are_attended_to_in_blocks(monkeypatch):
+    """What decides is how much memory the scores would take; the result is the same."""
+    qkv = random_qkv(200, 2, 4)
+    assert block_queries(qkv[0]) > 200
+    whole = causal_attention(*qkv, SOFTCAP)
+    monkeypatch.setattr(blocked, "BLOCK_ENTRIES", 2**14)
+    assert block_queries(qkv[0]) == blocked.LEAST_QUERIES
+    torch.testing.assert_close(causal_attention(*qkv, SOFTCAP), whole, rtol=1e-10, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=10)

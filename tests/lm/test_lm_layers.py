@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.layers import EPSILON, DecoderLayer, RMSNorm, RotaryTable
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.layers import EPSILON, MLP, DecoderLayer, RMSNorm, RotaryTable
 from tokenv.lm.poolings.select import distribute, segment, select
+from tokenv.lm.unet import UNet
 
 
 def random_norm(width):
@@ -127,3 +129,35 @@ def test_every_symbol_may_close_a_token(length):
     segments = segment(action_BT)
     assert torch.equal(select(x_BTD, segments), x_BTD)
     assert torch.equal(distribute(x_BTD, segments), x_BTD)
+
+
+def test_layers_that_are_computed_again_give_the_same_bit_for_bit():
+    torch.manual_seed(0)
+    config = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4)
+    lm = UNet(config)
+    symbol_BN, action_BN = torch.randint(0, 256, (2, 24)), (torch.rand(2, 24) < 0.3).long()
+    action_BN[:, 0] = 1
+
+    def value_and_gradients():
+        out = lm(symbol_BN, action_BN).square().sum()
+        return out, *torch.autograd.grad(out, [*lm.parameters()], allow_unused=True)
+
+    plain = value_and_gradients()
+    lm.recompute_layers()
+    for one, other in zip(plain, value_and_gradients(), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 4), st.integers(1, 5))
+def test_geglu_is_the_formula(rows, hidden):
+    mlp = MLP(3, hidden).double()
+    x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+    gate, up = mlp.gate_up(x).chunk(2, -1)
+    expected = mlp.down(F.gelu(gate, approximate="tanh") * up)
+    inputs = [x, *mlp.parameters()]
+    torch.testing.assert_close(mlp(x), expected)
+    weight = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad((mlp(x) * weight).sum(), inputs), torch.autograd.grad((expected * weight).sum(), inputs)
+    )

@@ -16,6 +16,7 @@ from tokenv.run.build import load_lm
 from tokenv.run.parts import build_parts
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
+from tokenv.storage.digests import write_digests
 
 
 def run(config, folder, **options):
@@ -114,6 +115,17 @@ def test_mistakes_are_told(settings, wrong, message):
 def test_a_model_of_another_shape_is_refused_by_one_message(old):
     with pytest.raises(ValueError, match=r"start\.model = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
         load_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
+
+
+def test_a_model_of_another_type_is_refused_by_one_message(old):
+    path = checkpoints.find(old)
+    tensors, state = checkpoints.load_model(path)
+    lm = build_parts(resolve([], {}, state["config"]), pretrained=False).lm
+    name = "lm.head.weight"
+    checkpoints.save_file(tensors | {name: tensors[name].to(torch.int64)}, path / checkpoints.MODEL)
+    write_digests(path)
+    with pytest.raises(ValueError, match=r"has shape \(.*\) of int64 there and \(.*\) of float32 in this run \(1 such"):
+        load_lm(lm, str(path))
 
 
 def test_a_flat_policy_draws_at_the_rate():

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage, Wishes
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
@@ -16,7 +16,16 @@ from tokenv.data.series.config import SeriesConfig
 from tokenv.run.windows import Window
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
-ALL_OF_SERIES = ["methods", "differences", "loss-steps", "loss-flops", "boundary-rate", "neg-log-prob", "patch-lengths"]
+ALL_OF_SERIES = [
+    "methods",
+    "differences",
+    "ranks",
+    "loss-steps",
+    "loss-flops",
+    "boundary-rate",
+    "neg-log-prob",
+    "patch-lengths",
+]
 WINDOWS = ["window-1", "window-2"]
 OF_SERIES = DataConfig(kind="series", source="regimes", series=SeriesConfig(context=8))
 
@@ -33,8 +42,7 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
     assessment = Assessment(
         version=VERSION,
         checkpoint="step-1",
-        passages_wanted=2,
-        bpe_vocabulary=0,
+        wishes=Wishes(2, 0),
         fingerprint="",
         unit="bits_per_byte",
         loss=[bits],
@@ -42,6 +50,7 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         loss_early=bits + 0.1,
         loss_test=None,
         boundary_rate=0.2,
+        calibration=None,
         token_lengths=[1, 2, 4, 1],
         agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
         passages=[a_passage(text, probability) for text in TEXTS],

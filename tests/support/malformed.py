@@ -17,6 +17,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 from shrunk import CONFIGS
 
@@ -90,6 +92,13 @@ NASTY = [
         "==",
         "%",
         "$x",
+    ),
+    *(
+        "['rloo(num_samples=9999999)']",
+        "['rloo(num_samples=\"a\")', 'arm']",
+        "['rloo(1)']",
+        "['rloo(a={1: 2})']",
+        "1e12",
     ),
     *("learned", "rloo", "rloo(", "rloo(num_samples=9)", "rloo(num_samples='a')", "rloo(1)", "GAMMA", "lambda: 0"),
     *("[0.1, 0.5]", "[0.5, 0.1]", "[nan]", "[1e999]", "['0.1']", "python", "words", "regimes", "hub:", "quick", "-u"),
@@ -340,6 +349,30 @@ def series_file(dice):
             "data.validation=0.3", "data.series.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
 
 
+def parquet_file(dice):
+    """A parquet file of texts or series with flipped bits, and a command that reads it."""
+    texts = [f"document {row} " * 5 for row in range(12)]
+    steps = [f"2020-01-01 00:{row:02}:00" for row in range(60)]
+    lists = [[dice.gauss(0, 1) for _ in range(60)], dice.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60])]
+    kind, columns = dice.choice(
+        [
+            ("text", {"text": texts}),
+            ("series", {"date": steps, "a": [dice.gauss(0, 1) for _ in steps]}),
+            ("series", {"target": lists}),
+        ]
+    )
+    pq.write_table(pa.table(columns), "odd.parquet", compression=dice.choice(["NONE", "SNAPPY", "GZIP"]))
+    path = Path("odd.parquet")
+    data = path.read_bytes()
+    path.write_bytes(
+        dice.choice([_flipped(data, dice), _flipped(data, dice), data[: dice.randint(0, len(data))], data])
+    )
+    if kind == "text":
+        return ["train", "with", *SMALL, "data.source=odd.parquet", "-u"]
+    return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.parquet", "data.seq_len=8",
+            "data.validation=0.3", "data.series.context=2", "hardware.device=cpu", "-u"]  # fmt: skip
+
+
 def _flipped(data, dice):
     made = bytearray(data)
     for _ in range(dice.randint(1, 8)):
@@ -378,6 +411,7 @@ def checkpoint(dice):
 
 
 KINDS = {"line": command_line, "yaml": yaml_file, "corpus": data_file, "series": series_file, "checkpoint": checkpoint}
+KINDS["parquet"] = parquet_file
 
 
 class ValidError(Exception):
@@ -434,7 +468,9 @@ def outcome(line):
     if (seconds := time.perf_counter() - started) > SECONDS:
         return f"{seconds:.0f} s"
     if status == 0:
-        return "ok"
+        shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()  # Sacred's own colours
+        raw = HIDDEN.search(shown.replace("\t", "")) or HIDDEN.search(err.getvalue())
+        return f"control characters: {raw.string[:200]!r}" if raw else "ok"
     told = [said for said in err.getvalue().splitlines() if not OF_SACRED.match(said)]
     if status != 2 or len(told) != 1 or not told[0].startswith("tokenv: ") or HIDDEN.search(told[0]):
         return f"exit {status!r} and {told!r}"[:400]

@@ -12,10 +12,10 @@ import lzma
 import math
 import os
 import random
-import subprocess
 import sys
 import tomllib
 import traceback
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,18 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
     """What makes a comparison small: all methods (or those of ``only``), one seed, nothing but their size changed."""
-    base = content(settings["base"])
-    found = [*words(_of_run(base), "common."), "seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
-    if base["data"]["source"] == TABLE:
-        found.append("common.data.series.columns=OT")
+    found = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
+    if "base" in settings:
+        base = content(settings["base"])
+        found += words(_of_run(base), "common.")
+        if base["data"]["source"] == TABLE:
+            found.append("common.data.series.columns=OT")
+    for name, protocol in settings.get("protocols", {}).items():
+        small = _of_run(content(protocol["base"]))
+        found += [*words(small, f"protocols.{name}.common."), *words(small, f"protocols.{name}.shared.")]
+    found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
+    if settings.get("tune"):
+        found.append("tune_seeds=[100]")
     for name, changes in settings["methods"].items():
         if "symbols" in (changes or {}).get("train", {}):
             found.append(f"methods.{name}.train.symbols={RUN['train']['symbols']}")
@@ -199,45 +207,26 @@ def tokenv(line: list[str]) -> None:
 
 
 class InThisProcess:
-    """Stands in for ``subprocess.Popen`` where a comparison starts a run, which saves five seconds of imports each.
+    """Stands in for ``tokenv.compare.runner.Job``: a comparison's runs, one after the other and without processes.
 
-    The run's own pictures, which a comparison does not look at, are left blank. Anything but what a comparison starts
-    is left to a real process.
+    The run's own pictures, which a comparison does not look at, are left blank.
     """
 
-    OURS = ("tokenv.cli", "tokenv.compare.assess")
-
-    def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
-        """A job that has ended, or a process."""
-        if isinstance(command, list) and command[:2] == [sys.executable, "-m"] and command[2] in cls.OURS:
-            return super().__new__(cls)
-        return REAL_PROCESS(command, *arguments, **options)
-
-    def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+    def __init__(self, function: str, arguments: Sequence[Any], log: Path, threads: int = 0) -> None:
         """Do the work at once; what it prints goes where a process would print it."""
         self.code: Any = 0
         self.pid = os.getpid()
+        module, _, name = function.partition(":")
         blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
-        with redirect_stdout(stdout), redirect_stderr(stdout), blank:
+        with log.open("w") as printed, redirect_stdout(printed), redirect_stderr(printed), blank:
             try:
-                if command[2] == "tokenv.cli":
-                    tokenv(command[3:])
-                else:
-                    from tokenv.compare.assess import (
-                        assess,  # whoever imports this file may want to import tokenv first
-                    )
-
-                    folder, passages, bpe_vocabulary = command[3:]
-                    assess(Path(folder), passages=int(passages), bpe_vocabulary=int(bpe_vocabulary))
+                getattr(importlib.import_module(module), name)(*arguments)
             except SystemExit as end:
-                self.code = end.code
+                self.code = end.code or 0
             except Exception:
                 traceback.print_exc()
                 self.code = 1
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, seconds: float | None = None) -> int:
         """The exit status."""
-        return self.code
-
-
-REAL_PROCESS = subprocess.Popen
+        return int(self.code)

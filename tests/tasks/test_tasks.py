@@ -13,6 +13,7 @@ from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Whitespace
 from tokenv.cli.main import run_command
 from tokenv.env.rollout import rollout
+from tokenv.errors import UserError
 from tokenv.run.parts import Parts
 from tokenv.tasks.formats import TASKS, Question, load_questions
 from tokenv.tasks.score import answer_bits, score
@@ -108,6 +109,9 @@ def test_bad_files_are_told(tmp_path):
         load_questions("piqa", [tmp_path / "none.jsonl"])
     (tmp_path / "labels").write_text("0\n1\n")
     with pytest.raises(ValueError, match="has 2 labels for 1 rows"):
+        load_questions("piqa", [rows, tmp_path / "labels"])
+    (tmp_path / "labels").write_bytes(b"\xff0\n")
+    with pytest.raises(UserError, match="labels cannot be read as labels in UTF-8"):
         load_questions("piqa", [rows, tmp_path / "labels"])
     with pytest.raises(ValueError, match="has 3 files"):
         load_questions("piqa", [rows] * 3)

@@ -8,16 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
+from tokenv.errors import UserError
 from tokenv.run.parts import build_parts
 from tokenv.variance import lab
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import Scene, draw_gradient, true_gradient
 from tokenv.variance.options import VarianceOptions, parse
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_csv
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_variance
 from tokenv.variance.statistics import moments
 
 SHORT = 6
@@ -48,7 +50,7 @@ def scene(options):
 
 
 def build(text, scene, options):
-    return lab._build(options, scene.parts, parse(text, 0.8))
+    return lab._build(options, scene.device, parse(text, 0.8))
 
 
 def test_moments_of_known_gaussians():
@@ -183,13 +185,65 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
     assert whole["moments"][0]["symbols"] < whole["moments"][1]["symbols"]
 
 
+def flip(file):
+    """The lowest bit of a byte in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
+        lab.compare(options_of, folder)
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
+    for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
+        sound = (one / name).read_bytes()
+        flip(one / name)
+        with pytest.raises(UserError, match=f"{name}: damaged"):
+            lab.compare(more, one)
+        (one / name).write_bytes((other / name).read_bytes())
+        with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):
+            lab.compare(more, one)
+        (one / name).write_bytes(sound)
+    # The same run's, but of another moment.
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=5)"))
+    sound = (one / "reference-0.safetensors").read_bytes()
+    (one / "reference-0.safetensors").write_bytes((one / "reference-1.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"reference-0\.safetensors: of another run"):
+        lab.compare(more, one)
+    (one / "reference-0.safetensors").write_bytes(sound)
+    lab.compare(more, one)
+
+
+def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
+    lab.compare(options, tmp_path)
+    other = replace(options, config=replace(options.config, seed=9))
+    (tmp_path / "variance.json").unlink()
+    with pytest.raises(UserError, match=r"step-.*: of another run than"):
+        lab.compare(other, tmp_path)
+
+
+def test_what_earlier_versions_stored_is_read(options, tmp_path):
+    """Their files have no digests."""
+    whole = lab.compare(options, tmp_path)
+    path = tmp_path / "variance.json"
+    stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
+    del stored["moments"][1]["estimators"]["reinforce"]
+    path.write_text(json.dumps(stored))
+    for number in range(2):
+        name = tmp_path / f"reference-{number}.safetensors"
+        save_file(load_file(name), name)
+    assert json.dumps(lab.compare(options, tmp_path)["moments"][0]) == json.dumps(whole["moments"][0])
+
+
 def test_the_report_of_a_comparison(options, tmp_path, capsys):
     result = lab.compare(options, tmp_path)
     print_variance(result)
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed
     assert "Truth: enumeration" in printed
-    lines = write_csv(result, tmp_path / "v.csv").read_text().splitlines()
+    lines = write_variance(result, tmp_path / "v.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 * 3
     for picture in (draw_progress, draw_cost, draw_credit):
         assert picture(result, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -238,6 +292,12 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
     stored = json.loads((folder / "variance" / "variance.json").read_text())
     assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
     assert math.isfinite(stored["costs"]["rloo"]["seconds"])
+    for word in ("draws=8", "noise_seed=1", "rate=0.3"):
+        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a comparison goes on"):
+            run_command("variance", ["with", f"resume={folder / 'variance'}", word])
+    flip(folder / "variance" / "options.json")
+    with pytest.raises(UserError, match=r"options\.json.* damaged"):
+        run_command("variance", ["with", f"resume={folder / 'variance'}"])
 
 
 @pytest.mark.parametrize(
@@ -247,6 +307,9 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
         ("rloo(4)", "options need names"),
         ("rloo(gamma=", "cannot be read"),
         ("rloo(gamma=open('x'))", "cannot be read"),
+        ("rloo(gamma=1j)", "= 1j: expected a number"),
+        ("rloo(gamma=" + "[" * 300, "too many nested"),
+        ("-" * 100_000 + "1", "cannot be read"),
     ],
 )
 def test_estimators_that_cannot_be_read_say_why(text, message):
@@ -268,8 +331,27 @@ def test_specifications_are_calls():
         ({"seq_len": 1000}, "longer than the run's"),
         ({"estimators": ()}, "estimators is empty"),
         ({"estimators": "rloo"}, "expected a list"),
+        ({"credit_draws": -1}, "credit_draws = -1: expected at least 0"),
+        ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, change, message):
     with pytest.raises(ValueError, match=message):
         replace(options, **change)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("estimator.gamma=maybe", "estimator.gamma = 'maybe': expected a number"),
+        ("estimator.gamma=null", "estimator.gamma = None: expected a number"),
+        ("estimator.gamma=[1]", r"estimator.gamma = \[1\]: expected a number"),
+        ("estimators=['rloo(num_samples=\"a\")']", "estimator.num_samples = 'a': expected a whole number"),
+        ("estimators=['rloo(num_samples=99999999)']", "would need at least .* GiB of memory"),
+        ("draws=999999999999", "would need at least .* GiB of memory"),
+        ("reference=reinforce", "is biased: expected an unbiased"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_work_starts(word, message):
+    with pytest.raises(UserError, match=message):
+        run_command("variance", ["with", "quick", word, "-u"])

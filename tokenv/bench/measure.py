@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tokenv.bench.agreement import stepping_differences
 from tokenv.bench.options import BenchOptions
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
@@ -92,6 +93,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     }
     if options.stepping:
         figures["stepping_over_one_pass"] = _stepping_ratio(env, parts, device)
+        figures["stepping_differences"] = stepping_differences(env, parts)
     return {"tables": _tables(figures, parts, config, device), "figures": figures}
 
 
@@ -181,4 +183,9 @@ def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch
     }
     if "stepping_over_one_pass" in figures:
         cost["stepping over one pass"] = f"{figures['stepping_over_one_pass']:.0f} times the seconds"
-    return {"speed": speed, "cost of learning the boundaries": cost}
+    tables = {"speed": speed, "cost of learning the boundaries": cost}
+    differences = figures.get("stepping_differences", {})
+    if differences:
+        told = {stage: f"{mean:.2g}, at most {most:.2g}" for stage, (mean, most) in differences.items()}
+        tables["stepping and one pass apart by, in the mean"] = told
+    return tables

@@ -16,7 +16,7 @@ class BenchOptions:
     Args:
         config: model, batch (``train.batch_size`` x ``data.seq_len``) and hardware; the data are random bytes.
         repeats: timed rounds; every round times every variant once.
-        stepping: also time stepping through the environment against the one-pass rollout.
+        stepping: also step through the environment: its time and its results against the one-pass rollout's.
 
     Raises:
         UserError: fewer than one round.

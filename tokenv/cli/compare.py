@@ -7,9 +7,10 @@ from typing import Any
 
 from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.options import CompareOptions, read_words, resolve_comparison
+from tokenv.compare.options import CompareOptions
+from tokenv.compare.reading import read_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
-from tokenv.compare.report.write import write_report
+from tokenv.compare.report.write import write_reports
 from tokenv.errors import FailedError
 from tokenv.report.table import console
 
@@ -26,16 +27,22 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
 
 
 def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
-    """Have all runs of a comparison, then draw its report; every method's name and loss."""
-    comparison = compare_methods(options, progress=sys.stderr.isatty())
-    for path in write_report(comparison, record.scratch):
+    """Have all runs of a comparison, then draw its report; every method's name and loss, in every protocol."""
+    comparisons = compare_methods(options, progress=sys.stderr.isatty())
+    for path in write_reports(comparisons, record.scratch, options.against):
         record.add(path)
-    print_comparison(comparison)
+    for comparison in comparisons.values():
+        print_comparison(comparison)
     if record.folder is not None:
         console().print(f"report: {record.folder / 'report.html'}")
-    if comparison.failed:
-        raise FailedError(f"{len(comparison.failed)} runs failed; the report is drawn without them")
-    return [{"method": method.name, "loss": method.loss} for method in comparison.methods]
+    failed = sum(len(comparison.failed) for comparison in comparisons.values())
+    if failed:
+        raise FailedError(f"{failed} runs failed; the report is drawn without them")
+    return [
+        ({"protocol": name} if name else {}) | {"method": method.name, "loss": method.loss}
+        for name, comparison in comparisons.items()
+        for method in comparison.methods
+    ]
 
 
 COMMAND = Command("compare", resolve_checked, show_comparison, stored=True, read=read_words)

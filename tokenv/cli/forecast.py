@@ -19,6 +19,7 @@ from tokenv.forecast.scores import score_forecasts
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.table import console, summary_table
 from tokenv.run.hardware import prepare
+from tokenv.run.memory import check_forecast
 from tokenv.run.stored import load_run
 
 DRAWN = 4  # series of the picture
@@ -38,6 +39,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     else:
         recording = read_csv(Path(options.csv), config.data.series)
         names, history_BL = last_windows(recording, config, options.horizon)
+    check_forecast(config, len(names), options.samples, options.horizon, direct=options.direct)
     made = forecast(
         trained.parts,
         names,

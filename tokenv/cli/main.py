@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -77,30 +78,33 @@ def told(error: BaseException) -> str | None:
     return None if text is None else plain(text)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that was typed.
 
     What is not ours ends with one message: exit status 2 where the command line, a file or the machine is at fault, 1
     where work came to nothing. Anything else keeps its traceback, and ends with the wish for a report.
+
+    Args:
+        arguments: what follows ``tokenv``; None for this process's own.
     """
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks: tokenv completion says how it comes to do so
         import_module("tokenv.cli.completion").answer()
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return
-    if arguments[0] in ("-V", "--version", "version"):
-        print(f"tokenv {import_module('tokenv').__version__}")
-        return
     try:
-        run_command(arguments[0], arguments[1:])
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE)
+        elif arguments[0] in ("-V", "--version", "version"):
+            print(f"tokenv {import_module('tokenv').__version__}")
+        else:
+            run_command(arguments[0], arguments[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has had enough
+        import_module("tokenv.report.table").discard_output()  # loads rich
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
         print(f"tokenv: {plain(str(stop)) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever reads what we say has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
     except Exception as error:
         message = told(error)
         if message is None:

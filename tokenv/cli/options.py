@@ -158,7 +158,8 @@ class EvaluateOptions(RunOptions):
                 f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
             )
         for name, files in self.task_files.items():
-            if not isinstance(files, str | list | tuple) or not files:
+            several = isinstance(files, list | tuple) and all(isinstance(file, str) for file in files)
+            if not files or not (several or isinstance(files, str)):
                 raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
             if name not in self.task_names:
                 raise UserError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")

@@ -23,13 +23,15 @@ from tokenv.cli.flags import check_flags, check_new, forgotten_with
 from tokenv.config.plain import read_words
 from tokenv.config.plugins import plugins
 from tokenv.errors import UserError
-from tokenv.run.interrupt import Interruptible, end_with_parent
-from tokenv.storage import trust
+from tokenv.report.characters import plain
+from tokenv.run.interrupt import Interruptible
+from tokenv.storage import processes, trust
 from tokenv.storage.atomic import write_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
+    from sacred.host_info import HostInfoGetter
     from sacred.observers import FileStorageObserver, SqlObserver
     from sacred.run import Run
     from sacred.serializer import flatten
@@ -72,7 +74,7 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
     except OSError as error:
         if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
             raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", path, error.strerror)
+        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
 
 
 def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
@@ -216,7 +218,6 @@ class Command:
         Raises:
             UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
         """
-        end_with_parent()
         flags = _parse(self.name, arguments)
         options = self.options(flags["UPDATE"])
         other = self.instead(options) if flags["COMMAND"] is None else None
@@ -258,7 +259,8 @@ def usage(name: str, does: str) -> str:
 
 def _experiment(name: str) -> Experiment:
     """One that keeps all our sources."""
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent, additional_host_info=[process])
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):

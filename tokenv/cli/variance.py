@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +16,10 @@ from tokenv.report.table import console
 from tokenv.run.build import learns
 from tokenv.run.parts import check_parts
 from tokenv.storage import trust
-from tokenv.storage.atomic import write_atomically
-from tokenv.variance.lab import compare
-from tokenv.variance.options import VarianceOptions
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_csv
+from tokenv.storage.sealed import read_json, write_json
+from tokenv.variance.lab import check_estimators, compare
+from tokenv.variance.options import MAY_CHANGE_ON_RESUME, VarianceOptions
+from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
 
 OPTIONS_FILE = "options.json"
 
@@ -38,6 +37,7 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
         if not stored.is_file():
             raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
         values = _stored_options(stored)
+        _check_unchanged(own, updates)
         base, own = values.pop("config"), values | own
     if own.get("run"):
         _, base = stored_config("run", str(own["run"]), names)
@@ -47,7 +47,20 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
     check_parts(config)
     if not learns(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+    check_estimators(options)
     return options
+
+
+def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
+    """Refuse to go on with other options: figures of both would stand in one table."""
+    for key in own:
+        if key not in MAY_CHANGE_ON_RESUME:
+            raise UserError(
+                f"{key} cannot change when a comparison goes on: only {', '.join(MAY_CHANGE_ON_RESUME)} can"
+            )
+    for key in updates:
+        if key != "hardware":
+            raise UserError(f"{key} cannot change when a comparison goes on: of the run's keys only hardware can")
 
 
 def _stored_options(path: Path) -> dict[str, Any]:
@@ -57,27 +70,27 @@ def _stored_options(path: Path) -> dict[str, Any]:
         UserError: they are damaged, or name code that the user has not named.
     """
     try:
-        values = json.loads(path.read_bytes())
+        values = read_json(path, OPTIONS_FILE)
         trust.check(values["config"], path)
         for estimator in (*values["estimators"], values["reference"]):
             trust.check_name(estimator.partition("(")[0].strip(), path)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged: {error!r}; expected the options of a comparison: start it anew") from None
-    return dict(values)
+    return values
 
 
 def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
     """Compare gradient estimators; store and show what came out."""
     folder = Path(options.resume) if options.resume else (record.folder or record.scratch) / "variance"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / OPTIONS_FILE, json.dumps(asdict(options)))
+    write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
     try:
         result = compare(options, folder, sys.stderr.isatty())
     except KeyboardInterrupt:
         kept = options.resume or record.folder is not None
         how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
         raise KeyboardInterrupt(f"stopped; {how}") from None
-    write_csv(result, folder / "variance.csv")
+    write_variance(result, folder / "variance.csv")
     draw_progress(result, folder / "progress.png")
     draw_cost(result, folder / "cost.png")
     draw_credit(result, folder / "credit.png")

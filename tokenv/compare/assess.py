@@ -1,11 +1,7 @@
-"""What a comparison wants to know of one finished run, measured once.
-
-``python -m tokenv.compare.assess FOLDER PASSAGES BPE_VOCABULARY [trust=NAME]`` measures in a process of its own.
-"""
+"""What a comparison wants to know of one finished run, measured once."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +11,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage, assessed, keep
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Passage, Wishes, assessed, keep
 from tokenv.config import registry
 from tokenv.config.schema import Config
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.bpe import train_bpe
+from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import (
     boundary_scores,
     evaluate,
@@ -29,70 +26,77 @@ from tokenv.run.evaluate import (
     joined,
     sequence_losses,
     sequence_sums,
+    shifted,
 )
 from tokenv.run.hardware import prepare
-from tokenv.run.interrupt import end_with_parent
 from tokenv.run.parts import Parts
 from tokenv.run.stored import load_run
 from tokenv.run.windows import drawn_windows
-from tokenv.storage import trust
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
-def assess(folder: Path, *, passages: int, bpe_vocabulary: int) -> Assessment:
+def assess(folder: Path, wishes: Wishes) -> Assessment:
     """Measure a finished run on its held-out data, or read what was measured before.
 
     Args:
         folder: of the run.
-        passages: sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
+        wishes: what is to be measured.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint.
+        MissingFileError: the run has no checkpoint.
+        UserError: there is too little held-out data to calibrate on.
     """
-    known = assessed(folder, passages, bpe_vocabulary)
+    known = assessed(folder, wishes)
     if known is not None:
         return known
-    made = _measure(folder, passages, bpe_vocabulary)
+    made = _measure(folder, wishes)
     keep(made, folder)
     return made
 
 
-def _measure(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment:
+def _measure(folder: Path, wishes: Wishes) -> Assessment:
     trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
     config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
-    held_out = corpus.validation(config.validation.sequences)
-    references = _references(config, corpus, bpe_vocabulary) if series is None else {}
+    held_out, bias = corpus.validation(config.validation.sequences), None
+    if wishes.calibrate and parts.agent.learns:
+        held_out, own = split_for_calibration(corpus, config.validation.sequences)
+        bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
+    references = _references(config, corpus, wishes.bpe_vocabulary) if series is None else {}
+    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
     of = joined(
         [
             sequence_sums(td, codec)
-            | {"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()}
+            | {
+                "action": td[keys.ACTION].cpu(),
+                "prob": shifted(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
+            }
             | {name: reference(td).cpu() for name, reference in references.items()}
-            for td in held_out_rollouts(parts, held_out, batch_size=config.validation.batch_size)
+            for td in held_out_rollouts(parts, held_out, **how)
         ]
     )
     action_BT = of["action"]
     late_B, early_B = sequence_losses(of)
     agreement = {name: _agreement(action_BT, of[name]) for name in references}
-    if series is not None and held_out.gold_BN is not None:
-        agreement["change points"] = _agreement(action_BT, held_out.gold_BN[:, :-1], config.data.tolerance)
-    shown = (held_out, of["prob"][:passages], action_BT[:passages])
+    if held_out.gold_BN is not None:
+        truth = "true tokens" if series is None else "change points"
+        agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1], config.data.tolerance)
+    shown = (held_out, of["prob"][: wishes.passages], action_BT[: wishes.passages])
     return Assessment(
         version=VERSION,
         checkpoint=trained.path.name,
-        passages_wanted=passages,
-        bpe_vocabulary=bpe_vocabulary,
+        wishes=wishes,
         fingerprint=corpus.fingerprint,
         unit=codec.unit,
         loss=late_B.tolist(),
         document=held_out.document_B.tolist(),
         loss_early=early_B.mean().item(),
-        loss_test=None if series is None else _test_loss(parts, series, config),
+        loss_test=None if series is None else _test_loss(parts, series, config, how),
         boundary_rate=action_BT.double().mean().item(),
+        calibration=None if bias is None else _before(parts, held_out, config, bias),
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,
         passages=_passages(*shown) if series is None else [],
@@ -100,12 +104,18 @@ def _measure(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment:
     )
 
 
-def _test_loss(parts: Parts, series: SeriesData, config: Config) -> float | None:
+def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
+    """What the run is without the bias."""
+    plain = evaluate(parts, held_out, batch_size=config.validation.batch_size)
+    return Calibration(bias, plain.loss, plain.boundary_rate)
+
+
+def _test_loss(parts: Parts, series: SeriesData, config: Config, how: dict[str, Any]) -> float | None:
     try:
         test = series.test(config.validation.sequences)
     except ValueError:  # too short for a window
         return None
-    return evaluate(parts, test, batch_size=config.validation.batch_size).loss
+    return evaluate(parts, test, **how).loss
 
 
 def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:
@@ -149,10 +159,3 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
     same = row[1:] == row[:-1]
     length = (place[1:] - place[:-1])[same].clamp(max=longest)
     return torch.bincount(length, minlength=longest + 1)[1:].tolist()
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    for word in sys.argv[4:]:
-        trust.allow(word.removeprefix("trust="))
-    assess(Path(sys.argv[1]), passages=int(sys.argv[2]), bpe_vocabulary=int(sys.argv[3]))

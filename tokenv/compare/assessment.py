@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.digests import DIGESTS
+from tokenv.storage.sealed import read_json, write_json
 
 FILE = "assessment.json"
-VERSION = 2
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be measured of a run.
+
+    Attributes:
+        passages: held-out sequences to keep with their boundaries.
+        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
+        calibrate: whether to measure at exactly the target rate; see ``tokenv.run.calibrate``.
+    """
+
+    passages: int = 3
+    bpe_vocabulary: int = 32_000
+    calibrate: bool = False
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run was before its logits were shifted to its target rate.
+
+    Attributes:
+        logit_bias: the shift.
+        loss: without it.
+        boundary_rate: without it.
+    """
+
+    logit_bias: float
+    loss: float
+    boundary_rate: float
 
 
 @dataclass(frozen=True)
@@ -51,8 +81,7 @@ class Assessment:
     Attributes:
         version: of this file's layout.
         checkpoint: name of the checkpoint.
-        passages_wanted: passages or windows asked for.
-        bpe_vocabulary: asked for.
+        wishes: what was asked for.
         fingerprint: of the data.
         unit: of the losses: the codec's, such as ``bits_per_byte``.
         loss: every held-out sequence's share; their mean is the run's validation loss.
@@ -60,16 +89,18 @@ class Assessment:
         loss_early: the early exit's loss.
         loss_test: on the test windows of a series; None where there is none.
         boundary_rate: boundaries per symbol.
+        calibration: what was before calibration, all else being after it; None where there was none, be it that nobody
+            asked for it or that the agent has no such choice.
         token_lengths: entry l - 1 counts the tokens of l symbols; the last one, those at least so long.
-        agreement: reference (``whitespace``, ``bpe``, ``change points``) to how the drawn boundaries fit its own.
+        agreement: reference (``whitespace``, ``bpe``, ``true tokens``, ``change points``) to how the drawn boundaries
+            fit its own.
         passages: the first sequences, of text.
         windows: the first sequences, of series.
     """
 
     version: int
     checkpoint: str
-    passages_wanted: int
-    bpe_vocabulary: int
+    wishes: Wishes
     fingerprint: str
     unit: str
     loss: list[float]
@@ -77,6 +108,7 @@ class Assessment:
     loss_early: float
     loss_test: float | None
     boundary_rate: float
+    calibration: Calibration | None
     token_lengths: list[int]
     agreement: dict[str, Agreement]
     passages: list[Passage]
@@ -90,26 +122,35 @@ def keep(made: Assessment, folder: Path) -> None:
         made: the assessment.
         folder: of the run.
     """
-    write_atomically(folder / FILE, json.dumps(asdict(made)))
+    write_json(folder / FILE, asdict(made), _owner(checkpoints.find(folder)))
 
 
-def assessed(folder: Path, passages: int, bpe_vocabulary: int) -> Assessment | None:
+def _owner(checkpoint: Path) -> str:
+    """What an assessment belongs to: the very files of the checkpoint, where these have digests."""
+    told = checkpoint / DIGESTS
+    return told.read_text() if told.is_file() else checkpoint.name
+
+
+def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
     """What was measured of the run's last checkpoint with these wishes before; None if nothing was.
 
     Args:
         folder: of the run.
-        passages: see ``tokenv.compare.assess.assess``.
-        bpe_vocabulary: see there.
+        wishes: what is to be measured.
     """
     try:
-        values = json.loads((folder / FILE).read_text())
+        checkpoint = checkpoints.find(folder)
+        values = read_json(folder / FILE, _owner(checkpoint))
+        before = values["calibration"]
         read = {
+            "wishes": Wishes(**values["wishes"]),
+            "calibration": None if before is None else Calibration(**before),
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
         }
         known = Assessment(**values | read)
-    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's
-        return None
-    wanted = (VERSION, checkpoints.find(folder).name, passages, bpe_vocabulary)
-    return known if (known.version, known.checkpoint, known.passages_wanted, known.bpe_vocabulary) == wanted else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is none, or it is damaged, or another run's or version's
+    wanted = (VERSION, checkpoint.name, wishes)
+    return known if (known.version, known.checkpoint, known.wishes) == wanted else None

@@ -6,18 +6,16 @@ import hashlib
 import json
 import os
 import random
-import socket
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from tokenv.compare.store import identity, same_runs
 from tokenv.config.schema import Config
+from tokenv.report.characters import plain
+from tokenv.storage import processes
 from tokenv.storage.atomic import write_atomically
 
 SILENT_SECONDS = 300.0  # a claim of another machine that was not refreshed for so long is nobody's
@@ -50,8 +48,7 @@ class Claim:
 
     def tell(self, *trainers: int) -> None:
         """Write down who holds it: this process, and those of these ids."""
-        processes = [{"pid": pid, "started": started} for pid in (os.getpid(), *trainers) if (started := _started(pid))]
-        write_atomically(self.path, json.dumps({"place": _place(), "processes": processes}))
+        write_atomically(self.path, json.dumps(processes.described(*trainers)))
 
     def refresh(self) -> None:
         """Show other machines that it is still held."""
@@ -102,37 +99,15 @@ def _holder(store: Path, key: str, own: Claim) -> Elsewhere | None:
         if path == own.path:
             continue
         try:
-            told, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
-            living = [each["pid"] for each in told["processes"] if _alive(told["place"], each, silent)]
+            told, silent = json.loads(path.read_bytes()), time.time() - path.stat().st_mtime
         except FileNotFoundError:  # released while we looked
             continue
-        except (ValueError, KeyError, TypeError):  # not ours, or damaged
-            living = []
+        except (ValueError, RecursionError):  # not ours, or damaged
+            told, silent = None, 0.0
+        living = processes.living(told)
+        if living is None:  # of another machine
+            living = [each["pid"] for each in told["processes"]] if silent < SILENT_SECONDS else []
         if living:
-            return Elsewhere(f"process {living[0]} on {told['place'].partition(' ')[0]}")
+            return Elsewhere(plain(f"process {living[0]} on {str(told['place']).partition(' ')[0]}"))
         path.unlink(missing_ok=True)
     return None
-
-
-def _alive(place: str, process: dict[str, Any], silent: float) -> bool:
-    if place != _place():
-        return silent < SILENT_SECONDS
-    started = _started(process["pid"])
-    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks are set now and then
-
-
-def _started(pid: int) -> float | None:
-    """When a process started, in seconds since 1970; None if it has ended: another may have its id by now."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
-
-
-def _place() -> str:
-    """This machine, and the container in which process ids are its own."""
-    try:
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux
-        return socket.gethostname()

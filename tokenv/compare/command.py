@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from tokenv.compare.comparison import Comparison
 from tokenv.compare.compose import compared_run, compose
-from tokenv.compare.options import CompareOptions
+from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
+from tokenv.compare.tuning import choose, trials
 from tokenv.errors import FailedError, UserError
 from tokenv.run.parts import check_parts
 
@@ -23,40 +27,105 @@ def check_methods(options: CompareOptions) -> None:
         UserError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
             are of different kinds of data.
     """
-    firsts = {f"methods.{task.method}": task.config for task in options.tasks() if task.config.seed == options.seeds[0]}
-    for name, config in firsts.items():
-        try:
-            check_parts(config)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from error
-    check_same_kind(firsts)
+    for protocol, part in options.parts().items():
+        where = f"protocols.{protocol}: " if protocol else ""
+        firsts = {f"{where}methods.{task.method}": task.config for task in _firsts(part)}
+        if part.shared:
+            firsts[f"{where}shared"] = part.shared_task().config
+        for name, config in firsts.items():
+            try:
+                check_parts(config)
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from error
+        check_same_kind(firsts)
+        trials(part, None)
 
 
-def compare_methods(options: CompareOptions, *, progress: bool) -> Comparison:
+def _firsts(options: CompareOptions) -> list[Task]:
+    return [options.task(method, seed) for method in options.chosen for seed in options.seeds[:1]]
+
+
+def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Comparison]:
     """Train what is missing, and compare everything.
 
     Args:
         options: what to compare.
         progress: show bars.
 
+    Returns:
+        A comparison for every protocol, by its name; under an empty name where there are none.
+
     Raises:
-        FailedError: every run failed.
+        FailedError: every run of a protocol failed, or a shared one.
         UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
         KeyboardInterrupt: Ctrl-C.
     """
-    wishes = {"passages": options.passages, "bpe_vocabulary": options.bpe_vocabulary}
     if options.runs:
         stored = [finished_run(Path(folder)) for folder in options.runs]
         check_same_kind({str(run.folder): run.config for run in stored})
         shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-        methods = group_into_methods([compared_run(run, **wishes) for run in shown])
-        return compose(methods, f"{len(options.runs)} runs", {})
-    tasks = list(options.tasks())
-    folders, failed = run_all(tasks, options, progress=progress)
-    methods = {}
-    for task, folder in zip(tasks, folders, strict=True):
+        methods = group_into_methods([compared_run(run, options.wishes) for run in shown])
+        return {"": compose(methods, f"{len(options.runs)} runs", {})}
+    parts = options.parts()
+    starts = _shared_runs(parts, options, progress)
+    chosen = _tuned(parts, starts, options, progress)
+    tasks = {
+        name: [replace(task, protocol=name) for task in part.tasks(starts.get(name), chosen.get(name))]
+        for name, part in parts.items()
+    }
+    folders, failed = run_all([task for of in tasks.values() for task in of], options, progress=progress)
+    left = iter(folders)
+    found = {name: [(task, next(left)) for task in of] for name, of in tasks.items()}
+    return {name: _comparison(name, part, found[name], failed) for name, part in parts.items()}
+
+
+def _shared_runs(parts: Mapping[str, CompareOptions], options: CompareOptions, progress: bool) -> dict[str, Path]:
+    """Protocols to the runs that all of their methods start from; one that several share is trained once."""
+    wanted = {name: part.shared_task() for name, part in parts.items() if part.shared}
+    each = {repr(task.config.as_dict()): task for task in wanted.values()}
+    folders, failed = run_all(list(each.values()), options, progress=progress) if each else ([], {})
+    if failed:
+        raise FailedError("the run that all methods start from failed: " + "; ".join(failed.values()))
+    of = dict(zip(each, folders, strict=True))
+    found = {name: of[repr(task.config.as_dict())] for name, task in wanted.items()}
+    return {name: folder for name, folder in found.items() if folder is not None}
+
+
+def _tuned(
+    parts: Mapping[str, CompareOptions], starts: Mapping[str, Path], options: CompareOptions, progress: bool
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Protocol and method to what tuning changes of it."""
+    tried = {name: trials(part, starts.get(name), name) for name, part in parts.items()}
+    tasks = [task for of in tried.values() for trial in of for task in trial.tasks]
+    folders, _ = run_all(tasks, options, progress=progress) if tasks else ([], {})
+    found = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
+    return {name: choose(tried[name], found, part) for name, part in parts.items()}
+
+
+def _comparison(
+    name: str, options: CompareOptions, found: Sequence[tuple[Task, Path | None]], failed: Mapping[str, str]
+) -> Comparison:
+    methods: dict[str, list[Any]] = {}
+    for task, folder in found:
         if folder is not None:
-            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), **wishes))
+            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), options.wishes))
+    labels = [task.label for task, _ in found]
+    own = {label: why for label, why in failed.items() if label in labels}
     if not methods:
-        raise FailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
-    return compose(methods, f"{len(methods)} methods", failed)
+        raise FailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in own.items()))
+    title = f"{name}: {len(methods)} methods".removeprefix(": ")
+    return compose(methods, title, own, against=options.against, facts=_facts(options))
+
+
+def _facts(options: CompareOptions) -> dict[str, str]:
+    tuned = [f"{key} of {', '.join(map(str, values))}" for key, values in options.tune.items()]
+    found = {}
+    if options.calibrate:
+        found["rates"] = "learned ones calibrated to the target on held-out data of their own"
+    if options.equal_passes:
+        found["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
+    if options.shared:
+        found["start"] = "all from one trained model"
+    if tuned:
+        found["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
+    return found

@@ -61,6 +61,31 @@ class ComparedRun:
         """Boundaries per symbol, as drawn on held-out data."""
         return self.assessment.boundary_rate
 
+    @property
+    def loss_raw(self) -> float:
+        """The loss before calibration; NaN where there was none."""
+        before = self.assessment.calibration
+        return math.nan if before is None else before.loss
+
+    @property
+    def boundary_rate_raw(self) -> float:
+        """Boundaries per symbol before calibration; NaN where there was none."""
+        before = self.assessment.calibration
+        return math.nan if before is None else before.boundary_rate
+
+    @property
+    def area(self) -> float:
+        """Mean held-out loss over training: the area under the curve of the validations, calibrated where they are.
+
+        NaN with fewer than two.
+        """
+        unit = self.assessment.unit
+        curve = self.history.get(f"calibrated/{unit}") or self.history.get(f"validation/{unit}", ((), ()))
+        symbols, losses = curve
+        if len(symbols) < 2:
+            return math.nan
+        return float(np.trapezoid(losses, symbols) / (symbols[-1] - symbols[0]))
+
 
 @dataclass(frozen=True)
 class ComparedMethod:
@@ -121,6 +146,11 @@ class Comparison:
     def has_test(self) -> bool:
         """Whether losses on a test split are shown."""
         return self.methods[0].runs[0].config.data.kind == "series"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether any run was calibrated."""
+        return any(run.assessment.calibration is not None for method in self.methods for run in method.runs)
 
     @property
     def target_rates(self) -> list[float]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tokenv.compare.assess import assess
+from tokenv.compare.assessment import Wishes
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
@@ -22,9 +23,9 @@ from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
 
 
-def compared_run(stored: StoredRun, *, passages: int, bpe_vocabulary: int) -> ComparedRun:
+def compared_run(stored: StoredRun, wishes: Wishes) -> ComparedRun:
     """A finished run with its figures; it is measured if that was not done before."""
-    assessment = assess(stored.folder, passages=passages, bpe_vocabulary=bpe_vocabulary)
+    assessment = assess(stored.folder, wishes)
     state = RunState.read(checkpoints.find(stored.folder))
     return ComparedRun(
         folder=str(stored.folder),
@@ -42,13 +43,22 @@ def _seconds(seen: Sequence[int], symbols_per_second: Sequence[float]) -> float:
     return sum((now - before) / speed for now, before, speed in steps)
 
 
-def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Mapping[str, str]) -> Comparison:
+def compose(
+    methods: Mapping[str, Sequence[ComparedRun]],
+    title: str,
+    failed: Mapping[str, str],
+    *,
+    against: str = "",
+    facts: Mapping[str, str] | None = None,
+) -> Comparison:
     """Compare methods.
 
     Args:
         methods: name to its runs, one a seed and at least one.
         title: of the report.
         failed: runs that did not finish, and why.
+        against: the method whose pairs Holm's correction counts; empty, or of no run, for all pairs.
+        facts: told besides what the runs tell.
 
     Raises:
         UserError: runs were measured on different data, or in different units.
@@ -78,7 +88,9 @@ def compose(methods: Mapping[str, Sequence[ComparedRun]], title: str, failed: Ma
     differences = {
         (one, other): difference(scores[one], scores[other]) for one, other in itertools.combinations(methods, 2)
     }
-    return Comparison(title, _facts([first, *others]), compared, corrected(differences), failed)
+    tested = {pair: found for pair, found in differences.items() if against in pair or against not in methods}
+    told = {**_facts([first, *others]), **(facts or {})}
+    return Comparison(title, told, compared, differences | corrected(tested), failed)
 
 
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:

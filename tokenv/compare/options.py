@@ -1,17 +1,22 @@
-"""What to compare: a comparison's YAML file, its keys and their meaning."""
+"""What to compare: a comparison's keys and their meaning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from tokenv.compare.assessment import Wishes
 from tokenv.config.convert import check_keys, make
-from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
+from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.run.parts import build_parts
 
-Words: TypeAlias = tuple[dict[str, Any], list[str]]
+LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols")
 
 
 @dataclass(frozen=True)
@@ -21,15 +26,19 @@ class Task:
     Attributes:
         method: its method's name.
         config: the whole run.
+        wishes: what is to be measured of it; None for nothing.
+        protocol: the part of the comparison that it belongs to; empty where there is but one.
     """
 
     method: str
     config: Config
+    wishes: Wishes | None
+    protocol: str = ""
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.method}, seed {self.config.seed}"
+        return f"{self.protocol}: {self.method}, seed {self.config.seed}".removeprefix(": ")
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,27 @@ class CompareOptions:
         methods: method to what it alone changes. A name may hold any character.
         seeds: runs of every method.
         only: methods to run and show; all where empty.
+        skip: methods that are not.
         jobs: runs at a time.
         store: folder of Sacred runs, where finished runs are looked for and new ones are put.
         runs: folders of existing runs to compare instead; then nothing is trained, and ``base``, ``common``,
             ``methods`` and ``seeds`` are not read.
         passages: held-out sequences to show as every method cuts them: text coloured, series drawn.
         bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
+        calibrate: hold learning methods against one another at exactly their target rate, and show their raw figures
+            beside; see ``tokenv.run.calibrate``.
+        against: a method that all others are tested against, so that Holm's correction counts these pairs alone; empty
+            for every pair.
+        equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a
+            text reads ``batch_size`` / K texts in an update, and makes as many updates.
+        shared: a run whose language model all methods start from (``start.model``), as what it changes of ``base``;
+            trained once, and found again in ``store``. Empty for none.
+        tune: dotted key to the values that are tried for every learning method that does not set it, on
+            ``tune_seeds``; the one with the lowest mean loss is taken.
+        tune_seeds: seeds that nothing but tuning sees.
+        protocols: name to what it changes of all of the above; each is a comparison of its own with the same methods,
+            and a summary says how methods fare in all of them. Empty for one comparison.
+        only_protocols: protocols to run and show; all where empty.
 
     Raises:
         UserError: there is nothing to compare, or a value is out of range.
@@ -58,11 +82,20 @@ class CompareOptions:
     methods: dict[str, Any] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     only: list[str] = field(default_factory=list)
+    skip: list[str] = field(default_factory=list)
     jobs: int = 1
     store: str = "runs"
     runs: list[str] = field(default_factory=list)
     passages: int = 3
     bpe_vocabulary: int = 32_000
+    calibrate: bool = False
+    against: str = ""
+    equal_passes: bool = False
+    shared: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, Any] = field(default_factory=dict)
+    tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
+    protocols: dict[str, Any] = field(default_factory=dict)
+    only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.runs and not self.methods:
@@ -71,101 +104,167 @@ class CompareOptions:
             )
         if not self.runs and not self.seeds:
             raise UserError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"seeds = {self.seeds!r}: expected every seed once, such as seeds=[0,1,2]")
+        for key in ("seeds", "tune_seeds"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise UserError(f"{key} = {getattr(self, key)!r}: expected every seed once, such as {key}=[0,1,2]")
+        _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
                 raise UserError(
                     f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
                 )
-        for name in self.only:
-            if name not in self.methods:
-                raise UserError(f"only names {name!r}, which is no method: they are {', '.join(self.methods)}")
+        for key, names in (
+            ("only", self.only),
+            ("skip", self.skip),
+            ("against", [self.against] if self.against else []),
+        ):
+            for name in names:
+                if name not in self.methods and not self.runs:
+                    raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
+        for name in self.only_protocols:
+            if name not in self.protocols:
+                raise UserError(
+                    f"only_protocols names {name!r}, which is none: they are {', '.join(self.protocols) or 'not given'}"
+                )
         for name, least in (("jobs", 1), ("passages", 0), ("bpe_vocabulary", 256)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
 
-    def tasks(self) -> Iterator[Task]:
+    @property
+    def wishes(self) -> Wishes:
+        """What is to be measured of every run."""
+        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The methods to be run, in order."""
+        return {
+            name: changes
+            for name, changes in self.methods.items()
+            if (not self.only or name in self.only) and name not in self.skip
+        }
+
+    def parts(self) -> dict[str, CompareOptions]:
+        """One comparison a protocol, by its name; this one under an empty name where there are none.
+
+        Raises:
+            UserError: a protocol has an unknown key or a wrong value.
+        """
+        if not self.protocols:
+            return {"": self}
+        values = asdict(self) | {"protocols": {}, "only_protocols": []}
+        found = {}
+        for name, changes in self.protocols.items():
+            if self.only_protocols and name not in self.only_protocols:
+                continue
+            if not isinstance(changes, dict):
+                raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
+            check_keys(changes, f"protocols.{name}", CompareOptions)
+            found[name] = make(CompareOptions, merge(values, as_lists(changes)))
+        return found
+
+    def task(self, method: str, seed: int, *, start: Path | None = None, more: Mapping[str, Any] | None = None) -> Task:
+        """One run.
+
+        Args:
+            method: which.
+            seed: of the run.
+            start: folder of the shared run; None before there is one.
+            more: what is changed besides.
+
+        Raises:
+            ValueError: the method's configuration has an unknown key or a wrong value.
+        """
+        check_keys(self.methods[method], f"methods.{method}", Config)
+        changes = merge(merge(merge(self.common, self.methods[method]), more or {}), {"seed": seed})
+        if start is not None:
+            changes = merge(changes, {"start": {"model": str(start)}})
+        elif self.shared:
+            changes = merge(changes, {"start": {"model": None, "frozen": False}})
+        config = resolve(self.base, changes)
+        if self.equal_passes:
+            config = with_equal_passes(config)
+        return Task(method, config, self.wishes)
+
+    def tasks(self, start: Path | None = None, more: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Task]:
         """All runs: every method with the first seed, then with the second, so that an early look compares all.
+
+        Args:
+            start: folder of the shared run; None before there is one.
+            more: method to what is changed of it besides.
 
         Raises:
             ValueError: a method's configuration has an unknown key or a wrong value.
         """
         for seed in self.seeds:
-            for method, changes in self.methods.items():
-                if not self.only or method in self.only:
-                    where = f"methods.{method}"
-                    check_keys(changes, where, Config)
-                    yield Task(method, resolve(self.base, merge(merge(self.common, changes), {"seed": seed})))
+            for method in self.chosen:
+                yield self.task(method, seed, start=start, more=(more or {}).get(method))
+
+    def shared_task(self) -> Task:
+        """The run that all methods start from."""
+        check_keys(self.shared, "shared", Config)
+        return Task("shared model", resolve(self.base, self.shared), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores: methods as a list, for Sacred refuses keys with ``=``, ``.`` or a leading ``$``."""
-        return asdict(self) | {"methods": [{"name": name} | changes for name, changes in self.methods.items()]}
+        """What Sacred stores: names are values in lists, for it refuses keys with ``=``, ``.`` or a leading ``$``."""
+        protocols = [
+            {"name": name} | changes | _storable(changes.get("methods"), changes.get("tune"))
+            for name, changes in self.protocols.items()
+        ]
+        return asdict(self) | _storable(self.methods, self.tune) | {"protocols": protocols}
 
 
-LISTS = ("base", "seeds", "only", "runs")
-
-
-def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Words:
-    """The words of a command line, of which ``methods.NAME.key=value`` may name a method with dots or equals signs.
+def with_equal_passes(config: Config) -> Config:
+    """The same run with ``train.batch_size`` passes through the decoder in an update, however many a text takes.
 
     Args:
-        words: as typed.
-        parse: Sacred's reading of words without such names: nested values, and names of files.
-
-    Returns:
-        The same as ``parse``.
-
-    Raises:
-        ValueError: a file that is named is none.
+        config: of a run that would take one text for a pass.
     """
-    _, files = parse(list(words))
-    methods_of = (load_yaml(config_path(file)).get("methods") for file in files)
-    names = [str(name) for methods in methods_of if isinstance(methods, dict) for name in methods]
-    names.sort(key=len, reverse=True)  # the longest that fits, where one name begins like another
-    plain: list[str] = []
+    train, passes = config.train, build_parts(config, torch.device("meta"), pretrained=False).passes
+    texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
+
+    def scaled(symbols: int) -> int:
+        return max(symbols * texts // train.batch_size, 1)
+
+    return replace(
+        config,
+        train=replace(
+            train, batch_size=texts, symbols=scaled(train.symbols), warmup_symbols=scaled(train.warmup_symbols)
+        ),
+        validation=replace(config.validation, every_symbols=scaled(config.validation.every_symbols)),
+    )
+
+
+def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
+    for key, values in tune.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]")
+    if tune and not tune_seeds:
+        raise UserError("tune_seeds is empty: expected at least one whole number, such as tune_seeds=[100,101]")
+    both = sorted(set(tune_seeds) & set(seeds))
+    if tune and both:
+        raise UserError(
+            f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r} have {both[0]} in common: expected seeds "
+            "that tuning has not seen"
+        )
+
+
+def _storable(methods: Mapping[str, Any] | None, tune: Mapping[str, Any] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for word in words:
-        rest = {name: word.removeprefix(f"methods.{name}.") for name in names}
-        name = next((name for name in names if rest[name] != word and "=" in rest[name]), None)
-        if name is None:
-            plain.append(word)
-        else:
-            changes, _ = parse([rest[name]])
-            found = merge(found, {name: changes})
-    updates, files = parse(plain)
-    return (merge(updates, {"methods": found}) if found else updates), files
+    if methods is not None:
+        found["methods"] = [{"name": name} | changes for name, changes in methods.items()]
+    if tune is not None:
+        found["tune"] = [{"key": key, "values": values} for key, values in tune.items()]
+    return found
 
 
-def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
-    """Options from comparison files and the command line.
-
-    Args:
-        names: files or names of comparisons, later ones overriding earlier ones.
-        updates: nested values of the command line, which override all files.
-
-    Raises:
-        UserError: an unknown file, key or value.
-    """
-    values: dict[str, Any] = {}
-    for name in names:
-        path = config_path(name)
-        read = load_yaml(path)
-        check_keys(read, str(path), CompareOptions)
-        values = merge(values, _named(read))
-    check_keys(updates, COMMAND_LINE, CompareOptions)
-    values = merge(values, _named(updates))
+def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with one value as a list where a list is expected, and names as text."""
+    made = dict(values)
     for key in LISTS:
-        if key in values and not isinstance(values[key], list | tuple):
-            values[key] = [values[key]]
-    if "only" in values:
-        values["only"] = [str(name) for name in values["only"]]
-    options = make(CompareOptions, values)
-    check_keys(options.common, "common", Config)
-    return options
-
-
-def _named(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with method names as text, where YAML or the command line read a number."""
-    methods = values.get("methods")
-    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values
+        if key in made and not isinstance(made[key], list | tuple):
+            made[key] = [made[key]]
+    for key in ("only", "skip", "only_protocols"):
+        if key in made:
+            made[key] = [str(name) for name in made[key]]
+    return made | ({"against": str(made["against"])} if "against" in made else {})

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,13 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenv.compare.assessment import assessed
 from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.options import CompareOptions, Task
+from tokenv.compare.process import Job
 from tokenv.compare.store import find_run, same_runs
 from tokenv.config.schema import Config
 from tokenv.errors import REPORT
 from tokenv.report.characters import plain
 from tokenv.report.table import console
 from tokenv.report.words import WORDS
-from tokenv.run.interrupt import PARENT
 from tokenv.run.progress import read_progress
 from tokenv.storage import trust
 
@@ -97,9 +94,9 @@ def _have(
         RuntimeError: it failed; the message is its last line.
         StoppedError: ``stop`` was set.
     """
-    store, wishes = Path(options.store), (options.passages, options.bpe_vocabulary)
+    store = Path(options.store)
     run = find_run(task.config, store)
-    if run is not None and run.finished and assessed(run.folder, *wishes):
+    if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
         return run.folder
     try:
         claimed = claim(task.config, store)
@@ -133,53 +130,42 @@ def _train(
     task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event, claimed: Claim
 ) -> Path:
     """Train and assess what is not yet, under a claim."""
-    store, wishes = Path(options.store), (options.passages, options.bpe_vocabulary)
+    store = Path(options.store)
     run = find_run(task.config, store)
     scratch.mkdir()
+    threads = _threads(options.jobs)
     if run is None or not run.finished:
         source = scratch / "run.yaml" if run is None else f"resume={run.folder}"
         (scratch / "run.yaml").write_text(yaml.safe_dump(task.config.as_dict()))
-        words = ["tokenv.cli", "train", "with", str(source), *trust.words(), "-F", options.store]
+        words = ["train", "with", str(source), *trust.words(), "-F", options.store]
         with shown.bar(task) as bar:
-            _call(words, scratch / "log", options.jobs, stop, claimed, _Watch(task.config, store, bar, time.time()))
+            job = Job("tokenv.cli.main:main", [words], scratch / "log", threads)
+            _finish(job, scratch / "log", stop, claimed, _Watch(task.config, store, bar, time.time()))
         run = find_run(task.config, store)
         if run is None or not run.finished:
             raise RuntimeError(f"it ended, but {store} holds no finished run of its configuration")
-    words = ["tokenv.compare.assess", str(run.folder), *map(str, wishes), *trust.words()]
-    _call(words, scratch / "log", options.jobs, stop, claimed, lambda: None)
+    if task.wishes is not None:
+        job = Job("tokenv.compare.assess:assess", [run.folder, task.wishes], scratch / "log", threads)
+        _finish(job, scratch / "log", stop, claimed, lambda: None)
     shown.say(f"{task.label}: {run.folder}")
     return run.folder
 
 
-def _call(
-    words: Sequence[str], log: Path, jobs: int, stop: threading.Event, claimed: Claim, watch: Callable[[], None]
-) -> None:
-    """Run a module of ours with its arguments; look once a second.
+def _finish(job: Job, log: Path, stop: threading.Event, claimed: Claim, watch: Callable[[], None]) -> None:
+    """See a job through; look once a second.
 
     Raises:
         RuntimeError: it failed; the message is its last line.
         StoppedError: ``stop`` was set, and it was told to end as by Ctrl-C.
     """
-    with log.open("w") as writing:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            stdout=writing,
-            stderr=subprocess.STDOUT,
-            env=_environment(jobs),
-            start_new_session=True,
-        )
-        with suppress(OSError):  # where the store is gone, the process will tell
-            claimed.tell(process.pid)
-        while True:
-            try:
-                code = process.wait(timeout=1)
-                break
-            except subprocess.TimeoutExpired:
-                if stop.is_set():
-                    process.send_signal(signal.SIGINT)
-                    process.wait()
-                claimed.refresh()
-                watch()
+    with suppress(OSError):  # where the store is gone, the process will tell
+        claimed.tell(job.pid)
+    while (code := job.wait(1)) is None:
+        if stop.is_set():
+            job.interrupt()
+            job.wait()
+        claimed.refresh()
+        watch()
     if stop.is_set():
         raise StoppedError
     if code:
@@ -203,12 +189,9 @@ class _Watch:
             self._bar.update(told.symbols)
 
 
-def _environment(jobs: int) -> dict[str, str]:
-    """A process finds the same modules as this one, ends with it, and shares the cores instead of using all."""
-    paths = [str(Path(path).absolute()) for path in sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), PARENT: str(os.getpid())}
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    return {"OMP_NUM_THREADS": threads} | environment if jobs > 1 else environment
+def _threads(jobs: int) -> int:
+    """Of each of some processes, which share the cores instead of using all; 0 where the user has decided."""
+    return 0 if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
 
 
 class _Bar:

@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.errors import UserError
-from tokenv.storage import checkpoints, trust
+from tokenv.storage import checkpoints, processes, trust
 
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
+PROCESS = "process"  # in what a run tells of its host: see ``tokenv.storage.processes``
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class StoredRun:
         config: of the run.
         status: Sacred's: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         seconds: since the last sign of life.
+        gone: whether its process is known to have ended.
     """
 
     folder: Path
     config: Config
     status: str
     seconds: float
+    gone: bool = False
 
     @property
     def finished(self) -> bool:
@@ -48,25 +52,30 @@ class StoredRun:
     @property
     def going_on(self) -> bool:
         """Whether somebody is at it, as far as one can tell."""
-        return self.status == "RUNNING" and self.seconds <= ALIVE_SECONDS
+        return self.status == "RUNNING" and not self.gone and self.seconds <= ALIVE_SECONDS
 
 
 def read_run(folder: Path) -> StoredRun | None:
     """A stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
-        told, values = (json.loads((folder / name).read_text()) for name in ("run.json", "config.json"))
-    except (OSError, json.JSONDecodeError):  # no run, or one that is being written
-        return None
-    if told.get("experiment", {}).get("name") != "tokenv-train":
-        return None
-    known = {key: value for key, value in values.items() if key != "resume"}
-    try:
-        config = resolve([], {}, base=known)
-    except ValueError:
-        return None
-    beat = told.get("heartbeat") or told["start_time"]
-    last = datetime.fromisoformat(beat).replace(tzinfo=UTC).timestamp()
-    return StoredRun(folder, config, told["status"], time.time() - last)
+        told = json.loads((folder / "run.json").read_text())
+        if told["experiment"]["name"] != "tokenv-train":
+            return None
+        config = _config(folder / "config.json", (folder / "config.json").stat().st_mtime_ns)
+        beat = told.get("heartbeat") or told["start_time"]
+        last = datetime.fromisoformat(beat).replace(tzinfo=UTC).timestamp()
+        host = told.get("host") or {}
+        gone = PROCESS in host and processes.living(host[PROCESS]) == []
+        return StoredRun(folder, config, told["status"], time.time() - last, gone)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # no run, one that is being written, or damaged
+
+
+@cache
+def _config(path: Path, _written: int) -> Config:
+    """A run's configuration, read once: comparisons look through their store for each of their runs."""
+    values = json.loads(path.read_text())
+    return resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
 
 
 def finished_run(folder: Path) -> StoredRun:

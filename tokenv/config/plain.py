@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,9 @@ def _literal(text: str, key: str) -> Any:
     if text in YAML_WORDS:
         return YAML_WORDS[text]
     try:
-        return ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # a backslash, of a path perhaps
+            return ast.literal_eval(text)
     except (RecursionError, MemoryError):
         raise UserError(f"{key} is nested too deeply: expected a plain value, a list or a section") from None
     except (ValueError, SyntaxError, TypeError):

@@ -19,13 +19,13 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
         raise UserError(f"{key} = {value!r}: expected {expected}")
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, key: str = "seed") -> None:
     """Refuse what is no seed for all who draw random numbers.
 
     Raises:
         UserError: it is negative or too large.
     """
-    _require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
+    _require(0 <= seed < 2**32, key, seed, "a whole number from 0 to 4294967295")
 
 
 # What holds of a key of ``Config``, by its field's metadata.
@@ -179,12 +179,16 @@ class HardwareConfig:
         precision: of activations: ``auto`` (bfloat16 where the hardware has it), ``float32``, ``bfloat16`` or
             ``float64`` (parameters too).
         compile: ``auto`` (on CUDA), ``on`` or ``off``.
+        recompute: whether layers are computed again in the backward pass instead of being kept until then, a third more
+            arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more than half of the
+            machine's memory), ``on`` or ``off``.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
     """
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    recompute: Literal["auto", "on", "off"] = "auto"
     threads: int = 0
 
     def __post_init__(self) -> None:

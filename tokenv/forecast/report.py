@@ -1,6 +1,5 @@
 """Forecasts: a picture with history, patches and intervals, and a CSV file."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 from tokenv.forecast.forecast import Array, Forecast
 from tokenv.report.canvas import save_png, titled_figure
 from tokenv.report.series import draw_values
+from tokenv.report.table import write_csv
 from tokenv.report.theme import ORANGE
 
 _TRUTH = "0.15"
@@ -64,13 +64,11 @@ def write_forecasts(
     shown: Sequence[Forecast], quantiles: Sequence[float], path: Path, *, truth_BHC: Array | None = None
 ) -> Path:
     """Write one row a series, channel and step: mean, quantiles and, where it is known, what came."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["series", "channel", "step", "mean", *(f"q{q:g}" for q in quantiles), "truth"])
-        for number, made in enumerate(shown):
-            mean_HC, quantile_QHC = made.mean_HC, made.quantile_QHC(quantiles)
-            for channel, step in np.ndindex(mean_HC.shape[::-1]):
-                truth = "" if truth_BHC is None else truth_BHC[number, step, channel]
-                values = quantile_QHC[:, step, channel].tolist()
-                writer.writerow([made.name, channel, step + 1, mean_HC[step, channel], *values, truth])
-    return path
+    rows = []
+    for number, made in enumerate(shown):
+        mean_HC, quantile_QHC = made.mean_HC, made.quantile_QHC(quantiles)
+        for channel, step in np.ndindex(mean_HC.shape[::-1]):
+            truth = "" if truth_BHC is None else truth_BHC[number, step, channel]
+            values = quantile_QHC[:, step, channel].tolist()
+            rows.append([made.name, channel, step + 1, mean_HC[step, channel], *values, truth])
+    return write_csv(path, ["series", "channel", "step", "mean", *(f"q{q:g}" for q in quantiles), "truth"], rows)

@@ -16,8 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tokenv.lm.blocked import BlockedAttention, block_queries
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+KEPT_ENTRIES = 2**25  # scores of local attention: 128 MiB in float32, twice a layer
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
@@ -61,8 +65,10 @@ def _bias(hidden: Tensor, like: Tensor) -> Tensor:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
-    """Full causal attention: time and memory O(N^2)."""
-    length = q.shape[-2]
+    """Full causal attention: time O(N^2); memory, too, but where that is much O(N)."""
+    length, block = q.shape[-2], block_queries(q)
+    if block < length:
+        return BlockedAttention.apply(q, k, v, softcap, block)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
     return _capped_attention(q, k, v, _bias(hidden, q), softcap)
 
@@ -70,8 +76,15 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
 def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
     """Sliding-window attention in blocks of ``window`` queries: time and memory O(N * window).
 
-    A block of W queries needs no other keys than its own block's and the previous block's.
+    A block of W queries needs no other keys than its own block's and the previous block's. Where the scores would take
+    much memory they are not kept, but computed again in the backward pass.
     """
+    if q.requires_grad and 2 * window * q.shape[:-1].numel() > KEPT_ENTRIES:
+        return checkpoint(_local_attention, q, k, v, softcap, window, use_reentrant=False, preserve_rng_state=False)
+    return _local_attention(q, k, v, softcap, window)
+
+
+def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
     length, block = q.shape[-2], min(window, q.shape[-2])
     tail = -length % block
     if tail:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tokenv.lm.attention import Attend
 
@@ -87,6 +88,26 @@ class RotaryTable:
         return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
 
 
+class _GeGLUFunction(torch.autograd.Function):
+    """``gelu(gate) * up`` of halves side by side: it keeps its input alone, and gives one gradient instead of two."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, -1)
+        torch.mul(grad, F.gelu(gate, approximate="tanh"), out=grad_up)
+        torch.ops.aten.gelu_backward.grad_input(grad * up, gate, approximate="tanh", grad_input=grad_gate)
+        return grad_gate_up
+
+
 class MLP(nn.Module):
     """GeGLU: ``down(gelu(gate(x)) * up(x))`` (Shazeer 2020); gate and up are one matrix product."""
 
@@ -97,12 +118,21 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., D] -> [.., D]."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.gelu(gate, approximate="tanh") * up)
+        gate_up = self.gate_up(x)
+        if x.is_cuda:  # compiled, it is fused anyway
+            gate, up = gate_up.chunk(2, -1)
+            return self.down(F.gelu(gate, approximate="tanh") * up)
+        return self.down(_GeGLUFunction.apply(gate_up))
 
 
 class DecoderLayer(nn.Module):
-    """RMSNorm before and after attention and MLP, each added to the stream (Gemma 2)."""
+    """RMSNorm before and after attention and MLP, each added to the stream (Gemma 2).
+
+    Attributes:
+        recompute: keep nothing but the input for the backward pass, and compute all else there again.
+    """
+
+    recompute = False
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -122,6 +152,12 @@ class DecoderLayer(nn.Module):
             attend: takes rotated q, k and v, each [B, H, N, d], and gives the attended values [B, H, N, d]. The
                 one-pass model gives an attention function here, incremental decoding a cache.
         """
+        if self.recompute and x.requires_grad:
+            again: Tensor = checkpoint(self._forward, x, rotary, attend, use_reentrant=False, preserve_rng_state=False)
+            return again
+        return self._forward(x, rotary, attend)
+
+    def _forward(self, x: Tensor, rotary: RotaryTable, attend: Attend) -> Tensor:
         q, k, v = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = attend(rotary.rotate(q), rotary.rotate(k), v).transpose(1, 2).flatten(-2)
         x = x + self.post_attention(self.out(attended))

@@ -118,6 +118,11 @@ class UNet(Encoder):
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
         return self.decode(self.encode(symbol_BN), action_BN)
 
+    def recompute_layers(self) -> None:
+        """Keep the layers' inputs alone for the backward pass: a third more arithmetic, a fraction of the memory."""
+        for layer in (*self.down, *self.mid, *self.up):
+            layer.recompute = True
+
     def compile_layers(self) -> None:
         """Compile every layer: one compilation for all byte-level layers, and one for each padded token length."""
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)

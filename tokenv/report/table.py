@@ -1,7 +1,11 @@
-"""The console and the table that closes a run."""
+"""The console, the table that closes a run, and tables as files: where control characters end."""
 
-from collections.abc import Mapping
-from typing import IO
+import csv
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +32,39 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
     return table
 
 
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a CSV file; what cannot be seen in a text is written in a visible form.
+
+    Args:
+        path: in an existing folder; it is replaced.
+        header: names of the columns.
+        rows: as many cells each.
+    """
+    # Folders may have names that are no valid Unicode.
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        for row in (header, *rows):
+            writer.writerow([visible(cell) if isinstance(cell, str) else cell for cell in row])
+    return path
+
+
+class _Console(Console):
+    """Shows control characters, and outlives whoever reads."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        discard_output()
+
+
+def discard_output() -> None:
+    """Go on without whoever read standard output and has had enough, such as ``head``."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
     """A console that prints strings literally and colours only a terminal.
 
@@ -38,9 +75,10 @@ def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
         wide: Columns where the output is no terminal; rich's 80 if None.
 
     Returns:
-        A console without markup, emoji codes or automatic highlighting.
+        A console without markup, emoji codes or automatic highlighting, that shows control characters and goes on
+        when nobody reads any more.
     """
-    made = Console(file=file, markup=False, emoji=False, highlight=False)
+    made = _Console(file=file, markup=False, emoji=False, highlight=False)
     if wide is not None and not made.is_terminal:
         made.width = wide
     return made

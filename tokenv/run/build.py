@@ -154,11 +154,15 @@ def load_lm(lm: UNet, start: str) -> None:
     """
     tensors, _ = checkpoints.load_model(Path(start))
     found = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
-    there, here = ({name: tuple(x.shape) for name, x in of.items()} for of in (found, lm.state_dict()))
-    odd = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    odd = checkpoints.odd_tensors(found, wanted := lm.state_dict())
     if odd:
+        there, here = (_shape(of.get(odd[0])) for of in (found, wanted))
         raise UserError(
-            f"start.model = {start!r}: {odd[0]} has shape {there.get(odd[0])} there and {here.get(odd[0])} in this run "
-            f"({len(odd)} such): expected a run of the same model and codec, on data of as many channels"
+            f"start.model = {start!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
+            "expected a run of the same model and codec, on data of as many channels"
         )
     lm.load_state_dict(found)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -79,7 +79,7 @@ def _zero(excess: Callable[[float], float]) -> float | None:
     """Where a rising function is 0."""
     if not excess(-WIDEST) < 0 < excess(WIDEST):
         return None
-    return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-3))
+    return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
 
 
 @torch.no_grad()

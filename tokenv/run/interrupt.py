@@ -1,7 +1,6 @@
 """Signals to stop: heeded between two steps instead of in the middle of one, and never in the middle of stopping."""
 
 import math
-import os
 import signal
 import threading
 import time
@@ -9,7 +8,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-PARENT = "TOKENV_PARENT"  # environment variable: the process to end with
 DEAF_SECONDS = 10.0  # Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
 
 
@@ -57,17 +55,3 @@ class Interruptible:
         deaf = time.monotonic() - Interruptible._last_stop < DEAF_SECONDS
         if not deaf and (self._at_once or (again and number == signal.SIGINT)):
             self.stop()
-
-
-def end_with_parent() -> None:
-    """End as by SIGTERM, saved, when the process is gone that the environment names and that started this one."""
-    parent = os.environ.pop(PARENT, None)  # this process's own, not its children's
-    if parent is None:
-        return
-
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True, name="end with parent").start()

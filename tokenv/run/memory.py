@@ -12,6 +12,7 @@ from tokenv.lm.config import UNetConfig
 from tokenv.run.hardware import resolve_device
 
 STATES = 4  # every parameter comes with a gradient and AdamW's two moments
+KEPT_BESIDE_MLP = 12  # activations [B, N, D] that a layer does keep, beside those of its MLP
 KEPT = 6  # activations [B, N, D] that a layer keeps for its backward pass, at the very least
 SYMBOLS = 256  # a byte's logits; a density over values has fewer, and matters less
 TEXT = 64  # bytes of a synthetic document, at the very least
@@ -48,6 +49,27 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1) -> 
     }
 
 
+def kept_bytes(config: Config, *, samples: int = 1) -> int:
+    """What all layers keep of a batch for the backward pass, in bytes, where nothing is computed again.
+
+    Args:
+        config: the run.
+        samples: of the boundaries of each sequence.
+    """
+    model, number = config.model, 8 if config.hardware.precision == "float64" else 4
+    byte_layers = (model.down_layers + samples * model.up_layers) * (KEPT_BESIDE_MLP + 3 * model.byte_mlp)
+    token_layers = samples * config.rate * model.mid_layers * (KEPT_BESIDE_MLP + 3 * model.token_mlp)
+    return int(config.train.batch_size * config.data.seq_len * model.width * number * (byte_layers + token_layers))
+
+
+def recomputes(config: Config, *, samples: int = 1) -> bool:
+    """Whether layers are computed again in the backward pass: ``hardware.recompute``, or what memory says."""
+    asked = config.hardware.recompute
+    return asked == "on" or (
+        asked == "auto" and 2 * kept_bytes(config, samples=samples) > _memory(config.hardware.device)
+    )
+
+
 def check_training(config: Config, *, parameters: int = 0, samples: int = 1) -> None:
     """Refuse a run that cannot fit in memory; see ``training_bytes``.
 
@@ -70,16 +92,63 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
     Raises:
         UserError: it cannot fit.
     """
-    needed = rows * symbols * (config.model.mid_layers * 2 * config.model.width * 2 + 8)
-    _check(f"writing {symbols:,} symbols", needed, config.hardware.device, "ask for fewer")
+    _check(
+        f"writing {symbols:,} symbols", rows * symbols * _remembered(config), config.hardware.device, "ask for fewer"
+    )
+
+
+def _remembered(config: Config) -> int:
+    """Bytes that attention remembers of a symbol, at most one token each."""
+    return config.model.mid_layers * 2 * config.model.width * 2 + 8
+
+
+def check_forecast(config: Config, series: int, samples: int, horizon: int, *, direct: bool = False) -> None:
+    """Refuse forecasts that cannot fit in memory.
+
+    Args:
+        config: of the run that forecasts.
+        series: forecasts to be made.
+        samples: continuations of each; those of one are written together.
+        horizon: steps of each.
+        direct: whether all steps are made at once, instead of one after another.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    written = 0 if direct else samples * config.data.seq_len * _remembered(config)
+    kept = series * samples * horizon * config.data.series.channels * 8
+    _check(f"{samples:,} samples of {series:,} forecasts", written + kept, config.hardware.device, "lower samples")
+
+
+def check_draws(config: Config, draws: int, samples: int) -> None:
+    """Refuse to draw so many gradients that they, or one of them, cannot fit in memory.
+
+    Args:
+        config: of the model, with the batch size and length that gradients are drawn at.
+        draws: gradients kept together.
+        samples: the most samples of boundaries that one is made of.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    one = sum(training_bytes(config, samples=samples).values())
+    kept = draws * config.train.batch_size * config.data.seq_len * 4
+    advice = "lower draws, reference_draws, batch_size, seq_len or the estimators' num_samples"
+    _check("this comparison", one + kept, config.hardware.device, advice)
 
 
 def _check(what: str, needed: int, device: str, advice: str) -> None:
-    there = resolve_device(device)
-    cuda = there.type == "cuda"
-    has = torch.cuda.get_device_properties(there).total_memory if cuda else psutil.virtual_memory().total
+    there, has = resolve_device(device), _memory(device)
     if needed > has:
         raise UserError(
             f"{what} would need at least {needed / 2**30:,.1f} GiB of memory, and {there} has {has / 2**30:,.1f} GiB: "
             f"{advice}"
         )
+
+
+def _memory(device: str) -> int:
+    """Of the machine or the GPU, in bytes."""
+    there = resolve_device(device)
+    if there.type == "cuda":
+        return int(torch.cuda.get_device_properties(there).total_memory)
+    return int(psutil.virtual_memory().total)

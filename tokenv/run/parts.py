@@ -19,7 +19,7 @@ from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
 from tokenv.run.build import build_agent, build_codec, load_lm
 from tokenv.run.hardware import resolve_device, resolve_precision
-from tokenv.run.memory import check_training
+from tokenv.run.memory import check_training, recomputes
 
 
 @dataclass
@@ -130,6 +130,8 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         load_lm(lm, config.start.model)
     if config.start.frozen:
         lm.requires_grad_(requires_grad=False)
+    if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples):
+        lm.recompute_layers()
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
         lm.compile_layers()
     return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)

@@ -12,6 +12,7 @@ from tokenv import keys
 from tokenv.config.schema import Config
 from tokenv.env.generate import generate
 from tokenv.errors import UserError
+from tokenv.report.characters import plain
 from tokenv.run.evaluate import evaluating
 from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
@@ -80,7 +81,7 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
     except checkpoints.DamagedError as error:
         if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
             raise
-        print(f"tokenv: warning: {error.what}; this goes on with {error.sound}", file=sys.stderr)
+        print(plain(f"tokenv: warning: {error.what}; this goes on with {error.sound}"), file=sys.stderr)
         return _load(error.sound, device)
 
 

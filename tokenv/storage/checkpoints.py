@@ -29,6 +29,7 @@ __all__ = [
     "load_model",
     "load_optimizer",
     "load_state",
+    "odd_tensors",
     "optimizer_tensors",
     "save",
     "verify",
@@ -105,23 +106,25 @@ def check_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.
     Raises:
         UserError: one is missing, too many, or of another shape or type; the message names it.
     """
-    for name in sorted(found.keys() ^ wanted.keys()):
-        lacks = name in wanted
-        expected = _told(wanted[name]) if lacks else "no tensor of this name"
+    for name in odd_tensors(found, wanted):
+        there = _told(found[name]) if name in found else "none"
+        expected = _told(wanted[name]) if name in wanted else "no tensor of this name"
         raise UserError(
-            f"{whence}: {name}: found {'none' if lacks else _told(found[name])}, expected {expected}: the file is not "
-            "of the run whose configuration stands beside it"
+            f"{whence}: {name}: found {there}, expected {expected}: the file is not of the run whose configuration "
+            "stands beside it"
         )
-    for name, tensor in found.items():
-        like = wanted[name]
-        same_type = tensor.dtype == like.dtype or (tensor.dtype in WIDTHS and like.dtype in WIDTHS)
-        # What a module keeps beside its tensors (torch's get_extra_state) may have any length.
-        same_shape = tensor.shape == like.shape or (name.endswith("_extra_state") and tensor.ndim == like.ndim)
-        if not (same_shape and same_type):
-            raise UserError(
-                f"{whence}: {name}: found {_told(tensor)}, expected {_told(like)}: the file is not of the run whose "
-                "configuration stands beside it"
-            )
+
+
+def odd_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that are missing, too many, or of another shape or type; see ``check_tensors``."""
+    every, both = found.keys() | wanted.keys(), found.keys() & wanted.keys()
+    return sorted(name for name in every if name not in both or not _alike(name, found[name], wanted[name]))
+
+
+def _alike(name: str, found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    same_type = found.dtype == wanted.dtype or (found.dtype in WIDTHS and wanted.dtype in WIDTHS)
+    # What a module keeps beside its tensors (torch's get_extra_state) may have any length.
+    return same_type and (found.shape == wanted.shape or (name.endswith("_extra_state") and found.ndim == wanted.ndim))
 
 
 def check_optimizer(found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], whence: object) -> None:

@@ -34,7 +34,7 @@ class DamagedError(UserError):
 
 def write_digests(checkpoint: Path) -> None:
     """Write the digests of a checkpoint's files beside them."""
-    digests = {name: _digest(checkpoint / name) for name in FILES}
+    digests = {name: file_digest(checkpoint / name) for name in FILES}
     (checkpoint / DIGESTS).write_text(json.dumps(digests, indent=1))
 
 
@@ -63,13 +63,14 @@ def _wrong(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, str] |
     for name in names:
         if not (checkpoint / name).is_file():
             return checkpoint / name, "it is not there"
-        found = _digest(checkpoint / name)
+        found = file_digest(checkpoint / name)
         if found != digests[name]:
             return checkpoint / name, f"damaged, or of another run: SHA-256 {found}, expected {digests[name]!r}"
     return None
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

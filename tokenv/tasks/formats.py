@@ -150,7 +150,7 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
     task = TASKS[name]
     try:
         rows = load_dataset(task.hub, task.hub_config, split=task.split)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the hub's many kinds
         raise UserError(
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
@@ -176,7 +176,10 @@ def _local_rows(name: str, files: list[Path]) -> list[Row]:
         raise UserError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")
     if len(files) == 1:
         return rows
-    labels = files[1].read_text(encoding="utf-8").split()
+    try:
+        labels = files[1].read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise UserError(f"task {name}: {files[1]} cannot be read as labels in UTF-8: {error}") from error
     if len(labels) != len(rows):
         raise UserError(f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each")
     return [row | {"label": label} for row, label in zip(rows, labels, strict=True)]

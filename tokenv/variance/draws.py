@@ -51,6 +51,11 @@ class Scene:
             order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
             self.chosen = order[:MOST_COORDINATES].sort().values.to(self.symbol_BN.device)
 
+    @property
+    def device(self) -> torch.device:
+        """Where everything lies."""
+        return self.symbol_BN.device
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Without gradients in the layers above the boundaries, where no estimator needs them."""

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
-from tokenv.config.schema import Config
+from tokenv.config.schema import IDENTITY, Config
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.errors import MissingFileError, UserError
 from tokenv.estimators.objective import policy_objective
 from tokenv.run.hardware import prepare
+from tokenv.run.memory import check_draws
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
-from tokenv.storage.atomic import replacing_file, write_atomically
+from tokenv.storage.digests import file_digest
+from tokenv.storage.sealed import fingerprint, load_tensors, read_json, save_tensors, write_json
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import COMPONENTS, ENUMERABLE, Scene, draw_gradient, true_gradient
@@ -51,7 +51,12 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
     folder.mkdir(parents=True, exist_ok=True)
     prepare(options.config.hardware)
     store = folder / "variance.json"
-    result: Result = json.loads(store.read_text()) if store.is_file() else {"moments": [], "costs": {}}
+    owner = options.identity
+    result: Result = read_json(store, owner) if store.is_file() else {"moments": [], "costs": {}}
+
+    def keep() -> None:
+        write_json(store, result, owner, indent=1)
+
     exact = options.length <= ENUMERABLE
     result["reference"] = "enumeration" if exact else options.reference
     found = _trajectory(options, folder, progress)
@@ -64,28 +69,47 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
             seen: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
             result["moments"].append(seen)
         moment = result["moments"][number]
+        if moment["symbols"] != state.symbols:
+            raise UserError(
+                f"{store}: moment {number + 1} is of {moment['symbols']:,} symbols, {path} of {state.symbols:,}: the "
+                "run has other checkpoints now: start the comparison anew"
+            )
         with scene.frozen():
             missing = [s for s in options.specifications if s.label not in moment["estimators"]]
-            reference = (
-                _reference(options, scene, folder / f"reference-{number}.safetensors", progress) if missing else {}
-            )
+            kept = folder / f"reference-{number}.safetensors"
+            reference = _reference(options, scene, path, kept, progress) if missing else {}
             for specification in tqdm(missing, desc="estimators", leave=False, disable=not progress):
                 moment["estimators"][specification.label] = _score(options, scene, specification, reference, progress)
-                write_atomically(store, json.dumps(result, indent=1))
+                keep()
             if "credit" not in moment and options.credit_draws:
                 generator = torch.Generator(scene.symbol_BN.device).manual_seed(options.noise_seed + 1)
                 moment["credit"] = asdict(credit_by_distance(scene, options.credit_draws, generator))
-                write_atomically(store, json.dumps(result, indent=1))
+                keep()
     untimed = [s for s in options.specifications if s.label not in result["costs"] and _valid(result, s.label)]
     if untimed:
         # Ratios are only of one run: if anything is missing, all are timed again.
-        built = {s.label: _build(options, parts, s) for s in options.specifications if _valid(result, s.label)}
+        built = {s.label: _build(options, scene.device, s) for s in options.specifications if _valid(result, s.label)}
         costs = measure_costs(
             parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
         )
         result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
-        write_atomically(store, json.dumps(result, indent=1))
+        keep()
     return result
+
+
+def check_estimators(options: VarianceOptions) -> None:
+    """Refuse estimators that cannot be built, before work starts; nothing of a model is built.
+
+    Raises:
+        UserError: an option is unknown or out of range, the reference is biased, or the whole cannot fit in memory.
+    """
+    config, device = options.config, torch.device("meta")
+    built = [_build(options, device, specification) for specification in options.specifications]
+    if options.length > ENUMERABLE:
+        built.append(_build_reference(options, device))
+    data, training = replace(config.data, seq_len=options.length), replace(config.train, batch_size=options.batch_size)
+    samples = max(estimator.sampling.samples for estimator in built)
+    check_draws(replace(config, data=data, train=training), max(options.draws, options.reference_draws), samples)
 
 
 def _valid(result: Result, label: str) -> bool:
@@ -110,7 +134,15 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
     if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
         resume = checkpoints.load(saved[-1]) if saved else None
         train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
-    return checkpoints.complete(folder / "checkpoints")[-options.moments :]
+    found = checkpoints.complete(folder / "checkpoints")[-options.moments :]
+    for path in found:
+        if fingerprint(_identity(RunState.read(path).settings)) != fingerprint(_identity(config)):
+            raise UserError(f"{path}: of another run than {folder} compares estimators on: start the comparison anew")
+    return found
+
+
+def _identity(config: Config) -> Result:
+    return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
 def _silent(name: str, value: float, step: int) -> None:
@@ -133,7 +165,7 @@ def _text(options: VarianceOptions) -> Tensor:
     return stream.next(options.batch_size).symbol_BN[:, : options.length]
 
 
-def _build(options: VarianceOptions, parts: Parts, specification: Specification) -> Any:
+def _build(options: VarianceOptions, device: torch.device, specification: Specification) -> Any:
     config = options.config
     context = {
         "width": config.model.width,
@@ -142,24 +174,30 @@ def _build(options: VarianceOptions, parts: Parts, specification: Specification)
         "gamma": options.gamma,
     }
     torch.manual_seed(options.noise_seed)
-    with parts.lm.head.weight.device:
+    with device:
         return registry.build("estimator", specification.options, registry.ESTIMATORS, **context)
 
 
-def _reference(options: VarianceOptions, scene: Scene, path: Path, progress: bool) -> dict[str, Tensor]:
-    """The true gradient [1, d], or unbiased draws of it [m, d], of every component."""
+def _build_reference(options: VarianceOptions, device: torch.device) -> Any:
+    estimator = _build(options, device, parse(options.reference, options.gamma))
+    if not estimator.unbiased:
+        raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+    return estimator
+
+
+def _reference(
+    options: VarianceOptions, scene: Scene, checkpoint: Path, path: Path, progress: bool
+) -> dict[str, Tensor]:
+    """The true gradient [1, d], or unbiased draws of it [m, d], of every component at one checkpoint."""
+    owner = [options.identity, file_digest(checkpoint / checkpoints.MODEL)]
     if path.is_file():
-        return load_file(path)
+        return load_tensors(path, owner)
     if options.length <= ENUMERABLE:
         reference = {name: value.unsqueeze(0) for name, value in true_gradient(scene).items()}
     else:
-        specification = parse(options.reference, options.gamma)
-        estimator = _build(options, scene.parts, specification)
-        if not estimator.unbiased:
-            raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+        estimator = _build_reference(options, scene.device)
         reference = _draw(scene, estimator, options.reference_draws, options.noise_seed + 2, progress)
-    with replacing_file(path) as scratch:
-        save_file({name: value.cpu().contiguous() for name, value in reference.items()}, scratch)
+    save_tensors(reference, path, owner)
     return reference
 
 
@@ -176,7 +214,7 @@ def _score(
     options: VarianceOptions, scene: Scene, specification: Specification, reference: dict[str, Tensor], progress: bool
 ) -> Result:
     """One estimator at one moment."""
-    estimator = _build(options, scene.parts, specification)
+    estimator = _build(options, scene.device, specification)
     if estimator.independent and scene.parts.agent.autoregressive:
         return {"refused": "biased for policies that read earlier boundaries"}
     _warm_up(options, scene, estimator)

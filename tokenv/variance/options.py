@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenv.config import registry
-from tokenv.config.schema import Config
+from tokenv.config.convert import convert
+from tokenv.config.plain import check_plain
+from tokenv.config.schema import IDENTITY, Config, check_seed
 from tokenv.errors import UserError
 
 DEFAULT_ESTIMATORS = (
@@ -42,6 +45,8 @@ DEFAULT_ESTIMATORS = (
     "gumbel_rao",
 )
 
+MAY_CHANGE_ON_RESUME = ("estimators", "timings", "resume")
+
 
 @dataclass(frozen=True)
 class Specification:
@@ -64,14 +69,17 @@ def parse(text: str, gamma: float) -> Specification:
     """
     label = text.replace("GAMMA", f"{gamma:g}")
     try:
-        tree = ast.parse(label.replace(":", "."), mode="eval").body  # package.module:Class is no Python
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(label.replace(":", "."), mode="eval").body  # package.module:Class is no Python
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
         if call.args or any(word.arg is None for word in call.keywords):
             raise ValueError("options need names")
         values = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-    except (SyntaxError, ValueError) as error:
+        check_plain(values, "its options")
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise UserError(
-            f"estimators: {text!r} cannot be read ({error}): expected a name or a call such as rloo(num_samples=4)"
+            f"estimators: {text[:80]!r} cannot be read ({error}): expected a name or a call such as rloo(num_samples=4)"
         ) from None
     name = label.partition("(")[0].strip()
     registry.find("estimator", name, registry.ESTIMATORS)
@@ -119,9 +127,11 @@ class VarianceOptions:
         if isinstance(self.estimators, str):
             raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
         low = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
+        low |= {"seq_len": 0, "credit_draws": 0}
         for name, least in low.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        check_seed(self.noise_seed, "noise_seed")
         if self.seq_len and self.seq_len < 4:
             raise UserError(f"seq_len = {self.seq_len}: expected 0 (the run's own) or at least 4 symbols")
         if self.length > self.config.data.seq_len:
@@ -137,9 +147,20 @@ class VarianceOptions:
         return self.seq_len or self.config.data.seq_len
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What two comparisons must have in common for their figures to stand side by side."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in MAY_CHANGE_ON_RESUME}
+        return own | {"config": {key: value for key, value in self.config.as_dict().items() if key in IDENTITY}}
+
+    @property
     def gamma(self) -> float:
-        """The run's discount factor, for estimators that take one and name none."""
-        return float(self.config.estimator.get("gamma", 0.99))
+        """The run's discount factor, for estimators that take one and name none.
+
+        Raises:
+            UserError: it is no number.
+        """
+        found: float = convert(self.config.estimator.get("gamma", 0.99), float, "estimator.gamma")
+        return found
 
     @property
     def specifications(self) -> list[Specification]:

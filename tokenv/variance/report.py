@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from tokenv.report.canvas import save_png
-from tokenv.report.table import console
+from tokenv.report.table import console, write_csv
 from tokenv.report.theme import LINES, MARKERS
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
@@ -104,20 +103,18 @@ def print_variance(result: Mapping[str, Any]) -> None:
     )
 
 
-def write_csv(result: Mapping[str, Any], path: Path) -> Path:
+def write_variance(result: Mapping[str, Any], path: Path) -> Path:
     """Every figure of every estimator, moment and component, a line each."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        costs = ("seconds", "flops", "memory")
-        header = [name for figure in FIGURES for name in (figure, f"{figure}_error")]
-        writer.writerow(["symbols", "estimator", "declared_unbiased", "component", *header, *costs])
-        for moment in result["moments"]:
-            for label, found in moment["estimators"].items():
-                for component, figures in found.get("components", {}).items():
-                    values = [x for figure in FIGURES for x in figures[figure]]
-                    cost = [result["costs"][label][name] for name in costs]
-                    writer.writerow([moment["symbols"], label, found["unbiased"], component, *values, *cost])
-    return path
+    costs = ("seconds", "flops", "memory")
+    header = [name for figure in FIGURES for name in (figure, f"{figure}_error")]
+    rows = []
+    for moment in result["moments"]:
+        for label, found in moment["estimators"].items():
+            for component, figures in found.get("components", {}).items():
+                values = [x for figure in FIGURES for x in figures[figure]]
+                cost = [result["costs"][label][name] for name in costs]
+                rows.append([moment["symbols"], label, found["unbiased"], component, *values, *cost])
+    return write_csv(path, ["symbols", "estimator", "declared_unbiased", "component", *header, *costs], rows)
 
 
 def draw_progress(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:

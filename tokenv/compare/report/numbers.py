@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from tokenv.compare.assessment import Agreement
 from tokenv.compare.comparison import ComparedMethod, Comparison
@@ -90,6 +91,19 @@ def conclusion(comparison: Comparison) -> list[str]:
     if any(len(method.runs) == 1 for method in comparison.methods):
         said.append("Methods with a single seed are separable from no other: how much another would change is unknown.")
     return said
+
+
+def ranks(comparison: Comparison) -> dict[str, list[float]]:
+    """Place of every method among all, seed by seed, 1 being the lowest loss and ties sharing theirs.
+
+    Only seeds that all methods have count; empty without any.
+    """
+    losses = {method.name: {run.seed: run.loss for run in method.runs} for method in comparison.methods}
+    seeds = sorted(set.intersection(*(set(of) for of in losses.values())))
+    if not seeds:
+        return {}
+    rank_MS = rankdata([[of[seed] for seed in seeds] for of in losses.values()], axis=0)
+    return {name: row.tolist() for name, row in zip(losses, rank_MS, strict=True)}
 
 
 def _corrected(comparison: Comparison, worse: Sequence[tuple[ComparedMethod, Difference]]) -> str:

@@ -56,12 +56,12 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         unit=visible(comparison.unit_in_words),
         words=comparison.words,
         columns=_columns(comparison),
-        methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison.has_test))),
+        methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison))),
         targets=targets(comparison),
         matrix=_rows(comparison, _differences(comparison)),
         sentences=[_sentence(pair, difference, comparison) for pair, difference in comparison.differences.items()],
         many=len(comparison.differences) > _MANY,
-        pictures={name: _embedded(picture) for name, picture in pictures.items()},
+        pictures={name: embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
@@ -91,18 +91,22 @@ def _settings(method: ComparedMethod) -> str:
 def _columns(comparison: Comparison) -> list[str]:
     words, test = comparison.words, ["test ± seeds"] if comparison.has_test else []
     loss = [f"{visible(comparison.unit_in_words)} ± seeds", f"error over {words.document}s", "each seed"]
-    return [*loss, *test, "early exit", f"boundaries / {words.symbol}", "FLOPs", "seconds"]
+    raw = ["before calibration", "its rate"] if comparison.calibrated else []
+    return [*loss, *test, "mean over training", "early exit", f"boundaries / {words.symbol}", *raw, "FLOPs", "seconds"]
 
 
-def _cells(method: ComparedMethod, has_test: bool) -> list[str]:
+def _cells(method: ComparedMethod, comparison: Comparison) -> list[str]:
     """One text for each of ``_columns``."""
+    raw = [number(over_seeds(method, "loss_raw")), number(over_seeds(method, "boundary_rate_raw"), ".3f")]
     return [
         with_error(method.loss, method.seed_error),
         number(method.document_error),
         " ".join(number(run.loss) for run in method.runs),
-        *([with_error(over_seeds(method, "loss_test"), error_on_test(method))] if has_test else []),
+        *([with_error(over_seeds(method, "loss_test"), error_on_test(method))] if comparison.has_test else []),
+        number(over_seeds(method, "area")),
         number(over_seeds(method, "loss_early")),
         number(over_seeds(method, "boundary_rate"), ".3f"),
+        *(raw if comparison.calibrated else []),
         number(over_seeds(method, "flops"), ".2e"),
         number(over_seeds(method, "seconds"), ",.0f"),
     ]
@@ -128,7 +132,8 @@ def _sentence(pair: tuple[str, str], difference: Difference, comparison: Compari
     return visible(sentence(*pair, difference, comparison.unit_in_words))
 
 
-def _embedded(picture: Picture) -> dict[str, str]:
+def embedded(picture: Picture) -> dict[str, str]:
+    """A picture as a page shows it: caption, and both variants as data."""
     light, dark = (
         "data:image/png;base64," + base64.b64encode(image).decode("ascii") for image in (picture.light, picture.dark)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,9 +22,11 @@ from tokenv.compare.report.numbers import (
     method_band,
     oriented,
     ranked,
+    ranks,
     targets,
 )
 from tokenv.compare.report.windows import window_pictures
+from tokenv.compare.significance import LEVEL, corrected
 from tokenv.report.canvas import Picture, draw_both, legend_below, legend_columns, short
 from tokenv.report.characters import plain
 from tokenv.report.theme import BLUE, GREY, LINES, MARKERS, ORANGE
@@ -159,6 +162,51 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
     return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
 
 
+def _ranks(comparison: Comparison, looks: Mapping[str, Style]) -> Picture | None:
+    """Mean rank of every method over the seeds, and which of them cannot be told apart."""
+    found = ranks(comparison)
+    if len(found) < 3 or len(next(iter(found.values()))) < 2:
+        return None
+    methods = sorted((m for m in comparison.methods if m.name in found), key=lambda m: np.mean(found[m.name]))
+    bars = _inseparable(comparison, [method.name for method in methods])
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for row, method in enumerate(methods):
+            look, rank_S = looks[method.name], found[method.name]
+            axes.plot(rank_S, [row] * len(rank_S), "o", color=look.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(np.mean(rank_S), row, look.marker, color=look.colour, ms=7)
+        for place, (first, last) in enumerate(bars):
+            x = len(methods) + 0.6 + 0.35 * place
+            axes.plot((x, x), (first - 0.2, last + 0.2), color=mpl.rcParams["text.color"], lw=2.5, clip_on=False)
+        _rows(axes, methods)
+        axes.set_xlim(0.6, len(methods) + 0.8 + 0.35 * len(bars))
+        axes.set_xlabel("rank, seed by seed, and its mean (left is better)")
+
+    caption = (
+        "Rank of every method among all, for each seed, and its mean. Upright bars join methods no two of which can be "
+        "told apart at 95% after Holm's correction for all pairs."
+    )
+    return draw_both("ranks", caption, 1.2 + 0.34 * len(methods), draw)
+
+
+def _inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int, int]]:
+    """Longest runs of neighbours, by first and last place, no two of which differ by Holm over all pairs."""
+    every = oriented(comparison)
+    counted = corrected({pair: every[pair] for pair in itertools.combinations(names, 2) if pair in every})
+
+    def tied(first: int, last: int) -> bool:
+        pairs = itertools.combinations(names[first : last + 1], 2)
+        return not any(counted[pair].p_holm < 1 - LEVEL for pair in pairs if pair in counted)
+
+    spans: list[tuple[int, int]] = []
+    for first in range(len(names)):
+        last = max(place for place in range(first, len(names)) if tied(first, place))
+        if last > first and not any(last <= end for _, end in spans):
+            spans.append((first, last))
+    return spans
+
+
 def _bands(methods: Sequence[ComparedMethod], metric: str, by_flops: bool = False) -> dict[str, Band]:
     found = ((method.name, method_band(method, metric, by_flops)) for method in methods)
     return {name: band for name, band in found if band is not None}
@@ -243,18 +291,24 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
     return _line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
 
 
+def draw_ranks(comparison: Comparison) -> Picture | None:
+    """The methods' ranks; None with fewer than three methods or two seeds in common."""
+    return _ranks(comparison, styles(comparison))
+
+
 def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw everything there is something to draw of.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``loss-bytes`` (of series ``loss-steps``), ``loss-flops``,
-        ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so on, in this
-        order, those without anything to show left out.
+        Name to picture: ``methods``, ``differences``, ``ranks``, ``loss-bytes`` (of series ``loss-steps``),
+        ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so
+        on, in this order, those without anything to show left out.
     """
     methods, looks = ranked(comparison), styles(comparison)
     pictures = [
         _dots(comparison, methods, looks),
         _differences(comparison, methods),
+        _ranks(comparison, looks),
         *_losses(comparison, methods, looks),
         *_policies(comparison, methods, looks),
         _lengths(comparison, methods, looks),

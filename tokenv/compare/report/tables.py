@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,27 @@ from tokenv.compare.report.numbers import (
 )
 from tokenv.compare.significance import sentence
 from tokenv.report.characters import plain, visible
-from tokenv.report.table import console
+from tokenv.report.table import console, write_csv
 
 _SCORES = ("precision", "recall", "f1")
-
-
-def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    # Folders may have names that are no valid Unicode.
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([visible(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    return path
 
 
 def _figures(comparison: Comparison) -> dict[str, str]:
     """Column to attribute of ``ComparedRun``, beside the loss."""
     test = {f"test_{comparison.unit}": "loss_test"} if comparison.has_test else {}
     early = {f"{comparison.unit}_early": "loss_early"}
-    return test | early | {name: name for name in ("boundary_rate", "flops", "seconds")}
+    raw = (
+        {f"{comparison.unit}_raw": "loss_raw", "boundary_rate_raw": "boundary_rate_raw"}
+        if comparison.calibrated
+        else {}
+    )
+    return (
+        test
+        | early
+        | {"area": "area", "boundary_rate": "boundary_rate"}
+        | raw
+        | {"flops": "flops", "seconds": "seconds"}
+    )
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
@@ -76,7 +77,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         for method in methods
     ]
     errors = ("seed_error", "document_error")
-    paths = [_write(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
+    paths = [write_csv(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
 
     rows = [
         [
@@ -90,7 +91,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         for method in methods
         for run in method.runs
     ]
-    paths.append(_write(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
+    paths.append(write_csv(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
     header = ["first", "second", "difference", *errors, "low", "high", "p", "p_holm", "verdict", "sentence"]
     rows = [
@@ -100,10 +101,10 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         ]
         for pair, d in comparison.differences.items()
     ]
-    paths.append(_write(folder / "pairs.csv", header, rows))
+    paths.append(write_csv(folder / "pairs.csv", header, rows))
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
-    paths.append(_write(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
+    paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
     return paths
 
 
@@ -136,6 +137,6 @@ def print_comparison(comparison: Comparison) -> None:
     best = ranked(comparison)[0].name
     for pair, difference in comparison.differences.items():
         if best in pair:
-            shown.print(f"- {visible(sentence(*pair, difference, comparison.unit_in_words))}")
+            shown.print(f"- {sentence(*pair, difference, comparison.unit_in_words)}")
     for run, reason in comparison.failed.items():
-        shown.print(f"did not finish: {plain(run)}: {visible(reason)}")
+        shown.print(f"did not finish: {plain(run)}: {reason}")

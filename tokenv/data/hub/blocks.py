@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenv.data.config import DataConfig
 from tokenv.data.pieces import Document, Pieces
+from tokenv.data.reading import Row
 from tokenv.errors import UserError
 
 
@@ -24,7 +25,10 @@ class Rows(Protocol):
     def open(self) -> datasets.IterableDataset:
         """The data set, for a reader with a place of its own."""
 
-    def document(self, row: dict[str, Any], number: int) -> Document:
+    def rows(self, opened: datasets.IterableDataset) -> Iterator[Row]:
+        """The rows of what `open` gave."""
+
+    def document(self, row: Row, number: int) -> Document:
         """The document in a row."""
 
     def is_held(self, document: Document) -> bool:
@@ -89,7 +93,7 @@ class HubBlocks:
         self._dataset = self._data.open()
         if state["source"] is not None:
             self._dataset.load_state_dict(state["source"])
-        self._rows: Iterator[dict[str, Any]] = iter(self._dataset)
+        self._rows = self._data.rows(self._dataset)
 
     def _read(self) -> Pieces:
         rows = list(islice(self._rows, self._data.config.shuffle_buffer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Any
+from collections.abc import Iterator
 
 import datasets
 import numpy as np
@@ -14,6 +14,7 @@ from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.hub.blocks import HubBlocks
 from tokenv.data.memory import cut_side, spread_order
 from tokenv.data.pieces import Document, Pieces, SequenceBatch, cut_documents
+from tokenv.data.reading import HUB_ADVICE, Row, rows_of
 from tokenv.data.split import digest, threshold
 from tokenv.data.text.documents import content_of
 from tokenv.errors import UserError
@@ -39,10 +40,13 @@ class HubData:
     def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
-        self._dataset = datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True)
+        try:
+            self._dataset = datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True)
+        except Exception as error:  # see rows_of
+            raise UserError(f"hub data set {self.name!r} cannot be opened: {error}: {HUB_ADVICE}") from error
         self._threshold = threshold(config.validation) if validation is None else b""
         self._known = {digest(document.content, config.seed) for document in validation or ()}
-        first = next(iter(self.open()), None)
+        first = next(self.rows(self.open()), None)
         if first is None:
             raise UserError(f"hub data set {self.name!r} holds no row: choose another data.hub_split")
         content_of(first, config.column, f"hub data set {self.name!r}")
@@ -68,7 +72,11 @@ class HubData:
         """Return the data set for one reader: its place is the reader's own."""
         return copy.deepcopy(self._dataset)
 
-    def document(self, row: dict[str, Any], number: int) -> Document:
+    def rows(self, opened: datasets.IterableDataset) -> Iterator[Row]:
+        """The rows of what `open` gave."""
+        return rows_of(lambda: opened, f"hub data set {self.name!r} cannot be read", HUB_ADVICE)
+
+    def document(self, row: Row, number: int) -> Document:
         """Return the document in `row`, the data set's `number`-th."""
         content = content_of(row, self.config.column, f"hub data set {self.name!r}")
         return Document(f"{self.name} row {number}", content)
@@ -95,7 +103,7 @@ class HubData:
     def _scan(self, wanted: int, progress: bool) -> Pieces:
         documents: dict[int, Document] = {}
         joined = long = 0
-        bar = tqdm(self.open(), desc=f"reading {self.name}", unit=" documents", disable=not progress)
+        bar = tqdm(self.rows(self.open()), desc=f"reading {self.name!r}", unit=" documents", disable=not progress)
         with bar as rows:
             for number, row in enumerate(rows):
                 document = self.document(row, number)

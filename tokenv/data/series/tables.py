@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 from datasets.io.parquet import ParquetDatasetReader
 
+from tokenv.data.reading import HUB_ADVICE, rows_of
 from tokenv.data.series.config import SeriesConfig
 from tokenv.errors import MissingFileError, UserError
 
@@ -81,10 +83,8 @@ def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
     """
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
-    try:
-        rows = list(ParquetDatasetReader(glob.escape(str(path)), split="train", streaming=True).read())
-    except Exception as error:  # the reader raises its own kinds
-        raise UserError(f"{path} cannot be read as parquet: {error}: repair it") from error
+    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
+    rows = list(rows_of(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it"))
     return _from_rows(path.name, str(path), rows, config)
 
 
@@ -92,10 +92,13 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
     """Read a data set of the hub as a whole: one row a step, or, where the columns hold lists, one row a series.
 
     Raises:
-        UserError: As for `read_csv`.
+        UserError: As for `read_csv`, or if the hub or the data set cannot be read.
     """
-    rows = list(datasets.load_dataset(name, hub_config, split=split, streaming=True))
-    return _from_rows(name, f"hub data set {name!r}", rows, config)
+    where, load = f"hub data set {name!r}", datasets.load_dataset
+    rows = list(
+        rows_of(lambda: load(name, hub_config, split=split, streaming=True), f"{where} cannot be read", HUB_ADVICE)
+    )
+    return _from_rows(name, where, rows, config)
 
 
 def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
@@ -107,6 +110,9 @@ def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: Ser
     found = []
     for number, row in enumerate(rows):
         place = f"{where} row {number}"
+        for column in columns:
+            if not isinstance(row[column], list | tuple):
+                raise UserError(f"{place}, column {column!r}: {row[column]!r} is no list, as row 0 has: mend it")
         lengths = {len(row[column]) for column in columns}
         if len(lengths) > 1:
             raise UserError(f"{place} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
@@ -154,7 +160,7 @@ def _number(value: Any, place: str, column: str) -> float:
         return math.nan
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(
             f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
             "it, or name the value columns in data.series.columns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.pieces import Document
+from tokenv.data.reading import rows_of
 from tokenv.data.text.builtin import documents_dataset, prose_documents, python_documents
 from tokenv.data.text.rows import json_rows
 from tokenv.data.text.words import words_documents
@@ -125,8 +127,6 @@ def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if not path.name.endswith(PARQUET_SUFFIXES):
         yield from json_rows(path)
         return
-    try:
-        # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
-        yield from ParquetDatasetReader(glob.escape(str(path)), split="train", streaming=True).read()
-    except Exception as error:  # the reader raises its own kinds
-        raise UserError(f"{path} cannot be read as parquet: {error}: repair it or leave it out") from error
+    # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
+    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
+    yield from rows_of(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it or leave it out")

@@ -1,0 +1,61 @@
+"""What the console and the CSV files let through, whatever files, columns and methods are called."""
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from tokenv.errors import REPORT
+from tokenv.report.table import console, summary_table, write_csv
+
+ROOT = Path(__file__).parents[2]
+RED = "\x1b[31m\x07\x9bname"
+SHOWN = "\\x1b[31m\\x07\\u009bname"
+
+
+def test_the_console_shows_control_characters_wherever_a_text_stands() -> None:
+    out = io.StringIO()
+    shown = console(out)
+    shown.print(f"page: {RED}.html")
+    table = Table(RED, title=RED)
+    table.add_row(RED)
+    shown.print(table)
+    shown.print(summary_table({RED: RED}, RED))
+    told = out.getvalue()
+    assert told.startswith(f"page: {SHOWN}.html\n")
+    assert not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in told)
+    assert told.count("name") == 7
+
+
+def test_so_do_csv_files(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", ["name", RED], [[RED, 1.5], ["\udcff", None]])
+    with path.open(encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [["name", SHOWN], [SHOWN, "1.5"], ["\\udcff", ""]]
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import sys, tokenv.cli.main as m; sys.argv[1:] = ['configs']; m.main()", 128 + signal.SIGPIPE),
+        ("import sys, tokenv.cli.main as m; m.main()", 128 + signal.SIGPIPE),
+        ("from tokenv.report.table import console\nfor _ in range(9): console().print('x' * 99)\nprint('more')", 0),
+    ],
+)
+def test_nobody_minds_that_the_reader_has_gone(program: str, status: int) -> None:
+    """As with ``| head -1``; the console's own work goes on."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(writing)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (status, "")
+    assert REPORT not in said

@@ -1,0 +1,82 @@
+"""Files with a digest of their own: no flipped bit changes what is read, and no other run's file is taken."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokenv.errors import UserError
+from tokenv.storage.sealed import load_tensors, read_json, save_tensors, write_json
+
+VALUES = {"loss": [1.25, 2.5, float("inf")], "text": "é", "nested": {"a": None, "b": [1, True]}}
+TENSORS = {"policy": torch.arange(6.0).reshape(2, 3), "logits": torch.ones(1, 4)}
+
+
+def flip(file: Path, bit: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+def test_no_flipped_bit_changes_values(tmp_path: Path) -> None:
+    path, noticed = tmp_path / "values.json", 0
+    write_json(path, VALUES, {"seed": 1})
+    assert read_json(path, {"seed": 1}) == VALUES
+    bits = 8 * path.stat().st_size
+    for bit in range(bits):
+        flip(path, bit)
+        try:
+            found = read_json(path, {"seed": 1})
+        except UserError:
+            noticed += 1
+        else:
+            assert all(found[name] == value for name, value in VALUES.items())
+        flip(path, bit)
+    assert noticed > 0.9 * bits
+
+
+def test_no_flipped_bit_changes_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "values.safetensors"
+    save_tensors(TENSORS, path, {"seed": 1})
+    bits = 8 * path.stat().st_size
+    for bit in random.Random(0).sample(range(bits), 1500):
+        flip(path, bit)
+        try:
+            found = load_tensors(path, {"seed": 1})
+        except UserError:
+            pass
+        else:
+            assert found.keys() == TENSORS.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+        flip(path, bit)
+    found = load_tensors(path, {"seed": 1})
+    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_what_belongs_to_something_else_is_not_taken(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", VALUES, {"seed": 1, "rate": 0.2})
+    assert read_json(tmp_path / "a.json", {"rate": 0.2, "seed": 1}) == VALUES
+    save_tensors(TENSORS, tmp_path / "a.safetensors", 1)
+    for read, name in ((read_json, "a.json"), (load_tensors, "a.safetensors")):
+        with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options: delete it"):
+            read(tmp_path / name, {"seed": 2})
+
+
+def test_files_of_earlier_versions_have_no_digest_and_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(VALUES))
+    assert read_json(tmp_path / "a.json", 3) == VALUES
+    save_file(TENSORS, tmp_path / "a.safetensors")
+    assert torch.equal(load_tensors(tmp_path / "a.safetensors", 3)["policy"], TENSORS["policy"])
+
+
+@pytest.mark.parametrize("content", ["", "[", "[1]", "3", "[" * 100_000])
+def test_what_is_no_mapping_is_one_message(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=r"a.json: damaged"):
+        read_json(tmp_path / "a.json", 1)
+    (tmp_path / "a.safetensors").write_text(content)
+    with pytest.raises(UserError, match=r"a.safetensors: damaged, no safetensors"):
+        load_tensors(tmp_path / "a.safetensors", 1)

@@ -1,5 +1,0 @@
-"""``python -m tokenv.cli``."""
-
-from tokenv.cli.main import main
-
-main()

@@ -1,0 +1,134 @@
+"""Several comparisons of the same methods, one a protocol, on one page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report.numbers import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
+from tokenv.compare.report.page import embedded
+from tokenv.compare.report.pictures import draw_ranks
+from tokenv.compare.significance import LEVEL, Difference, sentence
+from tokenv.report.characters import plain, visible
+from tokenv.report.html import render
+from tokenv.report.table import write_csv
+
+FIGURES = ("area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds")
+TRUTHS = ("true tokens", "change points")
+
+
+class _Placed(NamedTuple):
+    """A method's part in one protocol."""
+
+    method: ComparedMethod
+    rank: float
+    difference: Difference | None  # from the method that all are tested against
+
+    @property
+    def verdict(self) -> str:
+        """After Holm's correction; empty where nothing was tested."""
+        if self.difference is None or math.isnan(self.difference.p_holm):
+            return ""
+        return self.difference.verdict if self.difference.p_holm < 1 - LEVEL else "not separable"
+
+
+def _placed(comparison: Comparison, against: str) -> dict[str, _Placed]:
+    found, pairs = ranks(comparison), oriented(comparison)
+    return {
+        method.name: _Placed(method, mean(found.get(method.name, ())), pairs.get((method.name, against)))
+        for method in comparison.methods
+    }
+
+
+def _order(placed: Mapping[str, Mapping[str, _Placed]]) -> list[str]:
+    """Methods by their mean rank, as a share of the methods beside them; those of more protocols first."""
+    names = dict.fromkeys(name for of in placed.values() for name in of)
+
+    def key(name: str) -> tuple[int, float]:
+        shares = [of[name].rank / len(of) for of in placed.values() if name in of]
+        return -len(shares), mean(shares)
+
+    return sorted(names, key=key)
+
+
+def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str], against: str) -> str:
+    """One table of all, and each protocol's ranks.
+
+    Args:
+        comparisons: protocol to comparison.
+        pages: protocol to the file of its own page.
+        against: the method that the others are tested against; empty for none in particular.
+
+    Returns:
+        One HTML document, to be written as UTF-8.
+    """
+    placed = {name: _placed(comparison, against) for name, comparison in comparisons.items()}
+    pictures = {name: draw_ranks(comparison) for name, comparison in comparisons.items()}
+    return render(
+        "compare/report/summary.html.jinja",
+        title=f"{len(comparisons)} protocols",
+        against=plain(against),
+        protocols=[
+            {
+                "name": plain(name),
+                "page": pages[name],
+                "unit": visible(comparison.unit_in_words),
+                "facts": [(visible(key), visible(value)) for key, value in comparison.facts.items()],
+                "conclusion": [visible(said) for said in conclusion(comparison)],
+                "failed": [(visible(run), visible(why)) for run, why in comparison.failed.items()],
+                "truth": next((name for name in TRUTHS if _knows(comparison, name)), None),
+                "pictures": [embedded(picture) for picture in (pictures[name],) if picture],
+            }
+            for name, comparison in comparisons.items()
+        ],
+        rows=[
+            (plain(method), [_cells(placed[name].get(method), comparisons[name], against) for name in comparisons])
+            for method in _order(placed)
+        ],
+    )
+
+
+def _knows(comparison: Comparison, reference: str) -> bool:
+    return any(agreement(method, reference) for method in comparison.methods)
+
+
+def _cells(placed: _Placed | None, comparison: Comparison, against: str) -> dict[str, Any] | None:
+    if placed is None:
+        return None
+    method, difference = placed.method, placed.difference
+    truth = next((found for name in TRUTHS if (found := agreement(method, name))), None)
+    tip = "" if difference is None else visible(sentence(method.name, against, difference, comparison.unit_in_words))
+    return {
+        "loss": with_error(method.loss, method.seed_error),
+        "rank": number(placed.rank, ".1f"),
+        "truth": number(truth.f1, ".2f") if truth else "",
+        "flops": number(over_seeds(method, "flops"), ".2e"),
+        "seconds": number(over_seeds(method, "seconds"), ",.0f"),
+        "verdict": placed.verdict.replace(" ", "-"),
+        "settings": ", ".join(f"{plain(key)} = {plain(value)}" for key, value in method.settings.items()),
+        "tip": tip,
+    }
+
+
+def write_summary(comparisons: Mapping[str, Comparison], path: Path, against: str) -> Path:
+    """Every method in every protocol as one CSV file, in full precision; what is missing is ``nan`` or empty.
+
+    Args:
+        comparisons: protocol to comparison.
+        path: of the file.
+        against: see ``summary_page``.
+    """
+    header = ["protocol", "method", "seeds", "loss", "seed_error", "rank", *FIGURES, "f1"]
+    header += ["difference", "low", "high", "p", "p_holm", "verdict"]
+    rows: list[list[Any]] = []
+    for name, comparison in comparisons.items():
+        for placed in _placed(comparison, against).values():
+            method, d = placed.method, placed.difference
+            truth = next((found for known in TRUTHS if (found := agreement(method, known))), None)
+            row = [name, method.name, len(method.runs), method.loss, method.seed_error, placed.rank]
+            row += [*(over_seeds(method, figure) for figure in FIGURES), truth.f1 if truth else ""]
+            rows.append(row + ([d.mean, d.low, d.high, d.p, d.p_holm, placed.verdict] if d else [""] * 6))
+    return write_csv(path, header, rows)

@@ -1,0 +1,50 @@
+"""Which processes are at something, written down so that others can see whether these still exist."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def described(*pids: int) -> dict[str, Any]:
+    """This process and those of these ids, as JSON can hold them; of these, who has ended is left out."""
+    processes = [{"pid": pid, "started": started} for pid in (os.getpid(), *pids) if (started := _started(pid))]
+    return {"place": _place(), "processes": processes}
+
+
+def living(told: Any) -> list[int] | None:
+    """Ids of the processes that ``described`` told of and that still exist; None where that cannot be seen from here.
+
+    Args:
+        told: what ``described`` gave, here or on another machine; what is no such thing tells of nobody.
+    """
+    try:
+        known = {each["pid"]: each for each in told["processes"]}
+        return [pid for pid, each in known.items() if _is(each)] if told["place"] == _place() else None
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):  # not ours, or damaged
+        return []
+
+
+def _is(process: dict[str, Any]) -> bool:
+    started = _started(process["pid"])
+    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks are set now and then
+
+
+def _started(pid: int) -> float | None:
+    """When a process started, in seconds since 1970; None if it has ended: another may have its id by now."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def _place() -> str:
+    """This machine since it was started, for several may be called localhost, and the container that counts ids."""
+    known = [socket.gethostname()]
+    with suppress(OSError):  # not Linux
+        known += [os.readlink("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    return " ".join(known)
