@@ -177,3 +177,27 @@ def test_a_refusal_that_does_not_come_is_caught(monkeypatch):
     monkeypatch.setattr("tokenv.agents.learned.Learned.autoregressive", False)
     with pytest.raises(AssertionError, match="was not refused"):
         check_estimator("arm", windows=(2,))
+
+
+class Indexes(Part):
+    """Takes it that there are samples."""
+
+    in_keys = out_keys = [keys.ADVANTAGE]
+
+    def forward(self, td):
+        return td.set(keys.ADVANTAGE, td[keys.ADVANTAGE] - td[keys.ADVANTAGE][7])
+
+
+def test_what_a_part_raises_is_told_with_what_was_asked_of_it():
+    message = r"a rollout that it is applied to \(policy with window 0, 2 sequences\) fails with IndexError"
+    with pytest.raises(AssertionError, match=message):
+        check_estimator(around(Indexes()))
+
+
+def test_what_was_not_checked_is_told():
+    assert check_estimator("leave_one_out", windows=(0,), gamma=1.0) == []
+    (told,) = check_estimator("leave_one_out", windows=(0,), gamma=0.9)
+    assert told == "window 0: the expected gradient, for discounting biases it: check it with gamma=1.0, too"
+    (told,) = check_estimator("straight", windows=(0,))
+    assert told == "window 0: the expected gradient, for it declares itself biased (a part says unbiased = False)"
+    assert len(check_estimator("leave_one_out", gamma=0.9)) == 2

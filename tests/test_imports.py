@@ -25,7 +25,7 @@ ALLOWED = {
     "lm": ("errors",),
     "env": ("keys", "contracts", "data", "lm"),
     "config": ("errors", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("keys", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
+    "testing": ("lazy", "keys", "errors", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
     "run": (
         *("keys", "errors", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
@@ -38,10 +38,12 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
+    "library": ("errors", "storage", "config", "run"),
     "cli": (
-        *("keys", "errors", "storage", "report", "data", "lm", "env", "config", "run"),
+        *("keys", "errors", "storage", "report", "data", "lm", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare"),
     ),
+    "experiment": ("errors", "data", "config", "library", "cli"),
 }
 
 

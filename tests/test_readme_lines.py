@@ -127,6 +127,7 @@ def run_piece(language: str, text: str) -> None:
     if language == "sh":
         run_line(text)
     elif language == "python":
+        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(kind="text")[0]), text)
         exec(compile(text, "README.md", "exec"), {"__name__": "readme"})
         if "\ndef " in text:
             Path("myfile.py").write_text(text)

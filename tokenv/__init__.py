@@ -4,7 +4,7 @@ Importing this package loads nothing heavy; its public names are imported when t
 
     import tokenv
 
-    run = tokenv.load_run("runs/7")
+    model = tokenv.load("runs/7")  # model.spans("some text"), model.log_likelihood(b"..."), model.generate("def f(")
     env = tokenv.TokenizationEnv(lm, source, batch_size=8)
     td = env.one_pass(agent, estimator.sampling)
     tokenv.check_estimator("rloo", gamma=1.0)
@@ -29,9 +29,11 @@ __getattr__, __dir__ = face(
         "env.generate": ("generate",),
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),
+        "experiment": ("train",),
+        "library.model": ("Model", "load"),
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),
         "run.stored": ("load_run",),
-        "testing": ("check_estimator",),
+        "testing": ("check_agent", "check_estimator", "check_rate_target"),
     },
 )

@@ -22,12 +22,9 @@ import pyarrow.parquet as pq
 import zstandard
 from shrunk import CONFIGS
 
-from tokenv.bench.measure import BenchOptions
-from tokenv.cli.evaluate import EvaluateOptions
-from tokenv.cli.forecast import ForecastOptions
-from tokenv.cli.generate import GenerateOptions
+from tokenv.bench.options import BenchOptions
 from tokenv.cli.main import main
-from tokenv.cli.segment import SegmentOptions
+from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions
 from tokenv.compare.options import CompareOptions
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config

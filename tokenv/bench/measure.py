@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,41 +13,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.bench.agreement import stepping_differences
+from tokenv.bench.options import BenchOptions
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.errors import UserError
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.update import backward, descend, make_optimizer
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What to measure.
-
-    Args:
-        config: model, batch (``train.batch_size`` x ``data.seq_len``) and hardware; the data are random bytes.
-        repeats: timed rounds; every round times every variant once.
-        stepping: also step through the environment: its time and its results against the one-pass rollout's.
-
-    Raises:
-        UserError: fewer than one round.
-    """
-
-    config: Config
-    repeats: int = 5
-    stepping: bool = True
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise UserError(f"repeats = {self.repeats}: expected at least 1")
-
-    def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores."""
-        return self.config.as_dict() | {"repeats": self.repeats, "stepping": self.stepping}
 
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:

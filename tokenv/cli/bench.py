@@ -5,17 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tokenv.bench.measure import BenchOptions, bench
+from tokenv.bench.measure import bench
+from tokenv.bench.options import BenchOptions
 from tokenv.cli.options import check_text, take_own
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
 from tokenv.config.files import resolve
 from tokenv.report.table import console, summary_table
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("bench", arguments, resolve_bench, show_bench)
 
 
 def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
@@ -37,3 +33,7 @@ def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
     for title, rows in results["tables"].items():
         console().print(summary_table(rows, title=title))
     return results["figures"]
+
+
+COMMAND = Command("bench", resolve_bench, show_bench)
+run = COMMAND.run

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import read_words, resolve_comparison
@@ -15,11 +13,6 @@ from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_reports
 from tokenv.errors import FailedError
 from tokenv.report.table import console
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("compare", arguments, resolve_checked, show_comparison, stored=True, read=read_words)
 
 
 def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions:
@@ -36,9 +29,8 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
 def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
     """Have all runs of a comparison, then draw its report; every method's name and loss, in every protocol."""
     comparisons = compare_methods(options, progress=sys.stderr.isatty())
-    with tempfile.TemporaryDirectory() as scratch:
-        for path in write_reports(comparisons, Path(scratch), options.against):
-            record.add(path)
+    for path in write_reports(comparisons, record.scratch, options.against):
+        record.add(path)
     for comparison in comparisons.values():
         print_comparison(comparison)
     if record.folder is not None:
@@ -51,3 +43,7 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
         for name, comparison in comparisons.items()
         for method in comparison.methods
     ]
+
+
+COMMAND = Command("compare", resolve_checked, show_comparison, stored=True, read=read_words)
+run = COMMAND.run

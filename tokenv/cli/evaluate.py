@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from tokenv.cli.options import RunOptions, check_text, resolve_options
-from tokenv.cli.sacred import Record, run_experiment
-from tokenv.config.convert import check_keys, make
-from tokenv.config.files import COMMAND_LINE, merge
+from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
+from tokenv.cli.sacred import Command, Record
+from tokenv.config.convert import make
+from tokenv.config.files import merge
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.pieces import SequenceBatch
@@ -21,72 +21,8 @@ from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
 from tokenv.run.stored import Trained, load_run
-from tokenv.tasks.formats import check_tasks, load_questions
+from tokenv.tasks.formats import load_questions
 from tokenv.tasks.score import score
-
-
-@dataclass(frozen=True)
-class EvaluateOptions(RunOptions):
-    """Options of ``tokenv evaluate``.
-
-    Args:
-        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
-        split: ``validation`` or, of series, ``test``.
-        sequences: at most so many.
-        batch_size: sequences of one pass.
-        tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
-        task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
-            ``"task_files.piqa=['ROWS', 'LABELS']"``.
-        questions: at most so many of each task; null for all.
-        calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
-            validation sequences, as many again.
-    """
-
-    data: dict[str, Any] = field(default_factory=dict)
-    split: str = "validation"
-    sequences: int = 2048
-    batch_size: int = 64
-    tasks: str = ""
-    task_files: dict[str, Any] = field(default_factory=dict)
-    questions: int | None = None
-    calibrate: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.split not in ("validation", "test"):
-            raise UserError(f"split = {self.split!r}: expected validation or test")
-        check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
-        check_tasks([*self.task_names, *self.task_files])
-        for name in ("sequences", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
-        if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
-            raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
-        if self.calibrate and self.split != "validation":
-            raise UserError(
-                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
-            )
-        for name, files in self.task_files.items():
-            several = isinstance(files, list | tuple) and all(isinstance(file, str) for file in files)
-            if not files or not (several or isinstance(files, str)):
-                raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
-            if name not in self.task_names:
-                raise UserError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")
-
-    @property
-    def task_names(self) -> list[str]:
-        """The tasks, one by one."""
-        return [name.strip() for name in self.tasks.split(",") if name.strip()]
-
-    def files_of(self, task: str) -> list[str]:
-        """A task's local files; none where it comes from the hub."""
-        files = self.task_files.get(task, [])
-        return [files] if isinstance(files, str) else list(files)
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("evaluate", arguments, partial(resolve_options, EvaluateOptions), evaluate_run)
 
 
 def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
@@ -135,3 +71,7 @@ def _held_out(data: DataConfig, options: EvaluateOptions, progress: bool) -> Seq
     if data.kind != "series":
         raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
     return load_series(data).test(options.sequences)
+
+
+COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run)
+run = COMMAND.run

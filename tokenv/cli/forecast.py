@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.options import RunOptions, resolve_options
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.options import ForecastOptions, resolve_options
+from tokenv.cli.sacred import Command, Record
 from tokenv.data.series.tables import read_csv
 from tokenv.data.series.windows import load_series
-from tokenv.errors import MissingFileError, UserError
+from tokenv.errors import UserError
 from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
 from tokenv.forecast.report import draw_forecasts, write_forecasts
 from tokenv.forecast.scores import score_forecasts
@@ -23,46 +23,6 @@ from tokenv.run.memory import check_forecast
 from tokenv.run.stored import load_run
 
 DRAWN = 4  # series of the picture
-
-
-@dataclass(frozen=True)
-class ForecastOptions(RunOptions):
-    """Options of ``tokenv forecast``.
-
-    Args:
-        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
-            held against what came.
-        horizon: steps to forecast.
-        samples: continuations that a forecast is made of.
-        windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
-        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
-        quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
-        out: name of the files to write, without their endings .csv and .png.
-    """
-
-    csv: str | None = None
-    horizon: int = 96
-    samples: int = 100
-    windows: int = 16
-    direct: bool = False
-    quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
-    out: str = "forecast"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
-        if self.csv is not None and not Path(self.csv).is_file():
-            raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
-        inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
-        if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
-            raise UserError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("forecast", arguments, partial(resolve_options, ForecastOptions), forecast_series)
 
 
 def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]:
@@ -109,3 +69,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         console().print(summary_table(rows, title="forecasts against what came"))
     console().print(f"forecasts: {table}, {picture}")
     return result
+
+
+COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series)
+run = COMMAND.run

@@ -10,7 +10,6 @@ from typing import Any
 
 from tokenv.errors import REPORT, FailedError, UserError, nearest
 from tokenv.report.characters import plain
-from tokenv.report.table import discard_output
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -24,14 +23,21 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv compare  with compare-quick jobs=2  methods × seeds at one budget, and one report of all
   tokenv variance with quick                 bias, variance and cost of gradient estimators along one run
   tokenv bench    with bench-d256             speed, memory and the cost of learning boundaries
-  tokenv configs                             the configurations that come with tokenv
+  tokenv list     agents                     agents, estimators, rate_targets, codecs, configs or datasets, a line each
+  tokenv configs                             the configurations that come with tokenv, and where they lie
+  tokenv train --help                        all keys: meaning, default, range; the same of every command
   tokenv train print_config with quick       all keys of a run and their values
+  tokenv completion bash                     how a shell learns to complete all this (bash, zsh, fish)
+  tokenv --version
 
 trust=mytrick:mine lets a run that is read name code of your own; SECURITY.md says more.
 Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
 """
 # Each is a file beside this one, imported when it is named.
-COMMANDS = ("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench", "configs")
+COMMANDS = (
+    *("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench"),
+    *("list", "configs", "completion"),
+)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a write that fails names no file
 ALLOCATION = "can't allocate memory"  # torch's, on a CPU
 
@@ -51,6 +57,8 @@ def run_command(name: str, arguments: list[str]) -> Any:
     """
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
+    if arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments):
+        return import_module("tokenv.cli.help").show(name)
     return import_module(f"tokenv.cli.{name}").run(arguments)
 
 
@@ -80,14 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what follows ``tokenv``; None for this process's own.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks: tokenv completion says how it comes to do so
+        import_module("tokenv.cli.completion").answer()
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(USAGE)
+        elif arguments[0] in ("-V", "--version", "version"):
+            print(f"tokenv {import_module('tokenv').__version__}")
         else:
             run_command(arguments[0], arguments[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read has had enough
-        discard_output()
+        import_module("tokenv.report.table").discard_output()  # loads rich
         raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status

@@ -1,16 +1,19 @@
-"""What the options of several commands share, and how words of the command line become options."""
+"""What commands may be asked, and how words of the command line become options. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
+from tokenv.data.config import DataConfig
 from tokenv.errors import MissingFileError, UserError
-from tokenv.storage import checkpoints, folders
+from tokenv.storage import folders
+from tokenv.storage.digests import verify
+from tokenv.tasks.formats import check_tasks
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,154 @@ class TextOptions(RunOptions):
         return Path(self.file).read_bytes() if self.file is not None else encode(self.text or "")
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """A training run and where it goes on from.
+
+    Args:
+        config: the run.
+        resume: run folder or checkpoint to go on from; None for a fresh start.
+    """
+
+    config: Config
+    resume: str | None = None
+
+
+@dataclass(frozen=True)
+class SegmentOptions(TextOptions):
+    """Options of ``tokenv segment``.
+
+    Args:
+        out: HTML page to write; nothing is written where null.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+    """
+
+    out: str | None = "segments.html"
+    threshold: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateOptions(TextOptions):
+    """Options of ``tokenv generate``.
+
+    Args:
+        max_new: bytes to write.
+        temperature: 0 takes the most probable byte.
+        top_p: nucleus that bytes are drawn from.
+        stop: text after which to stop.
+    """
+
+    max_new: int = 200
+    temperature: float = 0.8
+    top_p: float = 0.95
+    stop: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new < 1:
+            raise UserError(f"max_new = {self.max_new}: expected at least 1 byte to write")
+        if self.temperature < 0:
+            raise UserError(f"temperature = {self.temperature}: expected 0 (the most probable byte) or more")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p = {self.top_p}: expected a number in (0, 1]")
+        if self.stop == "":
+            raise UserError("stop is empty: expected a text after which to stop, or null")
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(RunOptions):
+    """Options of ``tokenv evaluate``.
+
+    Args:
+        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
+        split: ``validation`` or, of series, ``test``.
+        sequences: at most so many.
+        batch_size: sequences of one pass.
+        tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
+        task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
+            ``"task_files.piqa=['ROWS', 'LABELS']"``.
+        questions: at most so many of each task; null for all.
+        calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
+            validation sequences, as many again.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)
+    split: str = "validation"
+    sequences: int = 2048
+    batch_size: int = 64
+    tasks: str = ""
+    task_files: dict[str, Any] = field(default_factory=dict)
+    questions: int | None = None
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split not in ("validation", "test"):
+            raise UserError(f"split = {self.split!r}: expected validation or test")
+        check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
+        check_tasks([*self.task_names, *self.task_files])
+        for name in ("sequences", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
+        if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
+            raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        if self.calibrate and self.split != "validation":
+            raise UserError(
+                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
+            )
+        for name, files in self.task_files.items():
+            several = isinstance(files, list | tuple) and all(isinstance(file, str) for file in files)
+            if not files or not (several or isinstance(files, str)):
+                raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
+            if name not in self.task_names:
+                raise UserError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")
+
+    @property
+    def task_names(self) -> list[str]:
+        """The tasks, one by one."""
+        return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    def files_of(self, task: str) -> list[str]:
+        """A task's local files; none where it comes from the hub."""
+        files = self.task_files.get(task, [])
+        return [files] if isinstance(files, str) else list(files)
+
+
+@dataclass(frozen=True)
+class ForecastOptions(RunOptions):
+    """Options of ``tokenv forecast``.
+
+    Args:
+        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
+            held against what came.
+        horizon: steps to forecast.
+        samples: continuations that a forecast is made of.
+        windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
+        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
+        quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
+        out: name of the files to write, without their endings .csv and .png.
+    """
+
+    csv: str | None = None
+    horizon: int = 96
+    samples: int = 100
+    windows: int = 16
+    direct: bool = False
+    quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    out: str = "forecast"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        if self.csv is not None and not Path(self.csv).is_file():
+            raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
+        inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
+        if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
+            raise UserError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")
+
+
 def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> Any:
     """Options, of this dataclass, of a command that reads no configuration.
 
@@ -102,9 +253,9 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
     """
     if names:
         raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")
-    path = checkpoints.find(run)
-    checkpoints.verify(path)
-    return path, checkpoints.load_state(path)["config"]
+    path = folders.find(run)
+    verify(path)
+    return path, folders.load_state(path)["config"]
 
 
 def check_text(config: Config) -> None:

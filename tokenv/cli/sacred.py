@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
-import re
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +19,9 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
+from tokenv.cli.flags import check_flags, check_new, forgotten_with
 from tokenv.config.plain import read_words
+from tokenv.config.plugins import plugins
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible
@@ -30,7 +32,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
     from sacred.host_info import HostInfoGetter
-    from sacred.observers import FileStorageObserver
+    from sacred.observers import FileStorageObserver, SqlObserver
     from sacred.run import Run
     from sacred.serializer import flatten
     from sacred.utils import apply_backspaces_and_linefeeds
@@ -75,6 +77,23 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
         logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
 
 
+def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
+    """Sources are kept as of a run that starts; Sacred takes them for files of the working directory."""
+    kept, keeps = observer.save_sources(ex_info), observer.copy_sources
+    observer.copy_sources = False
+    try:
+        return _queue(observer, ex_info | {"sources": kept}, *event, **more)
+    finally:
+        observer.copy_sources = keeps
+
+
+def _completed_event(observer: SqlObserver, stop_time: datetime, result: Any) -> None:
+    """Its result is a number: of several figures, the first; it ends with an error where there is none."""
+    several = list(result.values()) if isinstance(result, dict) else [result]
+    first = several[0] if several else None
+    _complete(observer, stop_time, float(first) if isinstance(first, int | float) else None)
+
+
 def _save_cout(observer: FileStorageObserver) -> None:
     with suppress(OSError):
         _append_cout(observer)
@@ -84,21 +103,33 @@ def _save_cout(observer: FileStorageObserver) -> None:
 _ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
 FileStorageObserver.save_json = _save_json
 _append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
+_queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
+_complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
+
+
+def folder_of(run: Run) -> Path | None:
+    """Where a run's files go: its FileStorage folder, or one of its own; None if it is not stored."""
+    for observer in run.observers:
+        if isinstance(observer, FileStorageObserver):
+            return Path(observer.dir)
+    return Path(RUNS) / str(run._id) if run.observers else None
 
 
 @dataclass(frozen=True)
 class Record:
-    """What Sacred keeps of one run of a command."""
+    """What Sacred keeps of one run of a command.
+
+    Attributes:
+        scratch: a folder for files that are to be kept; there until all observers have them.
+    """
 
     _run: Run
+    scratch: Path
 
     @property
     def folder(self) -> Path | None:
-        """Where the run's files go: its FileStorage folder, or one of its own; None if the run is not stored."""
-        for observer in self._run.observers:
-            if isinstance(observer, FileStorageObserver):
-                return Path(observer.dir)
-        return Path(RUNS) / str(self._run._id) if self._run.observers else None
+        """Where the run's files go: see ``folder_of``."""
+        return folder_of(self._run)
 
     @property
     def title(self) -> str:
@@ -111,75 +142,130 @@ class Record:
 
     def add(self, path: Path) -> None:
         """Keep a copy of a file."""
+        if not any(isinstance(observer, FileStorageObserver) for observer in self._run.observers) and self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, self.folder)
         self._run.add_artifact(path, path.name)
 
 
-def run_experiment(
-    name: str,
-    arguments: list[str],
-    resolve: Callable[[list[str], dict[str, Any]], Any],
-    work: Callable[[Any, Record], Any],
-    *,
-    stored: bool = False,
-    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None,
-    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None,
-) -> Any:
-    """Run a command as a Sacred experiment.
+@dataclass(frozen=True)
+class Command:
+    """A command as a Sacred experiment.
 
-    Args:
-        name: of the command.
-        arguments: what follows it on the command line, in Sacred's grammar.
+    Attributes:
+        name: such as ``train``.
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
         stored: keep the run under ``runs`` if no flag says otherwise.
         instead: given the options, gives what is to be done without a run of its own; None for a run.
         read: reads the words after ``with``, given ``read_words``; None for just that.
-
-    Returns:
-        What ``work`` returned.
-
-    Raises:
-        UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
     """
+
+    name: str
+    resolve: Callable[[list[str], dict[str, Any]], Any]
+    work: Callable[[Any, Record], Any]
+    stored: bool = False
+    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None
+    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None
+
+    def options(self, words: list[str]) -> Any:
+        """What the words after ``with`` ask for.
+
+        Raises:
+            UserError: ``resolve`` refuses them.
+        """
+        updates, names = read_words(words) if self.read is None else self.read(words, read_words)
+        trust.allow(updates.pop("trust", False))
+        return self.resolve(names, updates)
+
+    def experiment(self, options: Any, store: str | Path | None = None) -> Experiment:
+        """The experiment that does this.
+
+        Args:
+            options: as ``options`` gives them.
+            store: a folder where its run is kept; None for no observer.
+        """
+        experiment = _experiment(self.name)
+        if store is not None:
+            experiment.observers.append(FileStorageObserver(store, copy_sources=True))
+        folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
+        weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
+
+        @experiment.main
+        def main(_config: dict[str, Any], _run: Run) -> Any:
+            return self.work(options, Record(_run, folder))
+
+        own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
+        values = own.pop("config", {}) | own  # a run's keys and the command's own lie side by side
+        for plugin in plugins(values):
+            for name, version in plugin.packages.items():
+                experiment.add_package_dependency(name, version)
+            for file in plugin.files:
+                experiment.add_source_file(str(file))
+        with _sacreds_refusals():
+            experiment.add_config(values)
+        return experiment
+
+    def run(self, arguments: list[str]) -> Any:
+        """Run the command.
+
+        Args:
+            arguments: what follows its name on the command line, in Sacred's grammar.
+
+        Returns:
+            What ``work`` returned.
+
+        Raises:
+            UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
+        """
+        flags = _parse(self.name, arguments)
+        options = self.options(flags["UPDATE"])
+        other = self.instead(options) if flags["COMMAND"] is None else None
+        if other is not None:
+            with Interruptible(at_once=True):
+                return other()
+        kept_elsewhere = any(flags.get(flag) for flag in STORAGE_FLAGS)
+        experiment = self.experiment(options, RUNS if self.stored and not kept_elsewhere else None)
+        if not self.stored and not kept_elsewhere:
+            flags["--unobserved"] = True  # or Sacred warns that nobody observes
+        if flags["--loglevel"] is None:
+            flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
+        store = flags["--file_storage"] or (RUNS if experiment.observers else None)
+        if store and flags["COMMAND"] is None:
+            _check_store(Path(store))
+        for observer in experiment.observers:
+            if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
+                check_new(Path(observer.basedir), flags["--id"])
+        with Interruptible(at_once=True), _sacreds_refusals():
+            run = experiment.run(flags["COMMAND"], options=flags)
+        if flags["--queue"]:
+            folder = folder_of(run)
+            print(f"queued: {folder}; start it with: tokenv {self.name} with {folder}/config.json")
+        return run.result
+
+
+def usage(name: str, does: str) -> str:
+    """Sacred's part of a command's help.
+
+    Args:
+        name: of the command.
+        does: what it does.
+    """
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    experiment.doc = does
+    # docopt cannot read a program's name of two words
+    return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
+
+
+def _experiment(name: str) -> Experiment:
+    """One that keeps all our sources."""
     process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
     experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent, additional_host_info=[process])
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):
             experiment.add_source_file(str(source))
-
-    experiment.doc = work.__doc__
-    usage = experiment.get_usage()[2]
-    flags = _parse(name, arguments, usage, [word for word, _ in experiment.gather_commands()])
-    if flags["help"] or flags["--help"]:
-        print(usage.replace("dummy", f"tokenv {name}"))  # docopt cannot read a program's name of two words
-        return None
-    words = flags["UPDATE"]
-    updates, names = read_words(words) if read is None else read(words, read_words)
-    trust.allow(updates.pop("trust", False))
-    options = resolve(names, updates)
-    other = instead(options) if flags["COMMAND"] is None else None
-    if other is not None:
-        with Interruptible(at_once=True):
-            return other()
-
-    @experiment.main
-    def main(_config: dict[str, Any], _run: Run) -> Any:
-        return work(options, Record(_run))
-
-    own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
-    with _sacreds_refusals():
-        experiment.add_config(own.pop("config", {}) | own)  # a run's keys and the command's own lie side by side
-    if stored and not any(flags.get(flag) for flag in STORAGE_FLAGS):
-        experiment.observers.append(FileStorageObserver(RUNS, copy_sources=True))
-    store = flags["--file_storage"] or (RUNS if experiment.observers else None)
-    if store and flags["COMMAND"] is None:
-        _check_store(Path(store))
-    for observer in experiment.observers:
-        if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
-            _check_new(Path(observer.basedir), flags["--id"])
-    with Interruptible(at_once=True), _sacreds_refusals():
-        return experiment.run(flags["COMMAND"], options=flags).result
+    return experiment
 
 
 @contextmanager
@@ -256,51 +342,22 @@ def _package(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _parse(name: str, arguments: list[str], usage: str, commands: list[str]) -> dict[str, Any]:
+def _parse(name: str, arguments: list[str]) -> dict[str, Any]:
+    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    commands = [word for word, _ in experiment.gather_commands()]
     hint = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what docopt warns of is in our message
-            flags: dict[str, Any] = docopt(usage, arguments, default_help=False)
+            flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
-        raise UserError(f"cannot read {' '.join(arguments)!r}: {hint}") from None
+        raise UserError(
+            f"cannot read {' '.join(arguments)!r}: {forgotten_with(name, arguments, commands)}{hint}"
+        ) from None
     if flags["COMMAND"] == "with":  # and nothing behind it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
-    _check_flags(flags)
+        meant = forgotten_with(name, arguments, commands)
+        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {meant}{hint}")
+    check_flags(flags)
     return flags
-
-
-def _check_flags(flags: dict[str, Any]) -> None:
-    """Refuse what Sacred would only meet when the run is on its way, and without a word of which flag it was."""
-    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    checks: dict[str, tuple[Callable[[str], bool], str]] = {
-        "--loglevel": (
-            lambda level: level.isdigit() or level in levels,
-            f"0 to 50 or one of {', '.join(levels)}",
-        ),
-        "--id": (lambda name: re.fullmatch(r"\w[\w.-]*", name) is not None, "a name of letters, digits, - and _"),
-        "--capture": (lambda mode: mode in ("no", "sys", "fd"), "no, sys or fd"),
-        "--beat-interval": (_positive, "a positive number of seconds"),
-        "--priority": (_number, "a number"),
-    }
-    for flag, (fits, expected) in checks.items():
-        if flags.get(flag) is not None and not fits(flags[flag]):
-            raise UserError(f"{flag} {flags[flag]!r}: expected {expected}")
-
-
-def _check_new(store: Path, name: str) -> None:
-    if (store / name).exists():
-        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
-
-
-def _number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _positive(text: str) -> bool:
-    return _number(text) and float(text) > 0

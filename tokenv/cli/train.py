@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import errno
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tokenv import keys
-from tokenv.cli.options import stored_config, take_own
-from tokenv.cli.passages import passage_of, show, write_page
-from tokenv.cli.sacred import Record, complete_record, run_experiment
+from tokenv.cli.options import TrainOptions, stored_config, take_own
+from tokenv.cli.sacred import Command, Record, complete_record
+from tokenv.cli.told import Heartbeat, start_line
 from tokenv.config.convert import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
@@ -28,8 +26,9 @@ from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
+from tokenv.run.passages import passage_of, show, write_page
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History, RunState, check_checkpoint
+from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
@@ -37,24 +36,6 @@ from tokenv.storage import checkpoints
 
 # A disk that is full, read-only, broken or gone.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """A training run and where it goes on from.
-
-    Args:
-        config: the run.
-        resume: run folder or checkpoint to go on from; None for a fresh start.
-    """
-
-    config: Config
-    resume: str | None = None
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("train", arguments, resolve_training, train_and_show, stored=True, instead=show_again)
 
 
 def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
@@ -84,22 +65,32 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
 
 def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
     """Train, then store and show what came out."""
-    config, folder = options.config, record.folder
+    config, folder, bars = options.config, record.folder, sys.stderr.isatty()
+    parts = build_parts(config, torch.device("meta"))
+    console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        keep, pages = Path(scratch) if folder is None else folder, Path(scratch)
-        resume = None if options.resume is None else checkpoints.load(Path(options.resume))
-        try:
-            last, history = train(config, keep / "checkpoints", record.log, resume=resume, progress=sys.stderr.isatty())
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
-        except OSError as error:
-            if error.errno not in UNWRITABLE or not _within(keep, error.filename):
-                raise
-            raise UserError(f"{keep}: cannot be written to ({error.strerror}); {_how_to_go_on(folder)}") from error
-        seconds = time.perf_counter() - started
-        for picture in _show(str(keep), config, last, history, pages, record.title):
-            record.add(picture)
+    keep = record.scratch if folder is None else folder
+    resume = None if options.resume is None else checkpoints.load(Path(options.resume))
+    logs: list[Log] = [record.log]
+    if not bars:
+        seen = 0 if resume is None else RunState.from_dict(resume.state).symbols
+        logs.append(Heartbeat(config, parts.lm.codec.unit, seen))
+
+    def log(name: str, value: float, symbols: int) -> None:
+        for each in logs:
+            each(name, value, symbols)
+
+    try:
+        last, history = train(config, keep / "checkpoints", log, resume=resume, progress=bars)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
+    except OSError as error:
+        if error.errno not in UNWRITABLE or not _within(keep, error.filename):
+            raise
+        raise UserError(f"{keep}: cannot be written to ({error.strerror}); {_how_to_go_on(folder)}") from error
+    seconds = time.perf_counter() - started
+    for picture in _show(str(keep), config, last, history, record.scratch, record.title):
+        record.add(picture)
     rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
     _print_summary(config, last, history, rows if folder is None else rows | {"stored in": _stored_in(config, folder)})
     return last.metrics()
@@ -195,3 +186,7 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
         if config.data.tolerance:
             rows["true boundaries"] += f" within {config.data.tolerance} steps"
     return rows
+
+
+COMMAND = Command("train", resolve_training, train_and_show, stored=True, instead=show_again)
+run = COMMAND.run

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tokenv.cli.options import check_text, stored_config, take_own
-from tokenv.cli.sacred import Record, run_experiment
+from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
 from tokenv.config.files import resolve
 from tokenv.errors import MissingFileError, UserError
@@ -23,11 +22,6 @@ from tokenv.variance.options import MAY_CHANGE_ON_RESUME, VarianceOptions
 from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
 
 OPTIONS_FILE = "options.json"
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command: see ``tokenv.cli.main``."""
-    return run_experiment("variance", arguments, resolve_variance, compare_estimators, stored=True)
 
 
 def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
@@ -87,24 +81,27 @@ def _stored_options(path: Path) -> dict[str, Any]:
 
 def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
     """Compare gradient estimators; store and show what came out."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(options.resume) if options.resume else (record.folder or Path(scratch)) / "variance"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
-        try:
-            result = compare(options, folder, sys.stderr.isatty())
-        except KeyboardInterrupt:
-            kept = options.resume or record.folder is not None
-            how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
-            raise KeyboardInterrupt(f"stopped; {how}") from None
-        write_variance(result, folder / "variance.csv")
-        draw_progress(result, folder / "progress.png")
-        draw_cost(result, folder / "cost.png")
-        draw_credit(result, folder / "credit.png")
-        for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
-            if (folder / name).is_file():
-                record.add(folder / name)
-        print_variance(result)
-        if not options.resume and record.folder is not None:
-            console().print(f"stored in {folder}")
+    folder = Path(options.resume) if options.resume else (record.folder or record.scratch) / "variance"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
+    try:
+        result = compare(options, folder, sys.stderr.isatty())
+    except KeyboardInterrupt:
+        kept = options.resume or record.folder is not None
+        how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
+        raise KeyboardInterrupt(f"stopped; {how}") from None
+    write_variance(result, folder / "variance.csv")
+    draw_progress(result, folder / "progress.png")
+    draw_cost(result, folder / "cost.png")
+    draw_credit(result, folder / "credit.png")
+    for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
+        if (folder / name).is_file():
+            record.add(folder / name)
+    print_variance(result)
+    if not options.resume and record.folder is not None:
+        console().print(f"stored in {folder}")
     return {label: cost["flops"] for label, cost in result["costs"].items()}
+
+
+COMMAND = Command("variance", resolve_variance, compare_estimators, stored=True)
+run = COMMAND.run

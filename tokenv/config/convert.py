@@ -114,7 +114,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     except (ValueError, OverflowError):
         infinite = hint is float and isinstance(value, float) and not math.isfinite(value)
         large = hint is int and isinstance(value, int | float) and abs(value) >= 2**63
-        words = "a finite number" if infinite else "a whole number below 2**63" if large else _words(hint)
+        words = "a finite number" if infinite else "a whole number below 2**63" if large else in_words(hint)
         raise UserError(f"{key} = {value!r}: expected {words}") from None
 
 
@@ -185,17 +185,17 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else _refuse()
 
 
-def _words(hint: Any) -> str:
+def in_words(hint: Any) -> str:
     """What an annotation asks for, in words."""
     kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
     if hint in WORDS:
         return WORDS[hint]
     if kind in (Union, UnionType):
-        return _either(map(_words, parts))
+        return _either(map(in_words, parts))
     if kind is Literal:
         return _either(map(str, parts))
     if kind in (list, tuple, Sequence):
-        each = [PLURALS.get(part) or _words(part) for part in parts] if len(parts) == 1 else map(_words, parts)
+        each = [PLURALS.get(part) or in_words(part) for part in parts] if len(parts) == 1 else map(in_words, parts)
         return ", ".join([*each, "in a list such as [a, b]"])
     return "a section whose keys are words" if kind in (dict, Mapping) else str(hint)
 

@@ -38,7 +38,7 @@ def config_path(name: str) -> Path:
         UserError: it is neither.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml", ".json"):
         if path.is_file():
             return path
         if path.stem in named_configs() and path.parent.name in ("", "configs"):
@@ -116,6 +116,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     values = load_yaml(path)
     if "methods" in values:
         raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {path.stem}")
+    if path.suffix == ".json":  # a stored run's, which has resume= besides, and whose word is not the user's
+        values = renamed(Config, {key: value for key, value in values.items() if key != "resume"})
+        trust.check(values, path)
     check_keys(values, str(path), Config)
     return values
 

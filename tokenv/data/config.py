@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.errors import UserError
 
-BUILT_IN = ("python", "prose", "words")
+BUILT_IN = {  # texts that need no file
+    "python": "the interpreter's standard library, as source text",
+    "prose": "the interpreter's documentation, in English",
+    "words": "a synthetic language without spaces, whose word ends are known",
+}
 HUB_PREFIX = "hub:"
 CUTS = ("chunk", "document")
 KINDS = ("text", "series")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from tqdm import tqdm
@@ -83,6 +84,27 @@ class Corpus:
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out")
         return self._data.validation(max_sequences)
+
+
+@dataclass(frozen=True)
+class CorpusOpener:
+    """Opens the training stream of a corpus for a seed; small to pickle, and a process reads the data once.
+
+    Attributes:
+        config: What to read and how to cut it.
+    """
+
+    config: DataConfig
+
+    def __call__(self, seed: int) -> TrainStream:
+        """Open the training sequences in the order of `seed`, which is at least 0."""
+        key = repr(self.config)
+        if key not in _OPENED:
+            _OPENED[key] = load_corpus(self.config)
+        return _OPENED[key].train(seed=seed)
+
+
+_OPENED: dict[str, Corpus] = {}
 
 
 def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ class Source(Protocol):
 
     def next(self, count: int) -> SequenceBatch:
         """The next ``count`` sequences."""
+
+
+SourceOrOpener: TypeAlias = Source | Callable[[int], Source]  # or what opens one for a seed, such as CorpusOpener
 
 
 class TensorSource:

@@ -1,43 +1,43 @@
 """The same environment as gymnasium, for everything that speaks gymnasium and not TorchRL.
 
-Importing this module registers it::
+Importing ``tokenv.env`` registers it, and loads nothing heavy::
 
-    import gymnasium, tokenv.env.gym
+    import gymnasium, tokenv.env
 
     env = gymnasium.make("tokenv/Bytes-v0")  # one sequence at a time
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=16)  # 16 sequences in every pass of one model
 
-``gymnasium.make("tokenv.env.gym:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``.
+``gymnasium.make("tokenv.env:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``.
 ``tokenv/Series-v0`` is the same with a model and a source of real-valued series as defaults.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 
 from tokenv import keys
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.source import Source
+from tokenv.data.corpus import CorpusOpener
+from tokenv.data.source import SourceOrOpener
+from tokenv.env.registration import BYTES_ID, SERIES_ID, register
+from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
-BYTES_ID = "tokenv/Bytes-v0"
-SERIES_ID = "tokenv/Series-v0"
-
+__all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "SeriesEnv", "SeriesVectorEnv", "register"]
+RENDER_MODES = ("ansi", "rgb_array")
 Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[str, Array]
-SourceOrOpener: TypeAlias = Source | Callable[[int], Source]
 
 
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
@@ -57,35 +57,20 @@ def default_series_lm() -> UNet:
         return UNet(_SIZE, SeriesCodec(_SIZE.width))
 
 
-@functools.cache
-def _python_corpus() -> Corpus:
-    return load_corpus(DataConfig(source="python", seq_len=128))
-
-
-def default_source(seed: int) -> Source:
-    """Training sequences of 128 bytes from the built-in ``python`` corpus, in the order of ``seed``."""
-    return _python_corpus().train(seed=seed)
-
-
-@functools.cache
-def _regimes_corpus() -> Corpus:
-    return load_corpus(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
-
-
-def default_series_source(seed: int) -> Source:
-    """Training windows of 128 steps of the synthetic ``regimes`` series, in the order of ``seed``."""
-    return _regimes_corpus().train(seed=seed)
+# Training sequences of 128 bytes from the built-in ``python`` corpus, and windows of 128 steps of synthetic series.
+default_source = CorpusOpener(DataConfig(source="python", seq_len=128))
+default_series_source = CorpusOpener(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
 class _Sequences:
-    """What both faces share: a TokenizationEnv, its seeds, its spaces, and the translation into arrays."""
+    """What both faces share: a TokenizationEnv, its seeds, spaces and pictures, and the translation into arrays."""
 
-    def __init__(self, lm: UNet, given: SourceOrOpener, batch_size: int, window: int) -> None:
-        self.open: Callable[[int], Source] | None = None
-        if callable(given):
-            self.open = given
-            given = given(int(np.random.default_rng().integers(2**31)))
-        self.env = TokenizationEnv(lm, given, batch_size, window=window)
+    def __init__(self, lm: UNet, source: SourceOrOpener, batch_size: int, window: int, render_mode: str | None) -> None:
+        if render_mode is not None and render_mode not in RENDER_MODES:
+            raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
+        self.env = TokenizationEnv(lm, source, batch_size, window=window)
+        self.render_mode = render_mode
+        self._drawn: list[list[int]] = [[] for _ in range(batch_size)]
         observed: dict[str, spaces.Space[Any]] = {
             keys.ENCODING: spaces.Box(-np.inf, np.inf, (self.env.lm.config.width,), np.float32)
         }
@@ -95,16 +80,45 @@ class _Sequences:
         self.action_space = spaces.Discrete(2)
 
     def reset(self, seed: int | None) -> TensorDictBase:
-        if seed is not None and self.open is not None:
-            self.env.source = self.open(seed)
+        if seed is not None:
+            self.env.set_seed(int(seed))
+        self._drawn = [[] for _ in self._drawn]
         return self.env.reset()
 
-    def act(self, root: TensorDictBase, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
+    def act(self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
         """Put an action from outside into the TensorDict that is to be stepped."""
-        if not space.contains(action):
+        if root is None or bool(root.get("done", torch.zeros(1)).any()):
+            raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
+        array = np.asarray(action)
+        # What gives one action often gives it as an array of one.
+        given = array.reshape(space.shape) if array.size == 1 and self.env.batch_size[0] == 1 else array
+        if not np.issubdtype(array.dtype, np.integer) or not space.contains(given):
             raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
-        action_B = torch.as_tensor(action, dtype=torch.int64, device=self.env.device)
-        return root.set(keys.ACTION, action_B.reshape(self.env.batch_size))
+        action_B = torch.as_tensor(given, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
+        for row, drawn in enumerate(action_B.tolist()):
+            self._drawn[row].append(drawn if self._drawn[row] else 1)  # the first symbol is a token, whatever they say
+        return root.set(keys.ACTION, action_B)
+
+    def restarted(self, rows: Iterable[int]) -> None:
+        """New sequences have begun in these rows."""
+        for row in rows:
+            self._drawn[row] = []
+
+    def masks(self, root: TensorDictBase | None) -> Array:
+        """Which actions have an effect of their own, bool [B, 2]: at the first symbol only 1."""
+        if root is None:
+            raise ResetNeeded("no sequence has begun: expected reset() before action_masks()")
+        first_B = (root[keys.POSITION] == 0).cpu().numpy()
+        return np.stack([~first_B, np.ones_like(first_B)], -1)
+
+    def render(self) -> list[Any]:
+        """What each row looks like, in the mode that was asked for."""
+        if self.render_mode is None:
+            raise ValueError("render_mode is None: expected it of gymnasium.make(..., render_mode=...)")
+        rows = [(self.env.symbols_so_far(row).cpu(), drawn) for row, drawn in enumerate(self._drawn)]
+        if self.render_mode == "ansi":
+            return [as_text(symbol_N, drawn) for symbol_N, drawn in rows]
+        return [as_image(symbol_N, drawn, self.env.source.seq_len) for symbol_N, drawn in rows]
 
     def observation(self, tensordict: TensorDictBase) -> Observation:
         """Arrays [B, ..] of the observation space's keys and dtypes."""
@@ -127,18 +141,26 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
         source: where sequences come from; or a function from a seed to that, which ``reset(seed=...)`` then calls,
             such as ``lambda seed: corpus.train(seed=seed)``. By default ``default_source``.
         window: earlier actions w in the observation.
+        render_mode: ``ansi``, the text so far with its boundaries, or ``rgb_array``, a picture of it.
 
     Raises:
-        ValueError: a negative ``window``.
+        ValueError: a negative ``window``, or no such ``render_mode``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
     default_lm = staticmethod(default_lm)
-    default_source = staticmethod(default_source)
+    default_source = default_source
 
-    def __init__(self, lm: UNet | None = None, source: SourceOrOpener | None = None, window: int = 8) -> None:
-        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, 1, window)
-        self.env = self._sequences.env
+    def __init__(
+        self,
+        lm: UNet | None = None,
+        source: SourceOrOpener | None = None,
+        window: int = 8,
+        render_mode: str | None = None,
+    ) -> None:
+        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, 1, window, render_mode)
+        self.env, self.render_mode = self._sequences.env, render_mode
+        self._root: TensorDictBase | None = None
         self.observation_space = self._sequences.observation_space
         self.action_space = self._sequences.action_space
 
@@ -163,17 +185,27 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
         """Close a token, or not, and read the next symbol.
 
         Args:
-            action: 0 or 1.
+            action: 0 or 1; also as an array of one.
 
         Returns:
             Observation at the next symbol, reward in nats, whether the sequence ended, False, and ``info``.
 
         Raises:
+            ResetNeeded: the sequence has ended, or ``reset`` was never called.
             ValueError: the action is neither 0 nor 1.
         """
         self._root = self.env.step(self._sequences.act(self._root, action, self.action_space))["next"]
         observation, info = self._observe(self._root)
         return observation, self._root["reward"].item(), self._root["terminated"].item(), False, info
+
+    def action_masks(self) -> Array:
+        """Which actions have an effect of their own, bool [2]: at the first symbol, always a token's end, only 1."""
+        masks: Array = self._sequences.masks(self._root)[0]
+        return masks
+
+    def render(self) -> Any:
+        """The text so far with its boundaries: str, or uint8 [height, width, 3]."""
+        return self._sequences.render()[0]
 
     def _observe(self, tensordict: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
         observation_B = self._sequences.observation(tensordict)
@@ -193,14 +225,19 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         lm: as for ``BytesEnv``.
         source: as for ``BytesEnv``; all rows draw from this one.
         window: as for ``BytesEnv``.
+        render_mode: as for ``BytesEnv``.
 
     Raises:
-        ValueError: ``num_envs`` below 1 or a negative ``window``.
+        ValueError: ``num_envs`` below 1, a negative ``window``, or no such ``render_mode``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: dict[str, Any] = {
+        "render_modes": list(RENDER_MODES),
+        "render_fps": 8,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
     default_lm = staticmethod(default_lm)
-    default_source = staticmethod(default_source)
+    default_source = default_source
 
     def __init__(
         self,
@@ -208,9 +245,12 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         lm: UNet | None = None,
         source: SourceOrOpener | None = None,
         window: int = 8,
+        render_mode: str | None = None,
     ) -> None:
-        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, num_envs, window)
-        self.env = self._sequences.env
+        source = source or self.default_source
+        self._sequences = _Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
+        self.env, self.render_mode = self._sequences.env, render_mode
+        self._root: TensorDictBase | None = None
         self.num_envs = num_envs
         self.single_observation_space = self._sequences.observation_space
         self.single_action_space = self._sequences.action_space
@@ -218,18 +258,21 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start the next B sequences.
 
         Args:
-            seed: as for ``BytesEnv.reset``; one seed for all rows.
+            seed: as for ``BytesEnv.reset``; all rows read from one source, of one seed or of several together.
             options: unused.
 
         Returns:
             Observations at the first symbols [B, ..], and ``info``.
         """
-        super().reset(seed=seed)
+        if isinstance(seed, Sequence):
+            several = [each for each in seed if each is not None]
+            seed = int(np.random.SeedSequence(several).generate_state(1)[0]) if several else None
+        super().reset(seed=None if seed is None else int(seed))
         self._root = self._sequences.reset(seed)
         infos: dict[str, Any] = {}
         for row, info in enumerate(self._infos(self._root, self.env.origin)):
@@ -246,6 +289,7 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
             Observations [B, ..], rewards in nats, float64 [B], which sequences ended, bool [B], False [B], ``info``.
 
         Raises:
+            ResetNeeded: ``reset`` was never called.
             ValueError: the actions are not B numbers 0 or 1.
         """
         origin = list(self.env.origin)  # of the sequences that this step may end
@@ -256,12 +300,21 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         for row, info in enumerate(self._infos(self._root, self.env.origin)):
             infos = self._add_info(infos, info, row)
         if terminated.any():
+            self._sequences.restarted(terminated.nonzero()[0])
             final_B, last = self._sequences.observation(following), self._infos(following, origin)
             for row in terminated.nonzero()[0]:
                 final_obs = {key: x_B[row] for key, x_B in final_B.items()}
                 infos = self._add_info(infos, {"final_obs": final_obs, "final_info": last[row]}, row)
         reward = following["reward"].squeeze(-1).double().cpu().numpy()
         return self._sequences.observation(self._root), reward, terminated, np.zeros_like(terminated), infos
+
+    def action_masks(self) -> Array:
+        """As ``BytesEnv.action_masks``, [B, 2]."""
+        return self._sequences.masks(self._root)
+
+    def render(self) -> tuple[Any, ...]:
+        """As ``BytesEnv.render``, of each row."""
+        return tuple(self._sequences.render())
 
     @staticmethod
     def _infos(tensordict: TensorDictBase, origin: list[str]) -> list[dict[str, Any]]:
@@ -277,25 +330,11 @@ class SeriesEnv(BytesEnv):
     """
 
     default_lm = staticmethod(default_series_lm)
-    default_source = staticmethod(default_series_source)
+    default_source = default_series_source
 
 
 class SeriesVectorEnv(BytesVectorEnv):
     """B series whose patch boundaries are the actions: ``BytesVectorEnv`` with the defaults of ``SeriesEnv``."""
 
     default_lm = staticmethod(default_series_lm)
-    default_source = staticmethod(default_series_source)
-
-
-def register() -> None:
-    """Make the ids known to gymnasium; importing this module does it. A second call does nothing."""
-    for name, kind in ((BYTES_ID, "Bytes"), (SERIES_ID, "Series")):
-        if name not in gymnasium.registry:
-            gymnasium.register(
-                id=name,
-                entry_point=f"tokenv.env.gym:{kind}Env",
-                vector_entry_point=f"tokenv.env.gym:{kind}VectorEnv",
-            )
-
-
-register()
+    default_source = default_series_source

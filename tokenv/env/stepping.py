@@ -7,6 +7,7 @@ token ends there; the reward is how much better the model then predicts symbol i
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -15,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling
-from tokenv.data.source import Source
+from tokenv.data.source import Source, SourceOrOpener
 from tokenv.env.observation import Observer
 from tokenv.env.rollout import ONE_SAMPLE, rollout
 from tokenv.lm.incremental import Decoder
@@ -37,31 +38,36 @@ class TokenizationEnv(EnvBase):
 
     Args:
         lm: the model; its early exit is the baseline of the reward. Its device is the environment's.
-        source: where sequences come from.
+        source: where sequences come from; or what opens such a source for a seed, which ``set_seed`` then does, such as
+            ``tokenv.data.corpus.CorpusOpener``: environments in several workers, each with a seed of its own, read
+            different text. A source that is given as such goes on as it is, whatever the seed.
         batch_size: sequences B stepped together.
         window: earlier actions w in the observation.
         early_entropy: whether the observation holds it: the entropy of p_early(x_{i+1} | x_<=i) in nats, for agents
             that read it.
 
     Raises:
-        ValueError: ``batch_size`` below 1 or a negative ``window``.
+        ValueError: ``batch_size`` below 1, a negative ``window``, or sources of different lengths.
     """
 
     batch_locked = True
 
     def __init__(
-        self, lm: UNet, source: Source, batch_size: int, *, window: int = 8, early_entropy: bool = False
+        self, lm: UNet, source: SourceOrOpener, batch_size: int, *, window: int = 8, early_entropy: bool = False
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}: expected at least one sequence")
         if window < 0:
             raise ValueError(f"window = {window}: expected 0 or more earlier actions")
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
-        self.lm, self.source, self.observer = lm, source, Observer(window, early_entropy)
+        self.lm, self.observer = lm, Observer(window, early_entropy)
+        self._open = source if callable(source) else None
+        self.source: Source = source(int(np.random.default_rng().integers(2**31))) if callable(source) else source
         self.generator = torch.Generator(self.device)
-        self._decoder = Decoder(lm, batch_size, source.seq_len)
+        length = self.source.seq_len
+        self._decoder = Decoder(lm, batch_size, length)
         self._symbol_BN = torch.zeros(
-            batch_size, source.seq_len, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
+            batch_size, length, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
         )
         self._last_actions_Bw = self.observer.nothing_yet(batch_size, self.device)
         self.origin: list[str] = [""] * batch_size
@@ -142,6 +148,8 @@ class TokenizationEnv(EnvBase):
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         decoder, rows = self._decoder, torch.arange(self.batch_size[0], device=self.device)
+        if bool((decoder.position_B >= self.source.seq_len - 1).any()):
+            raise ValueError("a sequence has ended: expected a reset before the next step")
         action_B = torch.where(decoder.position_B > 0, tensordict[keys.ACTION], 1)
         x_BD = tensordict[keys.ENCODING]
         parameters = decoder.decode(x_BD, action_B, tensordict.get(keys.BOUNDARY, None))
@@ -157,3 +165,13 @@ class TokenizationEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.generator.manual_seed(0 if seed is None else seed)
+        if self._open is None or seed is None:
+            return
+        source = self._open(seed)
+        if source.seq_len != self._symbol_BN.shape[1]:
+            raise ValueError(f"a source of {source.seq_len} symbols, expected {self._symbol_BN.shape[1]} as before")
+        self.source = source
+
+    def symbols_so_far(self, row: int) -> Tensor:
+        """What has been read of a row's sequence, [i + 1, *symbol_shape]."""
+        return self._symbol_BN[row, : int(self._decoder.position_B[row]) + 1]

@@ -1,7 +1,8 @@
 """Looking at a trained model: load a run, segment a text."""
 
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,9 +10,11 @@ import torch.nn.functional as F
 
 from tokenv import keys
 from tokenv.config.schema import Config
+from tokenv.env.generate import generate
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
 from tokenv.run.evaluate import evaluating
+from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
@@ -25,13 +28,18 @@ class Trained:
         parts: model and agent, in evaluation mode.
         config: of the run.
         path: the checkpoint.
-        step: updates done.
+        state: how far the run had come.
     """
 
     parts: Parts
     config: Config
     path: Path
-    step: int
+    state: RunState
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.state.step
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,17 @@ class Segmented:
         text: its bytes.
         probability_N: of a boundary after each byte, in [0, 1].
         boundary_N: whether one was drawn there.
+        log_likelihood_N: of each byte given those before it, in nats; NaN where there are none: at the first byte, and
+            where the text was cut because it is longer than the model was trained on.
     """
 
     text: bytes
     probability_N: list[float]
     boundary_N: list[bool]
+    log_likelihood_N: list[float]
 
 
-def load_run(run: str, which: str = "best", *, fall_back: bool = True) -> Trained:
+def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> Trained:
     """Load a run's model.
 
     Args:
@@ -57,6 +68,7 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True) -> Traine
         which: ``best`` by validation loss, or ``latest``.
         fall_back: if that checkpoint is damaged, take the newest one that is sound, and say so in a line on stderr; a
             checkpoint that ``run`` itself names is never replaced.
+        device: where to put it, as ``hardware.device`` says it; None for the run's own.
 
     Raises:
         DamagedError: a checkpoint is damaged, and no other one may take its place.
@@ -65,23 +77,25 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True) -> Traine
             holds another model than its configuration says.
     """
     try:
-        return _load(checkpoints.find(run, which))
+        return _load(checkpoints.find(run, which), device)
     except checkpoints.DamagedError as error:
         if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
             raise
         print(plain(f"tokenv: warning: {error.what}; this goes on with {error.sound}"), file=sys.stderr)
-        return _load(error.sound)
+        return _load(error.sound, device)
 
 
-def _load(path: Path) -> Trained:
+def _load(path: Path, device: str | None) -> Trained:
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
     config = state.settings
+    if device is not None:
+        config = replace(config, hardware=replace(config.hardware, device=device))
     parts = build_parts(config, pretrained=False)
     checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
     parts.load_state_dict(tensors)
     parts.train(False)
-    return Trained(parts, config, path, state.step)
+    return Trained(parts, config, path, state)
 
 
 def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> Segmented:
@@ -101,6 +115,7 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
     length = trained.config.data.seq_len
     probability_N: list[float] = []
     boundary_N: list[bool] = []
+    log_likelihood_N: list[float] = []
     with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
         for start in range(0, len(text), length):
             # A rollout decides nothing at its last symbol, so one more is put there.
@@ -108,4 +123,80 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
             td = draw(symbol_N.unsqueeze(0))
             probability_N += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
             boundary_N += td[keys.ACTION][0].bool().tolist()
-    return Segmented(text, probability_N, boundary_N)
+            log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
+    return Segmented(text, probability_N, boundary_N, log_likelihood_N)
+
+
+def write_on(
+    trained: Trained,
+    prompt: bytes,
+    max_new: int,
+    *,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    stop: bytes | None = None,
+    seed: int = 0,
+) -> Segmented:
+    """Continue a text, boundaries drawn on the way.
+
+    Args:
+        trained: the model.
+        prompt: at least one byte.
+        max_new: bytes to write.
+        temperature: 0 takes the most probable byte.
+        top_p: nucleus that bytes are drawn from.
+        stop: bytes after which to stop.
+        seed: of boundaries and bytes.
+
+    Returns:
+        Prompt and continuation; no likelihoods.
+
+    Raises:
+        UserError: the text is empty, or what is asked for cannot fit in memory.
+        ValueError: ``max_new``, ``temperature`` or ``top_p`` is out of range.
+    """
+    if not prompt:
+        raise UserError("the text is empty: expected at least one byte to go on from")
+    check_generation(trained.config, 1, len(prompt) + max_new)
+    lm, device = trained.parts.lm, trained.parts.lm.head.weight.device
+    written = generate(
+        lm,
+        trained.parts.agent,
+        torch.tensor([list(prompt)], device=device),
+        max_new,
+        temperature=temperature,
+        top_p=top_p,
+        stop=stop,
+        generator=torch.Generator(device).manual_seed(seed),
+    )
+    text = bytes(written.symbol_BN[0].tolist())
+    return Segmented(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
+
+
+def log_likelihoods(
+    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, batch_size: int = 16
+) -> list[float]:
+    """Log-likelihood of each byte given those before it, in nats; NaN at the first.
+
+    A text that is longer than the model was trained on is read in windows, each of which begins in the middle of the
+    one before, so that every byte has at least half a window before it.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        batch_size: windows of one pass.
+    """
+    length = min(trained.config.data.seq_len, len(text))
+    starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
+    found = [math.nan] * len(text)
+    known = 0  # the last byte that has one
+    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+        for first in range(0, len(starts) if length > 1 else 0, batch_size):
+            some = starts[first : first + batch_size]
+            td = draw(torch.tensor([list(text[start : start + length]) for start in some]))
+            for start, nats_T in zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), strict=True):
+                found[known + 1 : start + length] = nats_T[known - start :]
+                known = start + length - 1
+    return found

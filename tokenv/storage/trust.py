@@ -6,6 +6,7 @@ The user's own command line and YAML files are his word already; whatever is rea
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def allow(word: bool | str | Sequence[str]) -> None:
     ):
         raise UserError(f"trust = {word!r}: expected the name that is to be trusted, such as mytrick:mine, or True")
     _allowed.update(str(name).strip() for name in names)
+
+
+@contextmanager
+def allowing(word: bool | str | Sequence[str]) -> Iterator[None]:
+    """As ``allow``, for what happens inside; afterwards what was allowed before."""
+    before = set(_allowed)
+    try:
+        allow(word)
+        yield
+    finally:
+        _allowed.intersection_update(before)
 
 
 def allow_named(values: Mapping[str, Any]) -> None:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 
 from tokenv.errors import UserError
 
-SYNTHETIC_SERIES = ("regimes", "bursts", "chirps")
+SYNTHETIC_SERIES = {  # series that need no file, with known change points
+    "regimes": "sections with a level, a persistence and a noise of their own",
+    "bursts": "calm sections, and short ones in which the series swings wildly",
+    "chirps": "sections of a sine whose frequency is their own, with no jump in between",
+}
 SPLITS = ("auto", "fractions")
 
 

@@ -1,4 +1,4 @@
-"""A text with its boundaries, as commands show it: coloured in the terminal, and as a web page."""
+"""A text with its boundaries, coloured: in the terminal, and as a web page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,23 @@ def show(passage: list[Character], shown: int | None = None) -> None:
     console().print(coloured_text(passage[:shown], scale=_scale(passage)))
 
 
+def page(title: str, passage: list[Character], step: int, **facts: str) -> str:
+    """A passage as a web page.
+
+    Args:
+        title: of the passage.
+        passage: at least one character.
+        step: of the model that drew the boundaries.
+        facts: what else is told of it.
+    """
+    drawn = sum(character.boundary for character in passage)
+    facts = {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
+    return segment_page({title: passage}, title="Token boundaries", facts=facts, scale=_scale(passage))
+
+
 def write_page(path: Path, title: str, passage: list[Character], trained: Trained, **facts: str) -> None:
     """Write a passage of one run, coloured, as a web page."""
-    drawn = sum(character.boundary for character in passage)
-    facts = {"checkpoint": f"step {trained.step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
-    page = segment_page({title: passage}, title="Token boundaries", facts=facts, scale=_scale(passage))
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page(title, passage, trained.step, **facts), encoding="utf-8")
 
 
 def _scale(passage: list[Character]) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""Trained models in a few lines of Python: ``tokenv.load``, its ``Model``, and sharing it."""

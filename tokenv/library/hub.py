@@ -1,0 +1,110 @@
+"""Models in folders and on the Hugging Face Hub: parameters, the run's state, and a card for people."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors.torch import save_file
+
+from tokenv.errors import MissingFileError, UserError
+from tokenv.run.stored import Trained
+from tokenv.storage import folders
+from tokenv.storage.atomic import write_atomically
+from tokenv.storage.checkpoints import MODEL, STATE
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+CARD = """\
+---
+library_name: tokenv
+tags:
+- tokenization
+- byte-level
+---
+# A model that draws its own token boundaries
+
+A byte-level language model trained with tokenv, which learns token boundaries end to end with reinforcement learning
+([arXiv 2602.13940](https://arxiv.org/abs/2602.13940)).
+
+| | |
+|---|---|
+{rows}
+
+```python
+import tokenv
+
+model = tokenv.load("{name}")
+model.tokens("some text")
+```
+"""
+
+
+def locate(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """The folder of a model: a local one, or, where there is none, what the Hub has under this name.
+
+    Raises:
+        MissingFileError: neither is there, or the Hub cannot be reached and nothing is in its cache.
+        UserError: what the Hub has is no model of ours.
+    """
+    here = Path(name).expanduser()
+    if here.exists() or not HUB_NAME.fullmatch(str(name)) or here.parent.is_dir():
+        return here  # a run that is missing beside others is no name on the Hub: reading it says which there are
+    try:
+        found = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[MODEL, STATE]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:  # the last also where there is no network
+        reason = str(error).strip().splitlines()[0]
+        raise MissingFileError(
+            f"{str(name)!r}: there is no such folder, nor, as far as can be seen, such a model on the Hugging Face "
+            f"Hub ({reason}): expected a run folder such as runs/1, or owner/name"
+        ) from error
+    if not (found / STATE).is_file():
+        raise UserError(f"{str(name)!r} on the Hugging Face Hub has no {STATE}: expected what push_to_hub() uploads")
+    return found
+
+
+def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str | None = None) -> Path:
+    """Write a model as ``locate`` and ``load_run`` read it.
+
+    Args:
+        trained: the model as it is now.
+        folder: made where it is missing.
+        facts: for the card.
+        name: under which it can be loaded, for the card; None for the folder's.
+
+    Raises:
+        UserError: the folder holds something else that would be overwritten.
+    """
+    if folder.is_file() or folders.complete(folder / "checkpoints"):
+        raise UserError(
+            f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.parts.state_dict().items()}
+    save_file(tensors, folder / MODEL, metadata={"format": "pt"})
+    write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    (folder / "README.md").write_text(CARD.format(rows=rows, name=name or folder), encoding="utf-8")
+    return folder
+
+
+def push(
+    trained: Trained,
+    name: str,
+    *,
+    private: bool | None,
+    token: str | None,
+    message: str | None,
+    facts: Mapping[str, str],
+) -> str:
+    """Upload a model; see ``Model.push_to_hub``."""
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(trained, Path(scratch) / "model", facts=facts, name=name)
+        url = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message or "Upload a tokenv model")
+    return str(url)

@@ -1,0 +1,222 @@
+"""``tokenv.load``: a trained model, and what can be asked of it."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenv.config.schema import Config
+from tokenv.errors import UserError
+from tokenv.library import hub
+from tokenv.library.spans import Spans
+from tokenv.run.stored import Trained, load_run, log_likelihoods, segment, write_on
+from tokenv.storage.trust import allowing
+
+Text = TypeVar("Text", str, bytes)
+
+
+def load(
+    name: str | Path,
+    *,
+    checkpoint: str = "best",
+    device: str | None = None,
+    trust: bool | str | list[str] = False,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Model:
+    """Load a trained model.
+
+    Args:
+        name: a run folder such as ``runs/7``, one of its checkpoints, a folder that ``Model.save_pretrained`` wrote,
+            or, where there is no such folder, ``owner/name`` on the Hugging Face Hub.
+        checkpoint: of a run folder: ``best`` by validation loss, or ``latest``.
+        device: where to put it: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``; None for where
+            its run says.
+        trust: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for all
+            that it names; nothing of it is imported otherwise. It holds for this call.
+        revision: of a model on the Hub: a branch, tag or commit.
+        token: for a private one; None for the one that is stored on this machine.
+
+    Raises:
+        MissingFileError: there is no such run, nor such a model on the Hub.
+        UserError: its files are damaged, or it names code that ``trust`` does not.
+    """
+    folder = hub.locate(name, revision=revision, token=token)
+    with allowing(trust):
+        return Model(load_run(str(folder), checkpoint, device=device))
+
+
+class Model:
+    """A trained model: it cuts text, weighs it and writes it.
+
+    What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
+    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes.
+
+    Args:
+        trained: model, agent and configuration as a run left them.
+
+    Attributes:
+        config: of its run.
+        lm: the U-Net, a ``torch.nn.Module`` in evaluation mode.
+        agent: draws the boundaries.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self.config: Config = trained.config
+        self.lm, self.agent = trained.parts.lm, trained.parts.agent
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> Model:
+        """The same as ``tokenv.load``."""
+        return load(name, **options)
+
+    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> Spans:
+        """A text in tokens, with boundary probabilities and the bits of each byte.
+
+        Args:
+            text: at least one byte.
+            seed: of the drawn boundaries.
+            threshold: see the class.
+
+        Raises:
+            UserError: the text is empty, or the model is of series.
+        """
+        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold)
+        return Spans(cut, self._trained.step)
+
+    def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
+        """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
+        return self.spans(text, seed=seed, threshold=threshold).tokens
+
+    def log_likelihood(
+        self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False
+    ) -> float:
+        """``log p(text | context)`` in nats; without a context, of all bytes but the first.
+
+        Texts longer than the model was trained on are read in overlapping windows: see
+        ``tokenv.run.stored.log_likelihoods``. The boundaries are drawn once, which bounds the likelihood over all
+        of them from below only on average.
+
+        Args:
+            text: at least one byte, two where there is no context.
+            context: what stands before it.
+            seed: of the drawn boundaries.
+            threshold: see the class.
+
+        Raises:
+            UserError: there is nothing to predict, or the model is of series.
+        """
+        given, whole = len(_bytes(context)), _bytes(context) + _bytes(text)
+        if len(whole) == given or len(whole) < 2:
+            raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
+        nats_N = log_likelihoods(self._of_text(), whole, seed=seed, threshold=threshold)
+        return math.fsum(nats_N[max(given, 1) :])
+
+    def generate(
+        self,
+        prompt: Text,
+        max_new: int = 200,
+        *,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        stop: str | bytes | None = None,
+        seed: int = 0,
+    ) -> Text:
+        """Continue a text.
+
+        Args:
+            prompt: at least one byte.
+            max_new: bytes to write.
+            temperature: 0 takes the most probable byte.
+            top_p: nucleus that bytes are drawn from.
+            stop: text after which to stop.
+            seed: of boundaries and bytes.
+
+        Returns:
+            Prompt and continuation, of the prompt's type; in a str, bytes that are no UTF-8 are replaced.
+
+        Raises:
+            UserError: the prompt is empty, or the model is of series.
+            ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
+        """
+        ending = None if stop is None else _bytes(stop)
+        given = _bytes(prompt)
+        written = write_on(
+            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed
+        )
+        if isinstance(prompt, bytes):
+            return written.text
+        return prompt + written.text[len(given) :].decode("utf-8", errors="replace")
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model, so that ``tokenv.load`` and every command that takes ``run=`` can read it.
+
+        Args:
+            folder: made where it is missing: parameters (safetensors), configuration and history (JSON), a model card.
+
+        Returns:
+            The folder.
+        """
+        return hub.save(self._trained, Path(folder), facts=self._facts())
+
+    def push_to_hub(
+        self, name: str, *, private: bool | None = None, token: str | None = None, message: str | None = None
+    ) -> str:
+        """Upload what ``save_pretrained`` writes to the Hugging Face Hub.
+
+        Args:
+            name: ``owner/name``; made where it is missing.
+            private: whether only its owner sees it, if it is made; None for the owner's default.
+            token: with write access; None for the one that is stored on this machine.
+            message: of the commit.
+
+        Returns:
+            Where it can be seen.
+        """
+        return hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
+
+    def _of_text(self) -> Trained:
+        if self.config.data.kind != "text":
+            raise UserError(
+                f"data.kind = {self.config.data.kind!r}: expected a model of text; tokenv forecast does these"
+            )
+        return self._trained
+
+    def _facts(self) -> dict[str, str]:
+        state, config = self._trained.state, self.config
+        parameters = sum(p.numel() for module in (self.lm, self.agent) for p in module.parameters())
+        facts = {
+            "trained on": f"{state.symbols:,} symbols of {config.data.source}",
+            "parameters": f"{parameters:,}",
+            "agent": f"{config.agent['name']}, rate {config.rate:g}",
+        }
+        if state.validation is not None:
+            facts[state.unit.replace("_", " ")] = f"{state.validation.loss:.4f} ± {state.validation.standard_error:.4f}"
+        return facts
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"Model({self._trained.path}: {told})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items())
+        return f"<table><caption>{escape(str(self._trained.path))}</caption>{rows}</table>"
+
+
+def _bytes(text: str | bytes) -> bytes:
+    """A text's bytes.
+
+    Raises:
+        UserError: it is none, or has none.
+    """
+    if isinstance(text, bytes | bytearray):
+        return bytes(text)
+    if not isinstance(text, str):
+        raise UserError(f"text = {text!r:.80}: expected str or bytes")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise UserError(f"text = {text[:80]!a}: expected Unicode text, or bytes") from None

@@ -1,0 +1,91 @@
+"""A text in tokens: where each begins and ends, how probable its boundary was, and what its bytes cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import overload
+
+from tokenv.run.passages import page, passage_of
+from tokenv.run.stored import Segmented
+
+SHOWN = 20_000  # bytes that a notebook draws
+
+
+@dataclass(frozen=True)
+class Span:
+    """A token.
+
+    Attributes:
+        start: offset of its first byte.
+        end: offset one past its last byte.
+        text: its bytes.
+        probability: of the boundary after its last byte, in [0, 1].
+        bits: ``-log2 p`` of its bytes given all before them, those left out that have nothing before them.
+    """
+
+    start: int
+    end: int
+    text: bytes
+    probability: float
+    bits: float
+
+
+class Spans(Sequence[Span]):
+    """The tokens of a text; a notebook draws it coloured.
+
+    Args:
+        cut: the text with its boundaries.
+        step: of the model that drew them.
+
+    Attributes:
+        text: its N bytes.
+        probabilities: of a boundary after each byte, N numbers in [0, 1].
+        boundaries: whether one was drawn there, N.
+        bits: ``-log2 p`` of each byte given those before it, N; None where nothing stands before it: at the first
+            byte, and where a text was cut because it is longer than the model was trained on.
+    """
+
+    def __init__(self, cut: Segmented, step: int) -> None:
+        self._cut, self._step = cut, step
+        self.text, self.probabilities, self.boundaries = cut.text, cut.probability_N, cut.boundary_N
+        self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in cut.log_likelihood_N]
+        ends = [i + 1 for i, drawn in enumerate(self.boundaries[:-1]) if drawn] + [len(self.text)]
+        self._spans = [self._span(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _span(self, start: int, end: int) -> Span:
+        bits = sum(each for each in self.bits[start:end] if each is not None)
+        return Span(start, end, self.text[start:end], self.probabilities[end - 1], bits)
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Span]: ...
+    def __getitem__(self, index: int | slice) -> Span | list[Span]:
+        return self._spans[index]
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self._spans)
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """The tokens' bytes; joined, they are the text."""
+        return [span.text for span in self]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.tokens[:20]))
+        return f"Spans({len(self)} tokens of {len(self.text)} bytes: {shown}{', ...' if len(self) > 20 else ''})"
+
+    def _repr_html_(self) -> str:
+        """The text coloured by boundary probability, in a frame of its own, so that its style stays inside."""
+        some = slice(min(SHOWN, len(self.text)))
+        cut = Segmented(self.text[some], self.probabilities[some], self.boundaries[some], [])
+        left = f"the first {SHOWN:,} of {len(self.text):,} bytes" if len(self.text) > SHOWN else "text"
+        drawn = page(left, passage_of(cut), self._step)
+        height = 16 + min(30, len(cut.text) // 80)
+        return f'<iframe srcdoc="{escape(drawn)}" style="width: 100%; height: {height}em; border: 0"></iframe>'
