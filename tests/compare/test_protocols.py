@@ -19,7 +19,7 @@ from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.compose import compose
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.report.numbers import ranks
+from tokenv.compare.report.numbers import conclusion, ranks
 from tokenv.compare.report.summary import summary_page
 from tokenv.compare.store import find_run
 from tokenv.compare.tuning import choose, trials
@@ -134,6 +134,11 @@ def test_holm_counts_the_pairs_that_are_asked_for():
     counted = {pair for pair, found in some.differences.items() if np.isfinite(found.p_holm)}
     assert counted == {pair for pair in some.differences if "b" in pair}
     assert len(counted) == 3
+    (told,) = [said for said in conclusion(some) if said.startswith("Against b, after Holm's correction for 3 pairs")]
+    named = {name for name in "acd" if f"{name} " in told.partition(":")[2].replace(",", " ")}
+    separable = {pair for pair in counted if some.differences[pair].p_holm < 0.05}
+    assert named == {name for pair in separable for name in pair if name != "b"}
+    assert not [said for said in conclusion(every) if said.startswith("Against")]
     for pair, found in some.differences.items():
         assert replace(found, p_holm=0) == replace(every.differences[pair], p_holm=0)
 

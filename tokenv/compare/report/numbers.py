@@ -86,6 +86,7 @@ def conclusion(comparison: Comparison) -> list[str]:
         which = _listed([plain(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
         least = number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
         said.append(f"At 95% it is better than {which} (difference: {least}).{_corrected(comparison, worse)}")
+    said += _tested(comparison)
     if not tied and not worse:
         said.append("It was not held against the others, so how sure that is cannot be told.")
     if any(len(method.runs) == 1 for method in comparison.methods):
@@ -109,11 +110,32 @@ def ranks(comparison: Comparison) -> dict[str, list[float]]:
 def _corrected(comparison: Comparison, worse: Sequence[tuple[ComparedMethod, Difference]]) -> str:
     """What Holm's correction leaves of the methods that are worse than the best; nothing where it was not made."""
     pairs = sum(math.isfinite(difference.p_holm) for difference in comparison.differences.values())
-    if pairs < 2:
+    if pairs < 2 or _against(comparison):
         return ""
     left = [plain(method.name) for method, difference in worse if difference.p_holm < 1 - LEVEL]
     which = "all of these" if len(left) == len(worse) else _listed(left) if left else "none"
     return f" After Holm's correction for {pairs} pairs: than {which}."
+
+
+def _against(comparison: Comparison) -> str:
+    """The method whose pairs alone Holm's correction counts; empty where it counts all."""
+    counted = [set(pair) for pair, found in comparison.differences.items() if math.isfinite(found.p_holm)]
+    common = set.intersection(*counted) if 1 < len(counted) < len(comparison.differences) else set()
+    return common.pop() if len(common) == 1 else ""
+
+
+def _tested(comparison: Comparison) -> list[str]:
+    """A sentence on who is better and worse than the method that all others were tested against, if there is one."""
+    name = _against(comparison)
+    if not name:
+        return []
+    pairs = oriented(comparison)
+    tested = [(method, pairs[method.name, name]) for method in ranked(comparison) if (method.name, name) in pairs]
+    sides = []
+    for verdict in ("better", "worse"):
+        left = [plain(m.name) for m, d in tested if d.verdict == verdict and d.p_holm < 1 - LEVEL]
+        sides.append(f"{_listed(left) if left else 'none'} {'are' if len(left) > 1 else 'is'} {verdict}")
+    return [f"Against {plain(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
 
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
