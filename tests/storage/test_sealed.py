@@ -75,8 +75,8 @@ def test_files_of_earlier_versions_have_no_digest_and_are_read(tmp_path: Path) -
 @pytest.mark.parametrize("content", ["", "[", "[1]", "3", "[" * 100_000])
 def test_what_is_no_mapping_is_one_message(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match=r"a.json: damaged"):
+    with pytest.raises(UserError, match=r"a.json is damaged"):
         read_json(tmp_path / "a.json", 1)
     (tmp_path / "a.safetensors").write_text(content)
-    with pytest.raises(UserError, match=r"a.safetensors: damaged, no safetensors"):
+    with pytest.raises(UserError, match=r"a.safetensors is damaged, no safetensors"):
         load_tensors(tmp_path / "a.safetensors", 1)

@@ -200,7 +200,7 @@ def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
     for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
         sound = (one / name).read_bytes()
         flip(one / name)
-        with pytest.raises(UserError, match=f"{name}: damaged"):
+        with pytest.raises(UserError, match=f"{name} is damaged"):
             lab.compare(more, one)
         (one / name).write_bytes((other / name).read_bytes())
         with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):

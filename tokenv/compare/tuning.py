@@ -42,7 +42,7 @@ def trials(options: CompareOptions, start: Path | None, protocol: str = "") -> l
     """
     found = []
     for method, changes in options.chosen.items():
-        own = flat({**options.common, **changes}) if options.tune else {}
+        own = flat(merge(options.common, changes)) if options.tune else {}
         keys = {key: values for key, values in options.tune.items() if key not in own}
         if not keys or not learns(options.task(method, options.tune_seeds[0]).config.agent):
             continue

@@ -42,9 +42,9 @@ def read_json(path: Path, of: Any) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: damaged, no JSON: {error}: {_ADVICE}") from None
+        raise UserError(f"{path} is damaged, no JSON: {error}: {_ADVICE}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: damaged: expected a JSON mapping: {_ADVICE}")
+        raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
     told = values.pop(DIGEST, None)
     if told is not None:
         _check(told, fingerprint(values), values.get(OF), of, path)
@@ -76,7 +76,7 @@ def load_tensors(path: Path, of: Any) -> dict[str, torch.Tensor]:
             told: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: damaged, no safetensors: {error}: {_ADVICE}") from None
+        raise UserError(f"{path} is damaged, no safetensors: {error}: {_ADVICE}") from None
     if DIGEST in told:
         _check(told[DIGEST], _digest(tensors, told.get(OF, "")), told.get(OF), of, path)
     return tensors
@@ -100,6 +100,6 @@ _ADVICE = "delete it, and what it held is measured again"
 
 def _check(told: Any, found: str, owner: Any, of: Any, whence: Path) -> None:
     if told != found:
-        raise UserError(f"{whence}: damaged: its SHA-256 is {found}, expected {told!r}: {_ADVICE}")
+        raise UserError(f"{whence} is damaged: its SHA-256 is {found}, expected {told!r}: {_ADVICE}")
     if owner != fingerprint(of):
         raise UserError(f"{whence}: of another run, or measured with other options: {_ADVICE}")
