@@ -435,12 +435,12 @@ def _read_data(options, _record):
 def nothing_works(monkeypatch):
     """Every command stops where its work would begin."""
     stubs = {
-        "tokenv.cli.train.train_and_show": _read_data,
-        "tokenv.cli.compare.show_comparison": lambda *_: {},
-        "tokenv.cli.variance.compare_estimators": lambda *_: {},
+        "tokenv.cli.train.COMMAND.work": _read_data,
+        "tokenv.cli.compare.COMMAND.work": lambda *_: {},
+        "tokenv.cli.variance.COMMAND.work": lambda *_: {},
         "tokenv.cli.bench.bench": _valid,
         "tokenv.cli.evaluate.evaluate": _valid,
-        "tokenv.cli.generate.generate": _valid,
+        "tokenv.run.stored.generate": _valid,
         "tokenv.cli.forecast.forecast": _valid,
         "sacred.Experiment.add_source_file": lambda *_: None,
     }

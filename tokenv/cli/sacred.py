@@ -148,7 +148,7 @@ class Record:
         self._run.add_artifact(path, path.name)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Command:
     """A command as a Sacred experiment.
 
