@@ -90,7 +90,9 @@ runpy.run_module("tokenv", run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--help"], ["evaluate", "-h"], ["bench", "help"], ["list"], ["--version"]], ids=" ".join
+    "arguments",
+    [["train", "--help"], ["evaluate", "-h"], ["bench", "help"], ["compare", "--help"], ["list"], ["--version"]],
+    ids=" ".join,
 )
 def test_what_is_told_loads_nothing_heavy(arguments: list[str]) -> None:
     assert loaded_by(*arguments) == "loaded: []"

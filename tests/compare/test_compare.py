@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
-from tokenv.compare.assessment import Agreement, Wishes, assessed
+from tokenv.compare.assessment import Agreement, assessed
 from tokenv.compare.compose import compared_run
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
+from tokenv.compare.wishes import Wishes
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
 
 

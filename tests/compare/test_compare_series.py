@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tokenv import keys
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess
-from tokenv.compare.assessment import Wishes, assessed
+from tokenv.compare.assessment import assessed
 from tokenv.compare.compose import compared_run, compose
 from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
+from tokenv.compare.wishes import Wishes
 from tokenv.data.series.windows import load_series
 from tokenv.run.evaluate import held_out_rollouts, sequence_losses
 from tokenv.run.stored import load_run

@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage, Wishes
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.significance import Difference, corrected
+from tokenv.compare.wishes import Wishes
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig

@@ -101,7 +101,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
         found.append("tune_seeds=[100]")
     for name, changes in settings["methods"].items():
         if "symbols" in (changes or {}).get("train", {}):
-            found.append(f"methods.{name}.train.symbols={RUN['train']['symbols']}")
+            found.append(f"methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
         if "vocabulary_size" in (changes or {}).get("agent", {}):
             found.append(f"methods.{name}.agent.vocabulary_size={VOCABULARY}")
     return found + ([f"only={only}"] if only else [])

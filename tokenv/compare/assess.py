@@ -11,7 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Passage, Wishes, assessed, keep
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Passage, assessed, keep
+from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
 from tokenv.data.corpus import Corpus, load_corpus

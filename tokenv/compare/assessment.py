@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenv.compare.wishes import Wishes
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
 from tokenv.storage.digests import DIGESTS
@@ -12,21 +13,6 @@ from tokenv.storage.sealed import read_json, write_json
 
 FILE = "assessment.json"
 VERSION = 3
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What is to be measured of a run.
-
-    Attributes:
-        passages: held-out sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
-        calibrate: whether to measure at exactly the target rate; see ``tokenv.run.calibrate``.
-    """
-
-    passages: int = 3
-    bpe_vocabulary: int = 32_000
-    calibrate: bool = False
 
 
 @dataclass(frozen=True)

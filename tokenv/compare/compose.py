@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from tokenv.compare.assess import assess
-from tokenv.compare.assessment import Wishes
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun
+from tokenv.compare.wishes import Wishes
 from tokenv.errors import UserError
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.state import RunState

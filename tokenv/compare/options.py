@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tokenv.compare.assessment import Wishes
+from tokenv.compare.wishes import Wishes
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
-from tokenv.run.parts import build_parts
 
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols")
 
@@ -183,6 +180,8 @@ class CompareOptions:
             changes = merge(changes, {"start": {"model": None, "frozen": False}})
         config = resolve(self.base, changes)
         if self.equal_passes:
+            from tokenv.compare.passes import with_equal_passes  # it takes torch, and --help reads this file
+
             config = with_equal_passes(config)
         return Task(method, config, self.wishes)
 
@@ -212,27 +211,6 @@ class CompareOptions:
             for name, changes in self.protocols.items()
         ]
         return asdict(self) | _storable(self.methods, self.tune) | {"protocols": protocols}
-
-
-def with_equal_passes(config: Config) -> Config:
-    """The same run with ``train.batch_size`` passes through the decoder in an update, however many a text takes.
-
-    Args:
-        config: of a run that would take one text for a pass.
-    """
-    train, passes = config.train, build_parts(config, torch.device("meta"), pretrained=False).passes
-    texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
-
-    def scaled(symbols: int) -> int:
-        return max(symbols * texts // train.batch_size, 1)
-
-    return replace(
-        config,
-        train=replace(
-            train, batch_size=texts, symbols=scaled(train.symbols), warmup_symbols=scaled(train.warmup_symbols)
-        ),
-        validation=replace(config.validation, every_symbols=scaled(config.validation.every_symbols)),
-    )
 
 
 def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
