@@ -114,10 +114,11 @@ def run_line(text: str) -> None:
     program, *arguments = said
     if program.removeprefix(".venv/bin/") == "tokenv":
         only = None
-        if arguments[0] == "compare" and "=" not in arguments[2]:  # test_shipped_configs runs all methods
+        of_all = arguments[0] == "compare" and "=" not in arguments[2]  # test_shipped_configs runs all methods
+        if of_all and not any(word.startswith("only=") for word in arguments):
             methods = list(shrunk.content(arguments[2])["methods"])
             only = sorted(methods, key=lambda name: not name.startswith("learned"))[:2]
-        shrunk.tokenv(shrunk.shrink(with_our_runs(arguments), only) + (["jobs=1"] if only else []))
+        shrunk.tokenv(shrunk.shrink(with_our_runs(arguments), only) + (["jobs=1"] if of_all else []))
     elif program == "python" and arguments[0] == "-c":
         exec(arguments[1], {})
     else:

@@ -101,6 +101,8 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
     only = options(tiny_settings, protocols=protocols, only_protocols="two").parts()
     assert list(only) == ["two"]
     assert list(options(tiny_settings).parts()) == [""]
+    skipping = {"one": {}, "two": {"skip": ["rloo"]}}
+    assert list(options(tiny_settings, protocols=skipping, only=["rloo"]).parts()) == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,10 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
         ({"protocols": {"a": 3}}, r"protocols\.a = 3: expected a section"),
         ({"protocols": {"a": {"seeds": []}}}, "seeds is empty"),
         ({"only_protocols": "b", "protocols": {"a": {}}}, "only_protocols names 'b', which is none: they are a"),
+        (
+            {"protocols": {"a": {"skip": "uniform"}}, "only": "uniform"},
+            "skip leaves out all of these in every protocol",
+        ),
         ({"skip": "b"}, "skip names 'b', which is no method"),
         ({"against": "b"}, "against names 'b', which is no method"),
         ({"tune": {"rate": 0.2}}, r"tune\.rate = 0\.2: expected a list of values"),

@@ -142,10 +142,10 @@ class CompareOptions:
         }
 
     def parts(self) -> dict[str, CompareOptions]:
-        """One comparison a protocol, by its name; this one under an empty name where there are none.
+        """One comparison a protocol that has methods, by its name; this one under an empty name where there are none.
 
         Raises:
-            UserError: a protocol has an unknown key or a wrong value.
+            UserError: a protocol has an unknown key or a wrong value, or none has a method to run.
         """
         if not self.protocols:
             return {"": self}
@@ -157,7 +157,11 @@ class CompareOptions:
             if not isinstance(changes, dict):
                 raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
             check_keys(changes, f"protocols.{name}", CompareOptions)
-            found[name] = make(CompareOptions, merge(values, as_lists(changes)))
+            part = make(CompareOptions, merge(values, as_lists(changes)))
+            if part.chosen:
+                found[name] = part
+        if not found:
+            raise UserError(f"only = {self.only!r}: skip leaves out all of these in every protocol; name others")
         return found
 
     def task(self, method: str, seed: int, *, start: Path | None = None, more: Mapping[str, Any] | None = None) -> Task:
