@@ -80,7 +80,7 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
 @pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
 def test_protocols_compare_some_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
-    check_protocols(name, folder, ["reinforce", "rloo", "uniform"])
+    check_protocols(name, folder, ["rloo", "uniform"])
 
 
 @pytest.mark.slow
