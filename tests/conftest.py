@@ -38,7 +38,7 @@ def tiny_settings() -> dict[str, object]:
         "train": {"symbols": 2560, "batch_size": 4, "accumulate": 2, "warmup_symbols": 512},
         "validation": {"every_symbols": 1024, "sequences": 8, "batch_size": 4},
         "checkpoint": {"every_symbols": 1024, "keep": 10},
-        "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
+        "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
     }
 
 
