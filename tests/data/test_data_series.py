@@ -133,6 +133,15 @@ def test_missing_values_are_nan(tmp_path, written):
     assert np.isnan(value_LC[:, 0]).nonzero()[0].tolist() == [3]
 
 
+def test_a_signalling_nan_of_a_binary_file_is_a_missing_value(tmp_path):
+    value_L = np.arange(90, dtype=np.float64)
+    value_L.view(np.uint64)[3] = 0x7FF0000000000001  # arithmetic with it warns, and warnings are errors here
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"target": pa.array(value_L)}), path)
+    value_LC = load_series(make_config(path, columns="target", date=None)).series[0].value_LC
+    assert np.isnan(value_LC[:, 0] - 1).nonzero()[0].tolist() == [3]
+
+
 @pytest.mark.parametrize("layout", ["2016/07/{d:02d} {h:02d}:00", "{d:02d}.07.2016 {h:02d}:00", "{i}"])
 def test_dates_come_in_several_layouts(tmp_path, layout):
     columns = table() | {"date": [layout.format(d=1 + i // 24, h=i % 24, i=i) for i in range(ROWS)]}

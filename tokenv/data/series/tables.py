@@ -165,6 +165,8 @@ def _number(value: Any, place: str, column: str) -> float:
             f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
             "it, or name the value columns in data.series.columns"
         ) from None
+    if math.isnan(number):
+        return math.nan  # a signalling NaN of a binary file would warn in every sum
     if abs(number) > LARGEST:
         raise UserError(
             f"{place}, column {column!r}: {value!r} is not finite, or too large to be squared; expected a number "
