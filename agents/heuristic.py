@@ -10,6 +10,7 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.agents.base import Agent, certain
 from tokenv.agents.memory import Memory
+from tokenv.sharing import sharers
 
 # Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
 # UTF-8 continuation bytes | the first bytes of UTF-8 characters.
@@ -127,8 +128,9 @@ class Entropy(Rule):
         """Draw all boundaries at once, K samples K times the same; in training mode, theta then learns from them."""
         drawn = super().draw(observation, noise)
         if self.training:
-            value = self._value(observation)
-            self._follow(self._compared(value, value.roll(1, -1))[observation[keys.DECISION_MASK]])
+            value, batch = self._value(observation), sharers()
+            compared = batch.gather(self._compared(value, value.roll(1, -1)))
+            self._follow(compared[batch.gather(observation[keys.DECISION_MASK])])
         return drawn
 
     @torch.no_grad()

@@ -100,7 +100,10 @@ class Part(TensorDictModuleBase, ABC):
     def relaxations(
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """R further, relaxed boundaries whose likelihoods are wanted: float [.., T, R], with a gradient."""
+        """R further, relaxed boundaries whose likelihoods are wanted: float [.., T, R], with a gradient.
+
+        What it draws, it draws with ``tokenv.sharing.uniform_like``, for its rows may be some of a batch's.
+        """
         raise NotImplementedError
 
 

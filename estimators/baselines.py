@@ -5,7 +5,7 @@ from tensordict import TensorDictBase
 
 from tokenv import keys
 from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import masked_mean, mean_of_others, mean_over, mean_over_batch
+from tokenv.estimators.statistics import any_over, masked_mean, mean_of_others, mean_over, mean_over_batch
 
 
 class BatchCentre(Part):
@@ -199,7 +199,7 @@ class MovingAverage(Part):
         baseline_T = self.mean_T / self.weight_T.where(self.weight_T > 0, 1.0)
         if self.training:
             rest = tuple(range(advantage.dim() - 1))
-            reached_T = mask.any(dim=rest) if rest else mask
+            reached_T = any_over(mask, rest)
             new_T = mean_over(advantage, mask, rest).flatten()
             share_T = torch.where(reached_T, 1 - self.decay, 0.0).to(self.mean_T.dtype)
             self.mean_T.add_(share_T * (new_T - self.mean_T))

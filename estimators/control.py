@@ -8,6 +8,7 @@ from tokenv import keys
 from tokenv.estimators.base import Part
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.surrogates import logit_loss
+from tokenv.sharing import uniform_like
 
 RELAXED_LOGITS = "relaxed_logits"  # z and z~ of every decision: float [.., T, 2]
 
@@ -58,7 +59,7 @@ class Rebar(Part):
     ) -> Tensor:
         """sigmoid(z / tau) and sigmoid(z~ / tau); the action itself where nobody decides: [.., T, 2]."""
         logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
-        fresh = torch.rand(noise.shape, device=noise.device, dtype=noise.dtype, generator=generator)
+        fresh = uniform_like(noise, generator)
         prob = logits.sigmoid()
         # Noise of exactly 0 or 1 makes z infinite, and with it the gradient of a network that reads z NaN.
         tiny = torch.finfo(noise.dtype).eps

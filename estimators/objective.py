@@ -4,12 +4,12 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.estimators.statistics import masked_mean
+from tokenv.estimators.statistics import masked_mean_share
 
 
 def mean_over_decisions(td: TensorDictBase, key: NestedKey) -> Tensor:
-    """Mean of a loss over all decisions, 0 where nobody has written it: []."""
-    return masked_mean(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
+    """Mean of a loss over all decisions, 0 where nobody has written it; of a shared batch this process's part: []."""
+    return masked_mean_share(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
 
 
 def policy_objective(td: TensorDictBase) -> Tensor:

@@ -1,7 +1,12 @@
-"""Means over the batch and over samples, in one place: here is where several processes will join their batches."""
+"""Means over the batch and over samples, in one place: here several processes that share a batch join theirs.
+
+A mean over the batch is that of the whole batch, whoever holds its rows (``tokenv.sharing``).
+"""
 
 import torch
 from torch import Tensor
+
+from tokenv.sharing import summed
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -10,14 +15,36 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     0 where nothing is.
     """
     weight = mask.to(x.dtype)
-    total = weight.sum()
-    return (x * weight).sum() / total.where(total > 0, 1.0)
+    total, count = summed((x * weight).sum(), weight.sum())
+    return total / count.where(count > 0, 1.0)
+
+
+def masked_mean_share(x: Tensor, mask: Tensor) -> Tensor:
+    """This process's part of ``masked_mean``, for losses, whose parts add up: [..], [..] -> []."""
+    weight = mask.to(x.dtype)
+    (count,) = summed(weight.sum())
+    return (x * weight).sum() / count.where(count > 0, 1.0)
+
+
+def _over_batch(x: Tensor, dim: int | tuple[int, ...]) -> bool:
+    dims = (dim,) if isinstance(dim, int) else dim
+    return any(each % x.dim() == x.dim() - 2 for each in dims)
 
 
 def mean_over(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Mean where ``mask`` is True along some dimensions, which stay with size 1. 0 where nothing is."""
     weight = mask.to(x.dtype)
-    return (x * weight).sum(dim, keepdim=True) / weight.sum(dim, keepdim=True).clamp(min=1)
+    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
+    total, count = summed(*sums) if _over_batch(x, dim) else sums
+    return total / count.clamp(min=1)
+
+
+def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """Whether ``mask`` is True anywhere along some dimensions, which vanish."""
+    if not _over_batch(mask, dim):
+        return mask.any(dim) if dim else mask
+    (count,) = summed(mask.sum(dim))
+    return count > 0
 
 
 def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:
@@ -28,8 +55,10 @@ def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:
 def mean_of_others(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Mean along ``dim`` of all but the entry itself, where ``mask`` is True; 0 where there are no others."""
     weight = mask.to(x.dtype)
-    others = (weight.sum(dim, keepdim=True) - weight).clamp(min=0)
-    return ((x * weight).sum(dim, keepdim=True) - x * weight) / others.where(others > 0, 1.0)
+    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
+    total, count = summed(*sums) if _over_batch(x, dim) else sums
+    others = (count - weight).clamp(min=0)
+    return (total - x * weight) / others.where(others > 0, 1.0)
 
 
 def conditional_noise(prob: Tensor, action: Tensor, uniform: Tensor) -> Tensor:

@@ -22,12 +22,12 @@ def named(contents):
     return [Document(f"d{number}", content) for number, content in enumerate(contents)]
 
 
-def make_stream(pieces, *, rank=0, world=1, seed=0):
+def make_stream(pieces, *, seed=0):
     """Stream over `pieces` sequences of two bytes that tell their own number."""
     content = b"".join(number.to_bytes(2, "big") for number in range(pieces))
     split = Split([Document("d", content)], [Document("v", b"vv")], (b"", b""))
     data = MemoryData(split, DataConfig(seq_len=2))
-    return TrainStream(data.blocks(seed), seq_len=2, fingerprint="f", rank=rank, world=world)
+    return TrainStream(data.blocks(seed), seq_len=2, fingerprint="f")
 
 
 def numbers(batch):
@@ -123,25 +123,28 @@ def test_an_epoch_takes_every_piece_once_and_the_next_reshuffles():
 
 
 @settings(deadline=None)
-@given(st.integers(1, 12), st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_ranks_together_take_the_unsharded_order(pieces, world, counts):
-    whole = make_stream(pieces)
-    ranks = [make_stream(pieces, rank=rank, world=world) for rank in range(world)]
-    for count in counts:
-        shares = [numbers(stream.next(count)) for stream in ranks]
-        interleaved = [shares[rank][step] for step in range(count) for rank in range(world)]
-        assert interleaved == numbers(whole.next(count * world))
-    assert all(stream.state_dict() == whole.state_dict() for stream in ranks)
+@given(st.integers(1, 12), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=6))
+def test_skipping_is_taking_and_throwing_away(pieces, steps):
+    whole, skipping = make_stream(pieces), make_stream(pieces)
+    for taken, count in steps:
+        expected = numbers(whole.next(count))
+        if taken:
+            assert numbers(skipping.next(count)) == expected
+        else:
+            skipping.skip(count)
+        assert skipping.state_dict() == whole.state_dict()
+    skipping.skip(0)
+    assert skipping.state_dict() == whole.state_dict()
 
 
 @settings(deadline=None)
-@given(st.integers(1, 12), st.integers(1, 3), st.lists(st.integers(1, 9), max_size=4), st.integers(1, 30))
-def test_resuming_anywhere_equals_never_having_stopped(pieces, world, counts, more):
-    stream = make_stream(pieces, world=world, rank=world - 1, seed=3)
+@given(st.integers(1, 12), st.lists(st.integers(1, 9), max_size=4), st.integers(1, 30))
+def test_resuming_anywhere_equals_never_having_stopped(pieces, counts, more):
+    stream = make_stream(pieces, seed=3)
     for count in counts:
         stream.next(count)
     saved = json.loads(json.dumps(stream.state_dict()))
-    resumed = make_stream(pieces, world=world, rank=world - 1, seed=0)
+    resumed = make_stream(pieces, seed=0)
     resumed.next(2)
     resumed.load_state_dict(saved)
     assert numbers(resumed.next(more)) == numbers(stream.next(more))
@@ -151,12 +154,6 @@ def test_a_state_of_another_corpus_is_refused():
     stream = make_stream(3)
     with pytest.raises(ValueError, match="corpus other, expected f: resume with"):
         stream.load_state_dict({**stream.state_dict(), "fingerprint": "other"})
-
-
-@pytest.mark.parametrize(("rank", "world"), [(-1, 1), (1, 1), (0, 0)])
-def test_a_rank_that_does_not_exist_is_refused(rank, world):
-    with pytest.raises(ValueError, match=f"rank {rank} of world {world} does not exist"):
-        make_stream(3, rank=rank, world=world)
 
 
 def test_taking_nothing_is_refused():

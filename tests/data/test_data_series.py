@@ -193,7 +193,7 @@ def test_an_epoch_takes_every_window_once_in_an_order_of_its_own(csv_file):
     assert first != corpus.train(seed=4).next(windows).origin
 
 
-def test_streams_resume_and_share(csv_file):
+def test_streams_resume_and_skip(csv_file):
     corpus = load_corpus(make_config(csv_file))
     stream = corpus.train(seed=1)
     stream.next(250)
@@ -202,12 +202,9 @@ def test_streams_resume_and_share(csv_file):
     again.load_state_dict(state)
     expected = stream.next(6)
     assert again.next(6).origin == expected.origin
-    ranks = [corpus.train(seed=1, rank=rank, world=2) for rank in range(2)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    assert [
-        name for pair in zip(*(rank.next(3).origin for rank in ranks), strict=True) for name in pair
-    ] == expected.origin
+    again.load_state_dict(state)
+    again.skip(2)
+    assert again.next(4).origin == expected.origin[2:]
     with pytest.raises(ValueError, match="the saved state is of corpus"):
         load_corpus(make_config(csv_file, context=5)).train().load_state_dict(state)
 

@@ -48,26 +48,18 @@ class Corpus:
         self.name = config.source
         self.fingerprint = data.fingerprint
 
-    def train(self, *, seed: int = 0, rank: int = 0, world: int = 1) -> TrainStream:
+    def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.
 
         Args:
             seed: Seed of the order, at least 0.
-            rank: This process among those that share the stream.
-            world: How many processes share the stream.
 
         Raises:
-            ValueError: If `seed` is negative or there is no such rank.
+            ValueError: If `seed` is negative.
         """
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected an integer of at least 0: choose one")
-        return TrainStream(
-            self._data.blocks(seed),
-            seq_len=self.seq_len,
-            fingerprint=self.fingerprint,
-            rank=rank,
-            world=world,
-        )
+        return TrainStream(self._data.blocks(seed), seq_len=self.seq_len, fingerprint=self.fingerprint)
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the validation sequences, always the same and in the same order.

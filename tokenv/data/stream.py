@@ -1,7 +1,8 @@
-"""The endless stream of training sequences: sharded over ranks and resumable at every step."""
+"""The endless stream of training sequences: resumable at every step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,56 +28,50 @@ class Blocks(Protocol):
 
 
 class TrainStream:
-    """Endless training sequences.
+    """Endless training sequences, every epoch in a new order.
 
-    All ranks walk one global order, of which rank r of W takes the sequences r, r + W, r + 2W, …: at every
-    step the ranks together take what a single rank would take with W times the count. Every epoch has a
-    new order.
+    Processes that share a run walk the same stream: each takes its own sequences and skips those of others.
 
     Attributes:
         seq_len: Symbols in a sequence.
     """
 
-    def __init__(self, blocks: Blocks, *, seq_len: int, fingerprint: str, rank: int, world: int) -> None:
-        if world < 1 or not 0 <= rank < world:
-            raise ValueError(
-                f"rank {rank} of world {world} does not exist; expected 0 <= rank < world: "
-                "pass the rank and the world size of this process"
-            )
+    def __init__(self, blocks: Blocks, *, seq_len: int, fingerprint: str) -> None:
         self.seq_len = seq_len
         self._blocks = blocks
         self._fingerprint = fingerprint
-        self._rank = rank
-        self._world = world
-        # Where all the ranks together stand in the current block.
-        self._position = 0
+        self._position = 0  # in the current block
 
     def next(self, count: int) -> SequenceBatch:
-        """Return this rank's next `count` sequences.
+        """Return the next `count` sequences.
 
         Raises:
             ValueError: If `count` is not positive.
         """
         if count < 1:
             raise ValueError(f"count is {count}; expected at least 1 sequence: ask for one or more")
-        wanted_B = self._position + self._rank + self._world * np.arange(count)
-        end = self._position + self._world * count
-        parts = []
-        while True:
+        return SequenceBatch.join([pieces.take(order_B) for pieces, order_B in self._walk(count)])
+
+    def skip(self, count: int) -> None:
+        """Go on by `count` sequences, at least 0, without taking them."""
+        for _ in self._walk(count):
+            pass
+
+    def _walk(self, count: int) -> Iterator[tuple[Cut, np.ndarray[Any, Any]]]:
+        """Go on by `count` sequences: the pieces of every block on the way, and which of them, in order."""
+        while count:
             pieces, order_P = self._blocks.current()
-            here_B = wanted_B[wanted_B < len(pieces)]
-            if len(here_B):
-                parts.append(pieces.take(order_P[here_B]))
-            if end <= len(pieces):
-                break
-            wanted_B = wanted_B[len(here_B) :] - len(pieces)
-            end -= len(pieces)
-            self._blocks.advance()
-        self._position = end
-        return SequenceBatch.join(parts)
+            if self._position == len(pieces):
+                self._blocks.advance()
+                self._position = 0
+                continue
+            here = min(count, len(pieces) - self._position)
+            yield pieces, order_P[self._position : self._position + here]
+            self._position += here
+            count -= here
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands: small, JSON-serialisable and the same on every rank."""
+        """Return where the stream stands: small and JSON-serialisable."""
         return {
             "fingerprint": self._fingerprint,
             "position": self._position,
@@ -86,8 +81,7 @@ class TrainStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at exactly the sequence after those taken when `state` was saved.
 
-        The order is the saved one, whatever seed this stream was opened with; rank and world size stay
-        this stream's own.
+        The order is the saved one, whatever seed this stream was opened with.
 
         Raises:
             UserError: If `state` is of another corpus.

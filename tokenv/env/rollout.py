@@ -19,6 +19,7 @@ from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
+from tokenv.sharing import ALONE, rows_of, sharers
 
 ONE_SAMPLE = Sampling()
 OBSERVED = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])  # of the symbol itself: part of observations
@@ -79,7 +80,8 @@ def rollout(
         noise: uniform numbers in (0, 1) that decide the actions, [B, T] or [K, B, T]; drawn where not given. 0
             forces a boundary, 1 forces none.
         length_B: symbols of each sequence where they differ; what follows is padding.
-        generator: of the noise, on the device of the sequences.
+        generator: of the noise, which is drawn where the generator is; None for torch's own, where the sequences are.
+            It draws for the whole batch, of which the sequences may be some rows (``tokenv.sharing``).
         observer: what the observations hold; None for what the agent reads.
 
     Returns:
@@ -93,16 +95,29 @@ def rollout(
     observer = (observer or Observer.of(agent)).serving(agent)
     sequences = _Sequences.of(symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
-    if noise is None:
-        samples = () if sampling.num_samples is None else (sampling.num_samples,)
-        noise = torch.rand(*samples, *decision_mask_BT.shape, device=symbol_BN.device, generator=generator)
-    if sampling.couple is not None:
-        noise = sampling.couple(noise, decision_mask_BT, generator)
+    noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
     encoding_BND = lm.encode(symbol_BN)
     at_symbols = observer.at_symbols(lm, symbol_BN, encoding_BND, sequences.position_BN, sequences.decision_mask_BN)
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
     predicted = _predict(lm, encoding_BND[:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
+
+
+def _coupled_noise(
+    decision_mask_BT: Tensor, sampling: Sampling, given: Tensor | None, generator: torch.Generator | None
+) -> Tensor:
+    """Noise given, or drawn for the whole batch, so that it does not depend on who holds which rows: [.., B, T]."""
+    device, group = decision_mask_BT.device, sharers() if given is None else ALONE
+    place = device if generator is None else generator.device
+    if given is None:
+        samples = () if sampling.num_samples is None else (sampling.num_samples,)
+        rows, steps = decision_mask_BT.shape
+        noise = torch.rand(*samples, rows * group.size, steps, device=place, generator=generator)
+    else:
+        noise = given.to(place)
+    if sampling.couple is not None:
+        noise = sampling.couple(noise, group.gather(decision_mask_BT).to(place), generator)
+    return (noise if given is not None else rows_of(noise)).to(device)
 
 
 def _decide(agent: DrawsBoundaries, decisions: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:

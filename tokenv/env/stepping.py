@@ -63,7 +63,7 @@ class TokenizationEnv(EnvBase):
         self.lm, self.observer = lm, Observer(window, early_entropy)
         self._open = source if callable(source) else None
         self.source: Source = source(int(np.random.default_rng().integers(2**31))) if callable(source) else source
-        self.generator = torch.Generator(self.device)
+        self.generator = torch.Generator()  # on the CPU, so that noise does not depend on the device
         length = self.source.seq_len
         self._decoder = Decoder(lm, batch_size, length)
         self._symbol_BN = torch.zeros(

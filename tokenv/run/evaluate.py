@@ -1,7 +1,8 @@
 """How well a model predicts held-out sequences, and where its boundaries fall."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tokenv.data.pieces import SequenceBatch
 from tokenv.env.rollout import rollout
 from tokenv.lm.codecs.base import Codec
 from tokenv.run.parts import Parts
+from tokenv.run.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,35 @@ def shifted(noise: Tensor, logit_bias: float) -> Tensor:
     return torch.sigmoid(torch.logit(noise) - logit_bias)
 
 
+class _Draws:
+    """Rolls out one batch after the other with successive noise; see ``evaluating``."""
+
+    def __init__(self, parts: Parts, seed: int, threshold: bool, logit_bias: float) -> None:
+        self._parts, self._threshold, self._logit_bias = parts, threshold, logit_bias
+        self._device = parts.lm.head.weight.device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+
+    @torch.no_grad()
+    def __call__(self, symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
+        """A rollout of symbols [B, N, ..] on the model's device; their lengths [B], where they differ."""
+        noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
+        return rollout(self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B)
+
+    def pass_over(self, symbol_BN: Tensor) -> None:
+        """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
+        self._noise(symbol_BN)
+
+    def _noise(self, symbol_BN: Tensor) -> Tensor:
+        shape = symbol_BN.shape[0], symbol_BN.shape[1] - 1
+        if self._threshold:
+            noise = torch.full(shape, 0.5, device=self._device)
+        else:
+            noise = torch.rand(*shape, device=self._device, generator=self._generator)
+        return shifted(noise, self._logit_bias) if self._threshold or self._logit_bias else noise
+
+
 @contextmanager
-def evaluating(
-    parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
-) -> Iterator[Callable[..., TensorDictBase]]:
+def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0) -> Iterator[_Draws]:
     """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
 
     Args:
@@ -96,24 +123,10 @@ def evaluating(
     Yields:
         A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
     """
-    device = parts.lm.head.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
-
-    @torch.no_grad()
-    def draw(symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
-        symbol_BN = symbol_BN.to(device)
-        noise = None
-        if threshold or logit_bias:
-            shape = (symbol_BN.shape[0], symbol_BN.shape[1] - 1)
-            even = torch.full(shape, 0.5, device=device)
-            noise = even if threshold else torch.rand(*shape, device=device, generator=generator)
-            noise = shifted(noise, logit_bias)
-        return rollout(parts.lm, parts.agent, symbol_BN, noise=noise, length_B=length_B, generator=generator)
-
     was_training = parts.lm.training
     parts.train(False)
     try:
-        yield draw
+        yield _Draws(parts, seed, threshold, logit_bias)
     finally:
         parts.train(was_training)
 
@@ -127,16 +140,25 @@ def held_out_rollouts(
     threshold: bool = False,
     logit_bias: float = 0.0,
     progress: bool = False,
+    turn: tuple[int, int] = (0, 1),
 ) -> Iterator[TensorDictBase]:
     """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate``.
+
+    With a ``turn`` (r, W) only every W-th batch, from the r-th on, each as it is among all.
 
     Yields:
         Rollouts of batch size [B, T] without gradients, in the sequences' order.
     """
+    rank, world = turn
     starts = range(0, len(batch), batch_size)
     with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
-        for start in tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress):
-            yield draw(batch.symbol_BN[start : start + batch_size])
+        bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress)
+        for number, start in enumerate(bar):
+            some = batch.symbol_BN[start : start + batch_size]
+            if number % world == rank:
+                yield draw(some)
+            else:
+                draw.pass_over(some)
 
 
 def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
@@ -192,6 +214,7 @@ def evaluate(
     logit_bias: float = 0.0,
     tolerance: int = 0,
     progress: bool = False,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Score held-out sequences.
 
@@ -204,17 +227,20 @@ def evaluate(
         logit_bias: see ``evaluating``.
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
+        ranks: processes that hold the same model and do this together, each some of the batches; None for one alone.
     """
-    codec = parts.lm.codec
+    codec, ranks = parts.lm.codec, ranks or Ranks()
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
-    rollouts = held_out_rollouts(parts, batch, batch_size=batch_size, progress=progress, **how)
-    whole = joined(
-        [
-            sequence_sums(td, codec)
-            | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
-            for td in rollouts
-        ]
+    rollouts = held_out_rollouts(
+        parts, batch, batch_size=batch_size, progress=progress, turn=(ranks.rank, ranks.size), **how
     )
+    mine = [
+        sequence_sums(td, codec)
+        | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
+        for td in rollouts
+    ]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.objects(mine)))
+    whole = joined([columns for columns in in_turn if columns is not None])
     action_BT = whole["action"]
     late_B, early_B = sequence_losses(whole)
     scores = {}

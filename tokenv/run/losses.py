@@ -7,22 +7,38 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.config.schema import LossConfig
 from tokenv.estimators.objective import mean_over_decisions
-from tokenv.estimators.statistics import masked_mean
+from tokenv.estimators.statistics import masked_mean, masked_mean_share
 from tokenv.lm.codecs.base import Codec
 from tokenv.run.parts import Parts
+from tokenv.sharing import sharers, summed
 
 
 def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
-    """Mean over all that has a likelihood: symbols, or those values of a series that count; [..] -> []."""
+    """Mean over all that has a likelihood: symbols, or those values of a series that count; [..] -> [].
+
+    Of a shared batch, this process's part.
+    """
     log_likelihood, counted = td[key], codec.counted(td["next", keys.SYMBOL])
     if counted is None:
-        return log_likelihood.mean() if weight is None else masked_mean(log_likelihood, weight)
+        return _mean_share(log_likelihood) if weight is None else masked_mean_share(log_likelihood, weight)
     values = counted if weight is None else counted * weight
-    return (log_likelihood if weight is None else log_likelihood * weight).sum() / values.sum().clamp(min=1)
+    return _ratio_share(log_likelihood if weight is None else log_likelihood * weight, values)
+
+
+def _mean_share(x: Tensor) -> Tensor:
+    return x.mean() / sharers().size
+
+
+def _ratio_share(total: Tensor, count: Tensor) -> Tensor:
+    (of_all,) = summed(count.sum())
+    return total.sum() / of_all.clamp(min=1)
 
 
 def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
-    """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision."""
+    """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision.
+
+    Of a shared batch, this process's parts, which add up to the losses; so do their gradients.
+    """
     if parts.estimator is not None:
         td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
     if parts.rate_target is not None:
@@ -33,7 +49,7 @@ def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
         "early": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec),
     }
     if keys.LOG_LIKELIHOOD_DIRECT in td:
-        losses["direct"] = -td[keys.LOG_LIKELIHOOD_DIRECT].sum() / td[keys.DIRECT_COUNT].sum().clamp(min=1)
+        losses["direct"] = -_ratio_share(td[keys.LOG_LIKELIHOOD_DIRECT], td[keys.DIRECT_COUNT])
     return losses | {
         "policy": mean_over_decisions(td, keys.LOSS_POLICY),
         "rate": mean_over_decisions(td, keys.LOSS_RATE),
@@ -52,18 +68,26 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec) -> dict[str, Tensor]:
-    """What a rollout says about the model and the policy."""
+    """What a rollout says about the model and the policy; of a shared batch, what the whole batch does.
+
+    Args:
+        td: the rollout.
+        losses: of the whole batch.
+        codec: of the model.
+    """
     decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
+    drawn_B = sharers().gather(td[keys.ACTION].sum(-1), -1)
+    rate, mean_reward = summed(_mean_share(td[keys.ACTION].float()), _mean_share(reward))
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
         f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
-        "boundary_rate": td[keys.ACTION].float().mean(),
+        "boundary_rate": rate,
         "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
         "entropy": masked_mean(td[keys.ENTROPY], decided),
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
-        "reward_mean": reward.mean(),
-        "reward_std": reward.std(),
-        "tokens": td[keys.ACTION].sum(-1).max() * td.shape[-2],  # of one sample, as padded
+        "reward_mean": mean_reward,
+        "reward_std": sharers().gather(reward, -2).std(),
+        "tokens": drawn_B.max() * drawn_B.shape[-1],  # of one sample, as padded
     }
     if "direct" in losses:
         metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit

@@ -73,6 +73,12 @@ class Parts:
         )
 
     @property
+    def remembers(self) -> bool:
+        """Whether agent or estimator learn something of every pass that the next one reads, other than by descent."""
+        learning = [each for part in (self.agent, self.estimator) if part is not None for each in part.modules()]
+        return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in learning)
+
+    @property
     def modules(self) -> dict[str, torch.nn.Module]:
         """What has parameters or buffers, by the name that theirs begin with."""
         named: dict[str, torch.nn.Module | None] = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}

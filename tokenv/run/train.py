@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tqdm import tqdm
 
 from tokenv.config.schema import Config
@@ -15,12 +16,24 @@ from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
-from tokenv.run.hardware import prepare, resolve_device
+from tokenv.run.hardware import prepare
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
 from tokenv.run.progress import ProgressFile
+from tokenv.run.ranks import Ranks
+from tokenv.run.slots import OwnSequences, Slots
 from tokenv.run.state import History, Log, RunState
-from tokenv.run.update import accumulate, backward, descend, grad_norm, learning_rate, make_optimizer, replays
+from tokenv.run.update import (
+    accumulate,
+    backward,
+    descend,
+    grad_norm,
+    learning_rate,
+    make_optimizer,
+    pass_seed,
+    replays,
+)
+from tokenv.sharing import LostRankError, sharing
 from tokenv.storage import checkpoints
 
 
@@ -35,15 +48,17 @@ def train(
     *,
     resume: checkpoints.Checkpoint | None = None,
     progress: bool = False,
+    ranks: Ranks | None = None,
 ) -> tuple[Evaluation, History]:
     """Train a language model that draws its own token boundaries.
 
     Args:
         config: the run, complete and checked.
-        folder: for checkpoints, and for ``progress.json``.
+        folder: for checkpoints, and for ``progress.json``; the first rank alone writes there.
         log: called with a metric's name, its value and the training symbols so far.
         resume: go on from here; everything but the clock is then as if the run had never stopped.
         progress: show bars.
+        ranks: the processes that train this run together, each of which calls this; None for one alone.
 
     Returns:
         The last validation, and all metrics by name: training symbols and values.
@@ -51,19 +66,30 @@ def train(
     Raises:
         NotFiniteError: the loss is infinite or NaN.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the step was finished and saved.
+        LostRankError: another process has ended, or does not answer.
         ValueError: the configuration does not fit the data or the machine.
     """
+    try:
+        return _train(config, folder, log, resume, progress, ranks or Ranks())
+    except LostRankError as error:
+        raise LostRankError(f"{error}; {_last_good(folder)}") from error
+
+
+def _train(
+    config: Config, folder: Path, log: Log, resume: checkpoints.Checkpoint | None, progress: bool, ranks: Ranks
+) -> tuple[Evaluation, History]:
     prepare(config.hardware)
-    device = resolve_device(config.hardware.device)
-    parts = build_parts(config, device, pretrained=resume is None)
+    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None)
+    slots = Slots.of(config.train, ranks.rank, ranks.size, together=parts.remembers)
     unit = parts.lm.codec.unit
     corpus = load_corpus(config.data, progress=progress)
     wanted = config.validation
     held_out, own = corpus.validation(wanted.sequences), None
     if wanted.calibrate:
         held_out, own = split_for_calibration(corpus, wanted.sequences)
+    ranks.check_same({"the data's fingerprint": corpus.fingerprint})
     stream = corpus.train(seed=config.seed)
-    env = TokenizationEnv(parts.lm, stream, config.train.batch_size, window=parts.agent.window)
+    env = TokenizationEnv(parts.lm, OwnSequences(stream, slots), len(slots.rows), window=parts.agent.window)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
     passes, policy = parts.passes, policy_flops(parts.agent)
@@ -73,6 +99,8 @@ def train(
         state = RunState.restore(resume, parts, optimizer, stream)
         state.config = config.as_dict()
         state.replay(log)
+    ranks.start_alike(parts.modules.values())
+    sharers = ranks.sharers(slots)
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(
@@ -83,21 +111,31 @@ def train(
         desc="training",
         disable=not progress,
     )
-    told = ProgressFile(folder, config.train.symbols)
+    told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
+
+    def save() -> None:
+        if ranks.is_first:
+            checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
+
+    def one_pass(number: int) -> TensorDictBase:
+        env.set_seed(pass_seed(config.seed, state.step, number))
+        return env.one_pass(parts.agent, parts.sampling)
+
     parts.train()
     with bar, Interruptible() as interrupt:
         if state.symbols >= config.train.symbols:  # resumed at its end: it was killed before it had told what came out
-            checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
+            save()
         while state.symbols < config.train.symbols:
             started = time.perf_counter()
             rate = learning_rate(config.train, state.symbols + per_step)
             for group in optimizer.param_groups:
                 group["lr"] = group["share"] * rate
 
-            # The noise of a step depends on nothing but the seed and the step.
-            env.set_seed((config.seed * 2_147_483_629 + state.step) % 2**62)
-            fresh = (env.one_pass(parts.agent, parts.sampling) for _ in range(config.train.accumulate))
-            sums, rollouts = accumulate(fresh, parts, config.loss, passes=config.train.accumulate)
+            with sharing(sharers):
+                fresh = (one_pass(number) for number in slots.passes)
+                sums, rollouts = accumulate(fresh, parts, config.loss, passes=config.train.accumulate)
+            ranks.add_up_gradients(parameters.values())
+            sums = ranks.add_up_metrics(sums, slots)
             sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
             sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
             metrics = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True))
@@ -105,8 +143,10 @@ def train(
                 raise NotFiniteError(_not_finite(state.step, metrics, env.origin, folder))
             descend(optimizer, parameters, config.train.clip)
             for again in replays(parts, rollouts):
-                for td in again:
-                    backward(td, parts, config.loss, passes=config.train.accumulate)
+                with sharing(sharers):
+                    for td in again:
+                        backward(td, parts, config.loss, passes=config.train.accumulate)
+                ranks.add_up_gradients(parameters.values())
                 descend(optimizer, parameters, config.train.clip)
 
             state.step, state.symbols = state.step + 1, state.symbols + per_step
@@ -116,28 +156,31 @@ def train(
             metrics["symbols_per_second"] = per_step / (time.perf_counter() - started)
             state.record("train", metrics, log)
             bar.update(per_step)
-            told.update(state.symbols)
+            if told is not None:
+                told.update(state.symbols)
             bar.set_postfix_str(
                 f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
                 f"entropy {metrics['entropy']:.3f}"
             )
 
-            finished = state.symbols >= config.train.symbols
+            finished, stopping = state.symbols >= config.train.symbols, ranks.any(interrupt.requested)
             if finished or _passed(wanted.every_symbols, state.symbols, per_step):
                 how: dict[str, Any] = {
                     "batch_size": wanted.batch_size,
                     "tolerance": config.data.tolerance,
                     "progress": progress,
+                    "ranks": ranks,
                 }
                 state.validation = evaluate(parts, held_out, **how)
                 state.record("validation", state.validation.metrics(), log)
                 if own is not None:
-                    bias = calibrate(parts, own, config.rate, batch_size=wanted.batch_size)
+                    bias = calibrate(parts, own, config.rate, batch_size=wanted.batch_size) if ranks.is_first else None
+                    bias = ranks.told(bias)
                     at_rate = evaluate(parts, held_out, logit_bias=bias or 0.0, **how)
                     state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
-            if finished or interrupt.requested or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
-                checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
-            if interrupt.requested and not finished:
+            if finished or stopping or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
+                save()
+            if stopping and not finished:
                 interrupt.stop()
     assert state.validation is not None
     return state.validation, state.history
@@ -148,11 +191,14 @@ def _passed(every: int, seen: int, per_step: int) -> bool:
     return seen // every > (seen - per_step) // every
 
 
-def _not_finite(step: int, metrics: dict[str, float], origin: list[str], folder: Path) -> str:
+def _last_good(folder: Path) -> str:
     found = checkpoints.complete(folder)
-    good = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+    return f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+
+
+def _not_finite(step: int, metrics: dict[str, float], origin: list[str], folder: Path) -> str:
     odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
     return (
-        f"step {step}: {odd}; {good}. The last sequences were {', '.join(origin[:4])}, ... "
+        f"step {step}: {odd}; {_last_good(folder)}. The last sequences were {', '.join(origin[:4])}, ... "
         "Try a lower train.learning_rate, a longer train.warmup_symbols or hardware.precision=float32"
     )

@@ -12,6 +12,7 @@ from tokenv.config.schema import LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.run.parts import Parts
+from tokenv.sharing import summed
 
 
 def learning_rate(config: TrainConfig, seen: int) -> float:
@@ -27,6 +28,11 @@ def learning_rate(config: TrainConfig, seen: int) -> float:
     done = min((seen - config.warmup) / (config.symbols - config.warmup), 1.0)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def pass_seed(seed: int, step: int, number: int) -> int:
+    """The seed of a pass's noise, which depends on nothing but the run's seed, the step and the pass's number in it."""
+    return (seed * 2_147_483_629 + number * 998_244_353 + step) % 2**62
 
 
 def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
@@ -48,11 +54,11 @@ def backward(td: TensorDictBase, parts: Parts, weights: LossConfig, *, passes: i
     """Add the gradients of one of an update's ``passes`` rollouts to the parameters'.
 
     Returns:
-        The rollout's losses.
+        The rollout's losses; of a shared batch, the whole batch's.
     """
     losses = compute_losses(td, parts)
     (total_loss(losses, weights) / passes).backward()
-    return losses
+    return dict(zip(losses, summed(*(loss.detach() for loss in losses.values())), strict=True))
 
 
 def accumulate(
