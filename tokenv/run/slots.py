@@ -41,7 +41,7 @@ class Slots:
             raise UserError(
                 f"{self.world} processes cannot share the {slots} sequences of an update evenly (train.accumulate = "
                 f"{self.accumulate}, train.batch_size = {self.batch_size}): expected a number that divides {slots}, "
-                f"such as {_divisor(slots, self.world)}: change torchrun's --nproc-per-node or --nnodes, or train.batch_size"
+                f"such as {_divisor(slots, self.world)}: change torchrun's --nproc-per-node, or train.batch_size"
             )
         if self.together and self.batch_size % self.world:
             raise UserError(
