@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tokenv.config.schema import TrainConfig
 from tokenv.errors import UserError
 from tokenv.run.hardware import resolve_device
 from tokenv.run.slots import Slots
@@ -77,8 +78,20 @@ class Ranks:
             )
         return torch.device("cuda", self.local)
 
-    def sharers(self, slots: Slots) -> Group:
-        """Who shares this rank's passes; all ranks must ask together."""
+    def team(self, config: TrainConfig, *, together: bool) -> Team:
+        """How an update is shared out; all ranks must ask together.
+
+        Args:
+            config: how many passes and sequences an update has.
+            together: whether all ranks share every pass.
+
+        Raises:
+            UserError: it cannot be shared out among so many.
+        """
+        slots = Slots.of(config, self.rank, self.size, together=together)
+        return Team(self, slots, self._sharers(slots))
+
+    def _sharers(self, slots: Slots) -> Group:
         if slots.members == 1:
             return ALONE
         mine = None
@@ -114,14 +127,6 @@ class Ranks:
             for gradient, piece in zip(bucket, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
 
-    def add_up_metrics(self, sums: Mapping[str, Tensor], slots: Slots) -> dict[str, Tensor]:
-        """Sum what was added up over each rank's passes; of those who share a pass, the first tells of it."""
-        if self.size == 1:
-            return dict(sums)
-        own = torch.stack([value.double() for value in sums.values()])
-        total = self.world.add_up(own if slots.rows.start == 0 else torch.zeros_like(own))
-        return dict(zip(sums, total.unbind(), strict=True))
-
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
         return bool(self.control.add_up(torch.tensor(int(flag))))
@@ -148,6 +153,29 @@ class Ranks:
                         f"rank 0 has {name} = {one!r}, and rank {rank} has {other!r}: expected the same of all "
                         "processes of a run: start all with the same command line, code and data"
                     )
+
+
+@dataclass(frozen=True)
+class Team:
+    """How a run's processes share out its updates.
+
+    Attributes:
+        ranks: the processes.
+        slots: this one's sequences of every update.
+        sharers: who shares its passes with it.
+    """
+
+    ranks: Ranks
+    slots: Slots
+    sharers: Group
+
+    def add_up_metrics(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sum what was added up over each rank's passes; of those who share a pass, the first tells of it."""
+        if self.ranks.size == 1:
+            return dict(sums)
+        own = torch.stack([value.double() for value in sums.values()])
+        total = self.ranks.world.add_up(own if self.sharers.rank == 0 else torch.zeros_like(own))
+        return dict(zip(sums, total.unbind(), strict=True))
 
 
 @contextmanager

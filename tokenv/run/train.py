@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from tqdm import tqdm
 
@@ -21,19 +20,10 @@ from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import build_parts
 from tokenv.run.progress import ProgressFile
 from tokenv.run.ranks import Ranks
-from tokenv.run.slots import OwnSequences, Slots
+from tokenv.run.slots import OwnSequences
 from tokenv.run.state import History, Log, RunState
-from tokenv.run.update import (
-    accumulate,
-    backward,
-    descend,
-    grad_norm,
-    learning_rate,
-    make_optimizer,
-    pass_seed,
-    replays,
-)
-from tokenv.sharing import LostRankError, sharing
+from tokenv.run.update import accumulate, descend, descend_further, learning_rate, make_optimizer, pass_seed
+from tokenv.sharing import LostRankError
 from tokenv.storage import checkpoints
 
 
@@ -80,7 +70,7 @@ def _train(
 ) -> tuple[Evaluation, History]:
     prepare(config.hardware)
     parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None)
-    slots = Slots.of(config.train, ranks.rank, ranks.size, together=parts.remembers)
+    team = ranks.team(config.train, together=parts.remembers)
     unit = parts.lm.codec.unit
     corpus = load_corpus(config.data, progress=progress)
     wanted = config.validation
@@ -89,7 +79,7 @@ def _train(
         held_out, own = split_for_calibration(corpus, wanted.sequences)
     ranks.check_same({"the data's fingerprint": corpus.fingerprint})
     stream = corpus.train(seed=config.seed)
-    env = TokenizationEnv(parts.lm, OwnSequences(stream, slots), len(slots.rows), window=parts.agent.window)
+    env = TokenizationEnv(parts.lm, OwnSequences(stream, team.slots), len(team.slots.rows), window=parts.agent.window)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
     passes, policy = parts.passes, policy_flops(parts.agent)
@@ -100,7 +90,6 @@ def _train(
         state.config = config.as_dict()
         state.replay(log)
     ranks.start_alike(parts.modules.values())
-    sharers = ranks.sharers(slots)
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(
@@ -131,23 +120,11 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = group["share"] * rate
 
-            with sharing(sharers):
-                fresh = (one_pass(number) for number in slots.passes)
-                sums, rollouts = accumulate(fresh, parts, config.loss, passes=config.train.accumulate)
-            ranks.add_up_gradients(parameters.values())
-            sums = ranks.add_up_metrics(sums, slots)
-            sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
-            sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
-            metrics = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True))
+            metrics, rollouts = accumulate(one_pass, parts, config.loss, team)
             if not math.isfinite(metrics[unit] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
                 raise NotFiniteError(_not_finite(state.step, metrics, env.origin, folder))
             descend(optimizer, parameters, config.train.clip)
-            for again in replays(parts, rollouts):
-                with sharing(sharers):
-                    for td in again:
-                        backward(td, parts, config.loss, passes=config.train.accumulate)
-                ranks.add_up_gradients(parameters.values())
-                descend(optimizer, parameters, config.train.clip)
+            descend_further(optimizer, rollouts, parts, config, team)
 
             state.step, state.symbols = state.step + 1, state.symbols + per_step
             tokens = int(metrics.pop("tokens"))
@@ -163,7 +140,7 @@ def _train(
                 f"entropy {metrics['entropy']:.3f}"
             )
 
-            finished, stopping = state.symbols >= config.train.symbols, ranks.any(interrupt.requested)
+            finished = state.symbols >= config.train.symbols
             if finished or _passed(wanted.every_symbols, state.symbols, per_step):
                 how: dict[str, Any] = {
                     "batch_size": wanted.batch_size,
@@ -178,6 +155,7 @@ def _train(
                     bias = ranks.told(bias)
                     at_rate = evaluate(parts, held_out, logit_bias=bias or 0.0, **how)
                     state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
+            stopping = ranks.any(interrupt.requested)
             if finished or stopping or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
                 save()
             if stopping and not finished:

@@ -1,18 +1,19 @@
 """One update: a rollout's gradients, and a step along them."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.config.schema import LossConfig, TrainConfig
+from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.run.parts import Parts
-from tokenv.sharing import summed
+from tokenv.run.ranks import Team
+from tokenv.sharing import sharing, summed
 
 
 def learning_rate(config: TrainConfig, seen: int) -> float:
@@ -62,22 +63,49 @@ def backward(td: TensorDictBase, parts: Parts, weights: LossConfig, *, passes: i
 
 
 def accumulate(
-    rollouts: Iterable[TensorDictBase], parts: Parts, weights: LossConfig, *, passes: int
-) -> tuple[dict[str, Tensor], list[TensorDictBase]]:
-    """Add up the gradients of an update.
+    one_pass: Callable[[int], TensorDictBase], parts: Parts, weights: LossConfig, team: Team
+) -> tuple[dict[str, float], list[TensorDictBase]]:
+    """Add up the gradients of an update, over its passes and over all who make them.
+
+    Args:
+        one_pass: from a pass's number to its rollout.
+        parts: the model and who learns.
+        weights: of the losses.
+        team: which passes are ours.
 
     Returns:
-        Metrics, averaged over the rollouts (tokens summed), and the rollouts, detached, if they are used again.
+        Metrics, averaged over the update's rollouts (tokens summed), and our own rollouts, detached, if they are used
+        again.
     """
     sums: dict[str, Tensor] = {}
-    kept = []
-    for td in rollouts:
-        losses = backward(td, parts, weights, passes=passes)
-        for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
-            sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
-        if parts.num_epochs > 1 or parts.head_epochs:
-            kept.append(td.detach())
-    return sums, kept
+    kept, passes = [], team.slots.accumulate
+    with sharing(team.sharers):
+        for number in team.slots.passes:
+            td = one_pass(number)
+            losses = backward(td, parts, weights, passes=passes)
+            for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
+                sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
+            if parts.num_epochs > 1 or parts.head_epochs:
+                kept.append(td.detach())
+    parameters = parts.named_parameters()
+    team.ranks.add_up_gradients(parameters.values())
+    sums = team.add_up_metrics(sums)
+    sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
+    sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
+    return dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)), kept
+
+
+def descend_further(
+    optimizer: torch.optim.Optimizer, rollouts: Sequence[TensorDictBase], parts: Parts, config: Config, team: Team
+) -> None:
+    """Make an update's further steps, where the estimator asks for some, on rollouts that ``accumulate`` gave."""
+    parameters = parts.named_parameters()
+    for again in replays(parts, rollouts):
+        with sharing(team.sharers):
+            for td in again:
+                backward(td, parts, config.loss, passes=team.slots.accumulate)
+        team.ranks.add_up_gradients(parameters.values())
+        descend(optimizer, parameters, config.train.clip)
 
 
 def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[Iterator[TensorDictBase]]:

@@ -1,0 +1,118 @@
+"""Several processes that make the same updates, and what each of them found."""
+
+import contextlib
+import os
+import pickle
+import socket
+import traceback
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokenv.config.files import resolve
+from tokenv.data.corpus import load_corpus
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.run.parts import build_parts
+from tokenv.run.ranks import joined
+from tokenv.run.slots import OwnSequences
+from tokenv.run.update import accumulate, descend, descend_further, make_optimizer, pass_seed
+
+
+def in_processes(count, function, folder, *arguments):
+    """What ``function(ranks, *arguments)`` gave in each of ``count`` processes; or what ended it, as text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn = get_context("spawn")
+    processes = [
+        spawn.Process(target=_in_process, args=(rank, count, port, function, folder, arguments))
+        for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode is not None, "hangs"
+    return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(count)]
+
+
+def _in_process(rank, count, port, function, folder, arguments):
+    torch.set_num_threads(1)
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    with open(folder / f"{rank}.err", "w") as errors, contextlib.redirect_stderr(errors):
+        try:
+            with joined() as ranks:
+                found = function(ranks, *arguments)
+        except BaseException as error:
+            found = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    (folder / f"{rank}").write_bytes(pickle.dumps(found))
+
+
+def updates(ranks, settings, *, steps=3, ragged=False):
+    """Some updates by the functions that the training loop makes them of, in float64: metrics, gradients, parameters."""
+    config = resolve([], settings)
+    parts = build_parts(config)
+    if parts.estimator is not None:
+        parts.estimator.double()
+    for parameter in parts.agent.parameters():
+        parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
+    team = ranks.team(config.train, together=parts.remembers)
+    source = OwnSequences(load_corpus(config.data).train(seed=config.seed), team.slots)
+    env = TokenizationEnv(parts.lm, source, len(team.slots.rows), window=parts.agent.window)
+    parameters = parts.named_parameters()
+    optimizer = make_optimizer(config.train, parameters)
+    parts.train()
+    found = []
+    for step in range(steps):
+
+        def one_pass(number, step=step):
+            env.set_seed(pass_seed(config.seed, step, number))
+            length_B = None
+            if ragged:
+                lengths = np.random.default_rng([step, number]).integers(5, 33, config.train.batch_size)
+                length_B = torch.from_numpy(lengths)[team.slots.rows.start : team.slots.rows.stop]
+            return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
+
+        metrics, rollouts = accumulate(one_pass, parts, config.loss, team)
+        gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+        descend(optimizer, parameters, config.train.clip)
+        descend_further(optimizer, rollouts, parts, config, team)
+        found.append((metrics, gradients))
+    return found, {name: tensor.detach().clone() for name, tensor in parts.state_dict().items()}
+
+
+def all_updates(ranks, cases):
+    """Of every case, by name, what ``updates`` finds."""
+    return {name: updates(ranks, settings, **how) for name, (settings, how) in cases.items()}
+
+
+def largest_difference(one, other):
+    """Of two answers of ``updates``: in metrics, in gradients, and in what the model is in the end."""
+    (steps, state), (other_steps, other_state) = one, other
+    assert len(steps) == len(other_steps)
+    worst = {"metrics": 0.0, "gradients": 0.0, "state": 0.0}
+    for (metrics, gradients), (other_metrics, other_gradients) in zip(steps, other_steps, strict=True):
+        assert metrics.keys() == other_metrics.keys()
+        assert gradients.keys() == other_gradients.keys()
+        worst["metrics"] = max([worst["metrics"], *(abs(metrics[n] - other_metrics[n]) for n in metrics)])
+        differences = ((gradients[n] - other_gradients[n]).abs().max().item() for n in gradients)
+        worst["gradients"] = max(worst["gradients"], *differences)
+    assert state.keys() == other_state.keys()
+    both = [(state[name], other_state[name]) for name in state if state[name].numel()]
+    worst["state"] = max((a.double() - b.double()).abs().max().item() for a, b in both)
+    return worst
+
+
+def write_series(path: Path) -> None:
+    """Two channels with gaps, of which some are long."""
+    generator = np.random.default_rng(0)
+    value_LC = generator.normal(size=(600, 2)).cumsum(0)
+    value_LC[generator.random(value_LC.shape) < 0.2] = np.nan
+    value_LC[100:140, 1] = np.nan
+    rows = [",".join("" if np.isnan(x) else f"{x:.6f}" for x in row) for row in value_LC]
+    path.write_text("\n".join(["a,b", *rows]) + "\n")
