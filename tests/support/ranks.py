@@ -54,7 +54,7 @@ def _in_process(rank, count, port, function, folder, arguments):
 
 
 def updates(ranks, settings, *, steps=3, ragged=False):
-    """Some updates by the functions that the training loop makes them of, in float64: metrics, gradients, parameters."""
+    """Some updates, by the functions that the training loop makes them of: metrics, gradients, and the end's state."""
     config = resolve([], settings)
     parts = build_parts(config)
     if parts.estimator is not None:

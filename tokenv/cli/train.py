@@ -6,6 +6,8 @@ import errno
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from tokenv import keys
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record, complete_record
+from tokenv.cli.together import run_together
 from tokenv.cli.told import Heartbeat, start_line
 from tokenv.config.convert import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
@@ -27,7 +30,9 @@ from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.passages import passage_of, show, write_page
+from tokenv.run.ranks import Ranks, joined
 from tokenv.run.report import draw_curves, draw_patches
+from tokenv.run.slots import Slots
 from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
@@ -38,8 +43,13 @@ from tokenv.storage import checkpoints
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
 
 
-def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
+def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) -> TrainOptions:
     """Options from configurations, or a run to go on with, and the command line.
+
+    Args:
+        names: of configurations.
+        updates: to them.
+        world: processes that train together.
 
     Raises:
         UserError: an unknown key or value, or one that may not change when a run is resumed.
@@ -48,7 +58,7 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
     resume = take_own(TrainOptions, updates).get("resume")
     if resume is None:
         config = resolve(names, updates)
-        check_parts(config)
+        check_parts(config, world)
         return TrainOptions(config)
     path, base = stored_config("resume", str(resume), names)
     check_keys(updates, COMMAND_LINE, Config)
@@ -59,12 +69,14 @@ def resolve_training(names: list[str], updates: dict[str, Any]) -> TrainOptions:
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     config = resolve([], updates, base=base)
-    check_checkpoint(checkpoints.load(path), build_parts(config, torch.device("meta")))
+    parts = build_parts(config, torch.device("meta"))
+    Slots.of(config.train, world=world, together=parts.remembers)
+    check_checkpoint(checkpoints.load(path), parts)
     return TrainOptions(config, str(path))
 
 
-def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
-    """Train, then store and show what came out."""
+def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
+    """Train, then store and show what came out; as the first of several ranks, if there are some."""
     config, folder, bars = options.config, record.folder, sys.stderr.isatty()
     parts = build_parts(config, torch.device("meta"))
     console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
@@ -81,7 +93,7 @@ def train_and_show(options: TrainOptions, record: Record) -> dict[str, Any]:
             each(name, value, symbols)
 
     try:
-        last, history = train(config, keep / "checkpoints", log, resume=resume, progress=bars)
+        last, history = train(config, keep / "checkpoints", log, resume=resume, progress=bars, ranks=ranks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
     except OSError as error:
@@ -189,4 +201,19 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
 
 
 COMMAND = Command("train", resolve_training, train_and_show, stored=True, instead=show_again)
-run = COMMAND.run
+
+
+def run(arguments: list[str]) -> Any:
+    """Run the command, as one of the processes that torchrun started where it did.
+
+    Args:
+        arguments: what follows its name on the command line.
+
+    Returns:
+        What came out, on the first rank.
+    """
+    with joined() as ranks:
+        if ranks.size == 1:
+            return COMMAND.run(arguments)
+        shared = partial(resolve_training, world=ranks.size), partial(train_and_show, ranks=ranks)
+        return run_together(replace(COMMAND, resolve=shared[0], work=shared[1]), arguments, ranks)

@@ -20,6 +20,7 @@ from tokenv.lm.unet import UNet
 from tokenv.run.build import build_agent, build_codec, load_lm
 from tokenv.run.hardware import resolve_device, resolve_precision
 from tokenv.run.memory import check_training, recomputes
+from tokenv.run.slots import Slots
 
 
 @dataclass
@@ -75,8 +76,7 @@ class Parts:
     @property
     def remembers(self) -> bool:
         """Whether agent or estimator learn something of every pass that the next one reads, other than by descent."""
-        learning = [each for part in (self.agent, self.estimator) if part is not None for each in part.modules()]
-        return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in learning)
+        return _remember([self.agent] if self.estimator is None else [self.agent, self.estimator])
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -143,13 +143,22 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
     return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
 
 
-def check_parts(config: Config) -> None:
+def _remember(modules: list[torch.nn.Module]) -> bool:
+    every = [each for module in modules for each in module.modules()]
+    return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in every)
+
+
+def check_parts(config: Config, world: int = 1) -> None:
     """Refuse what agents, estimators and rate targets cannot take, before work starts; no model is built.
+
+    Args:
+        config: the run.
+        world: processes that share it.
 
     Raises:
         MissingFileError: a file that an option names is not there.
-        UserError: a name or an option in the configuration is unknown, a value is out of range, or the whole cannot
-            fit in memory.
+        UserError: a name or an option in the configuration is unknown, a value is out of range, the whole cannot fit
+            in memory, or so many processes cannot share it.
     """
     check_training(config)
     device = torch.device("meta")
@@ -158,6 +167,7 @@ def check_parts(config: Config) -> None:
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _ = _build_learners(config, codec, precision, pretrained=False)
     modules: list[torch.nn.Module] = [agent] if estimator is None else [agent, estimator]
+    Slots.of(config.train, world=world, together=_remember(modules))
     parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
     check_training(config, parameters=parameters, samples=1 if estimator is None else estimator.sampling.samples)
 

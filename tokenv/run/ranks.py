@@ -7,25 +7,30 @@ Every rank holds the whole model and makes the same updates; ``tokenv.run.slots`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tokenv.config.schema import TrainConfig
-from tokenv.errors import UserError
+from tokenv.errors import FailedError, UserError
 from tokenv.run.hardware import resolve_device
 from tokenv.run.slots import Slots
 from tokenv.sharing import ALONE, Group
 
+T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)  # after which a rank that does not answer is given up
 BUCKET = 2**25  # gradients sent at a time
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class RanksError(UserError):
+    """What every rank raises alike, so that one of them need tell it."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,28 @@ class Ranks:
         """Whether it is so on any rank."""
         return bool(self.control.add_up(torch.tensor(int(flag))))
 
-    def told(self, mine: Any) -> Any:
-        """What rank 0 holds, which is small and can be pickled."""
-        return self.control.objects(mine if self.is_first else None)[0]
+    def of_first(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives on rank 0, where alone it is done; small, and can be pickled."""
+        return cast(T, self.control.objects(work() if self.is_first else None)[0])
+
+    def all_or_none(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives, once it has succeeded on every rank.
+
+        Raises:
+            RanksError: it failed elsewhere for a reason that can be told; rank 0 raises its own error.
+        """
+        found, failed = None, None
+        try:
+            found = work()
+        except (UserError, FailedError, OSError) as error:
+            failed = error
+        messages = self.control.objects(None if failed is None else str(failed))
+        if failed is not None and self.is_first:
+            raise failed
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise RanksError(f"rank {rank}: {message}") from failed
+        return cast(T, found)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse ranks that differ.
@@ -142,14 +166,14 @@ class Ranks:
             facts: by name, small and comparable.
 
         Raises:
-            UserError: on every rank; the message names the first difference.
+            RanksError: the message names the first difference.
         """
         everyone = self.control.objects(dict(facts))
         for rank, theirs in enumerate(everyone):
             for name in sorted(everyone[0].keys() | theirs.keys()):
                 one, other = everyone[0].get(name), theirs.get(name)
                 if one != other:
-                    raise UserError(
+                    raise RanksError(
                         f"rank 0 has {name} = {one!r}, and rank {rank} has {other!r}: expected the same of all "
                         "processes of a run: start all with the same command line, code and data"
                     )

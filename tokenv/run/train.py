@@ -2,14 +2,19 @@
 
 import math
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tqdm import tqdm
 
 from tokenv.config.schema import Config
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.pieces import SequenceBatch
+from tokenv.data.stream import TrainStream
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
@@ -17,7 +22,7 @@ from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare
 from tokenv.run.interrupt import Interruptible
-from tokenv.run.parts import build_parts
+from tokenv.run.parts import Parts, build_parts
 from tokenv.run.progress import ProgressFile
 from tokenv.run.ranks import Ranks
 from tokenv.run.slots import OwnSequences
@@ -68,28 +73,15 @@ def train(
 def _train(
     config: Config, folder: Path, log: Log, resume: checkpoints.Checkpoint | None, progress: bool, ranks: Ranks
 ) -> tuple[Evaluation, History]:
-    prepare(config.hardware)
-    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None)
-    team = ranks.team(config.train, together=parts.remembers)
-    unit = parts.lm.codec.unit
-    corpus = load_corpus(config.data, progress=progress)
-    wanted = config.validation
-    held_out, own = corpus.validation(wanted.sequences), None
-    if wanted.calibrate:
-        held_out, own = split_for_calibration(corpus, wanted.sequences)
+    begun = ranks.all_or_none(lambda: _begin(config, resume, ranks, progress))
+    parts, corpus, stream, optimizer, state = begun.parts, begun.corpus, begun.stream, begun.optimizer, begun.state
     ranks.check_same({"the data's fingerprint": corpus.fingerprint})
-    stream = corpus.train(seed=config.seed)
+    ranks.start_alike(parts.modules.values())
+    state.replay(log)
+    team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
     env = TokenizationEnv(parts.lm, OwnSequences(stream, team.slots), len(team.slots.rows), window=parts.agent.window)
     parameters = parts.named_parameters()
-    optimizer = make_optimizer(config.train, parameters)
     passes, policy = parts.passes, policy_flops(parts.agent)
-    if resume is None:
-        state = RunState(config.as_dict(), unit)
-    else:
-        state = RunState.restore(resume, parts, optimizer, stream)
-        state.config = config.as_dict()
-        state.replay(log)
-    ranks.start_alike(parts.modules.values())
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(
@@ -148,12 +140,12 @@ def _train(
                     "progress": progress,
                     "ranks": ranks,
                 }
-                state.validation = evaluate(parts, held_out, **how)
+                state.validation = evaluate(parts, begun.held_out, **how)
                 state.record("validation", state.validation.metrics(), log)
-                if own is not None:
-                    bias = calibrate(parts, own, config.rate, batch_size=wanted.batch_size) if ranks.is_first else None
-                    bias = ranks.told(bias)
-                    at_rate = evaluate(parts, held_out, logit_bias=bias or 0.0, **how)
+                if begun.own is not None:
+                    look = partial(calibrate, parts, begun.own, config.rate, batch_size=wanted.batch_size)
+                    bias = ranks.of_first(look)
+                    at_rate = evaluate(parts, begun.held_out, logit_bias=bias or 0.0, **how)
                     state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
             stopping = ranks.any(interrupt.requested)
             if finished or stopping or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
@@ -162,6 +154,37 @@ def _train(
                 interrupt.stop()
     assert state.validation is not None
     return state.validation, state.history
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run before its next step: what learns, from what, and how far it is."""
+
+    parts: Parts
+    corpus: Corpus
+    held_out: SequenceBatch
+    own: SequenceBatch | None  # to calibrate on
+    stream: TrainStream
+    optimizer: torch.optim.Optimizer
+    state: RunState
+
+
+def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> _Begun:
+    prepare(config.hardware)
+    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None)
+    corpus = load_corpus(config.data, progress=progress)
+    sequences, own = config.validation.sequences, None
+    held_out = corpus.validation(sequences)
+    if config.validation.calibrate:
+        held_out, own = split_for_calibration(corpus, sequences)
+    stream = corpus.train(seed=config.seed)
+    optimizer = make_optimizer(config.train, parts.named_parameters())
+    if resume is None:
+        state = RunState(config.as_dict(), parts.lm.codec.unit)
+    else:
+        state = RunState.restore(resume, parts, optimizer, stream)
+        state.config = config.as_dict()
+    return _Begun(parts, corpus, held_out, own, stream, optimizer, state)
 
 
 def _passed(every: int, seen: int, per_step: int) -> bool:
