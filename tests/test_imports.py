@@ -41,7 +41,7 @@ ALLOWED = {
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
     "library": ("errors", "storage", "config", "run"),
     "cli": (
-        *("keys", "errors", "storage", "report", "data", "lm", "config", "run"),
+        *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),

@@ -6,6 +6,7 @@ the batch's statistics are those of the whole batch; ``tokenv.estimators.statist
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,5 +147,6 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of gloo and of NCCL alike
-        reason = str(error).strip().partition("\n")[0]
+        told = re.sub(r"^\[[^]]*\] *", "", str(error).strip())  # where in gloo
+        reason = re.split(r"\n|\. ", told)[0]
         raise LostRankError(f"another process of this run has ended or does not answer ({reason})") from error

@@ -38,6 +38,7 @@ COMMANDS = (
     *("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench"),
     *("list", "configs", "completion"),
 )
+ALONE = [name for name in COMMANDS if name != "train"]  # what torchrun cannot share out
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a write that fails names no file
 ALLOCATION = "can't allocate memory"  # torch's, on a CPU
 
@@ -59,6 +60,10 @@ def run_command(name: str, arguments: list[str]) -> Any:
         raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
     if arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments):
         return import_module("tokenv.cli.help").show(name)
+    if name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        raise UserError(
+            f"tokenv {name} works in one process, and torchrun has started several: start it without torchrun"
+        )
     return import_module(f"tokenv.cli.{name}").run(arguments)
 
 

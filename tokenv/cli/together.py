@@ -20,6 +20,7 @@ from tokenv.config.plugins import plugins
 from tokenv.errors import FailedError
 from tokenv.run.ranks import Ranks, RanksError
 from tokenv.run.train import train
+from tokenv.sharing import LostRankError
 from tokenv.storage import checkpoints
 
 
@@ -35,7 +36,7 @@ def run_together(command: Command, arguments: list[str], ranks: Ranks) -> Any:
         What it found, on the first rank; None elsewhere.
 
     Raises:
-        SystemExit: on other ranks than the first, which says why.
+        SystemExit: on other ranks than the first, where that says why.
     """
 
     def resolve(names: list[str], updates: dict[str, Any]) -> TrainOptions:
@@ -76,14 +77,17 @@ def _facts(options: TrainOptions) -> dict[str, Any]:
 
 @contextmanager
 def _one_voice(ranks: Ranks) -> Iterator[None]:
-    """What all ranks raise alike is told by the first; what another alone raises is told there, too."""
+    """What all ranks raise alike is told by the first; what another alone raises is told there, too.
+
+    The others then end with status 0, for torchrun ends all as soon as one fails, and the first may still be writing.
+    """
     try:
         yield
-    except KeyboardInterrupt:
+    except LostRankError:
         if ranks.is_first:
             raise
-        raise SystemExit(130) from None
-    except (FailedError, RanksError) as error:
+        raise SystemExit(1) from None
+    except (KeyboardInterrupt, FailedError, RanksError):
         if ranks.is_first:
             raise
-        raise SystemExit(1 if isinstance(error, FailedError) else 2) from None
+        raise SystemExit(0) from None

@@ -37,6 +37,7 @@ from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
+from tokenv.sharing import LostRankError
 from tokenv.storage import checkpoints
 
 # A disk that is full, read-only, broken or gone.
@@ -96,6 +97,8 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
         last, history = train(config, keep / "checkpoints", log, resume=resume, progress=bars, ranks=ranks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
+    except LostRankError as error:
+        raise LostRankError(f"{error}; {_how_to_go_on(folder)}") from error
     except OSError as error:
         if error.errno not in UNWRITABLE or not _within(keep, error.filename):
             raise
