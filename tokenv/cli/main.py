@@ -61,9 +61,9 @@ def run_command(name: str, arguments: list[str]) -> Any:
     if arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments):
         return import_module("tokenv.cli.help").show(name)
     if name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        raise UserError(
-            f"tokenv {name} works in one process, and torchrun has started several: start it without torchrun"
-        )
+        if os.environ["RANK"] != "0":
+            raise SystemExit(0)
+        raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
     return import_module(f"tokenv.cli.{name}").run(arguments)
 
 

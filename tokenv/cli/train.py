@@ -32,7 +32,6 @@ from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.passages import passage_of, show, write_page
 from tokenv.run.ranks import Ranks, joined
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.slots import Slots
 from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
@@ -70,9 +69,7 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     config = resolve([], updates, base=base)
-    parts = build_parts(config, torch.device("meta"))
-    Slots.of(config.train, world=world, together=parts.remembers)
-    check_checkpoint(checkpoints.load(path), parts)
+    check_checkpoint(checkpoints.load(path), build_parts(config, torch.device("meta"), world=world))
     return TrainOptions(config, str(path))
 
 

@@ -25,17 +25,18 @@ def model_parameters(model: UNetConfig) -> int:
     return model.width**2 * (byte + token) + model.width * (2 + model.horizon) * SYMBOLS
 
 
-def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1) -> dict[str, int]:
+def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> dict[str, int]:
     """The least that training needs, in bytes: what takes it, by the keys that one would lower.
 
     Args:
         config: the run.
         parameters: of agent and estimator.
         samples: of the boundaries of each sequence.
+        rows: sequences of a pass, where several processes share it; None for all.
     """
-    model, data = config.model, config.data
+    model, data, rows = config.model, config.data, rows or config.train.batch_size
     number = 8 if config.hardware.precision == "float64" else 4
-    activation = config.train.batch_size * data.seq_len * (number if number == 8 else 2)
+    activation = rows * data.seq_len * (number if number == 8 else 2)
     kept = KEPT * (model.down_layers + model.up_layers) * model.width + SYMBOLS
     corpus = 0
     if data.source == "words":
@@ -49,34 +50,36 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1) -> 
     }
 
 
-def kept_bytes(config: Config, *, samples: int = 1) -> int:
+def kept_bytes(config: Config, *, samples: int = 1, rows: int | None = None) -> int:
     """What all layers keep of a batch for the backward pass, in bytes, where nothing is computed again.
 
     Args:
         config: the run.
         samples: of the boundaries of each sequence.
+        rows: see ``training_bytes``.
     """
+    rows = rows or config.train.batch_size
     model, number = config.model, 8 if config.hardware.precision == "float64" else 4
     byte_layers = (model.down_layers + samples * model.up_layers) * (KEPT_BESIDE_MLP + 3 * model.byte_mlp)
     token_layers = samples * config.rate * model.mid_layers * (KEPT_BESIDE_MLP + 3 * model.token_mlp)
-    return int(config.train.batch_size * config.data.seq_len * model.width * number * (byte_layers + token_layers))
+    return int(rows * config.data.seq_len * model.width * number * (byte_layers + token_layers))
 
 
-def recomputes(config: Config, *, samples: int = 1) -> bool:
+def recomputes(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
     """Whether layers are computed again in the backward pass: ``hardware.recompute``, or what memory says."""
     asked = config.hardware.recompute
     return asked == "on" or (
-        asked == "auto" and 2 * kept_bytes(config, samples=samples) > _memory(config.hardware.device)
+        asked == "auto" and 2 * kept_bytes(config, samples=samples, rows=rows) > _memory(config.hardware.device)
     )
 
 
-def check_training(config: Config, *, parameters: int = 0, samples: int = 1) -> None:
+def check_training(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> None:
     """Refuse a run that cannot fit in memory; see ``training_bytes``.
 
     Raises:
         UserError: it cannot; the message names what takes most.
     """
-    needed = training_bytes(config, parameters=parameters, samples=samples)
+    needed = training_bytes(config, parameters=parameters, samples=samples, rows=rows)
     most = max(needed, key=needed.__getitem__)
     _check("this run", sum(needed.values()), config.hardware.device, f"most of it by {most}: lower these")
 

@@ -109,7 +109,9 @@ class Parts:
             module.train(mode)
 
 
-def build_parts(config: Config, device: torch.device | None = None, *, pretrained: bool = True) -> Parts:
+def build_parts(
+    config: Config, device: torch.device | None = None, *, pretrained: bool = True, world: int = 1
+) -> Parts:
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
     Args:
@@ -117,6 +119,7 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         device: where to build; None for the configuration's own device.
         pretrained: read the parameters that ``agent.load`` and ``start.model`` name; not where all parameters are
             replaced anyway. On the meta device there are none.
+        world: processes that share the run.
 
     Raises:
         MissingFileError: the checkpoint that ``agent.load`` or ``start.model`` names is gone.
@@ -136,7 +139,8 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         load_lm(lm, config.start.model)
     if config.start.frozen:
         lm.requires_grad_(requires_grad=False)
-    if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples):
+    rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
+    if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
         lm.recompute_layers()
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
         lm.compile_layers()
@@ -146,6 +150,12 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
 def _remember(modules: list[torch.nn.Module]) -> bool:
     every = [each for module in modules for each in module.modules()]
     return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in every)
+
+
+def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
+    """Sequences of a pass that share one device's memory."""
+    slots = Slots.of(config.train, world=world, together=_remember(modules))
+    return len(slots.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
 
 
 def check_parts(config: Config, world: int = 1) -> None:
@@ -160,16 +170,17 @@ def check_parts(config: Config, world: int = 1) -> None:
         UserError: a name or an option in the configuration is unknown, a value is out of range, the whole cannot fit
             in memory, or so many processes cannot share it.
     """
-    check_training(config)
+    check_training(config, rows=1)
     device = torch.device("meta")
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _ = _build_learners(config, codec, precision, pretrained=False)
     modules: list[torch.nn.Module] = [agent] if estimator is None else [agent, estimator]
-    Slots.of(config.train, world=world, together=_remember(modules))
+    rows = _rows(config, modules, world)
     parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
-    check_training(config, parameters=parameters, samples=1 if estimator is None else estimator.sampling.samples)
+    samples = 1 if estimator is None else estimator.sampling.samples
+    check_training(config, parameters=parameters, samples=samples, rows=rows)
 
 
 def _build_learners(

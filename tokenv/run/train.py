@@ -171,7 +171,7 @@ class _Begun:
 
 def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> _Begun:
     prepare(config.hardware)
-    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None)
+    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None, world=ranks.size)
     corpus = load_corpus(config.data, progress=progress)
     sequences, own = config.validation.sequences, None
     held_out = corpus.validation(sequences)
