@@ -63,7 +63,13 @@ def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
 class Contextualise(Protocol):
     """The token-level layers, as a pooling sees them; see ``UNet.contextualise``."""
 
-    def __call__(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        token_BMD: Tensor,
+        position_BM: Tensor,
+        strength_BM: Tensor | None = None,
+        count_B: Tensor | None = None,
+    ) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
 
 
@@ -172,7 +178,7 @@ class Select(Pooling):
         if boundary_BT is not None:
             return x_BTD + relaxed_tokens(x_BTD, boundary_BT, contextualise)
         segments = segment(action_BT, multiple)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM)
+        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, count_B=segments.count_B)
         return x_BTD + distribute(token_BMD, segments)
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
