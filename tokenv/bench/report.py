@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from rich.table import Table
+from rich.table import Column, Table
 
 from tokenv.report.canvas import save_png
 from tokenv.report.table import write_csv
@@ -16,19 +16,19 @@ from tokenv.report.theme import LINES, MARKERS
 
 FIGURES = {
     "symbols_per_second": "bytes per second",
-    "peak_memory_gib": "peak memory, GiB",
+    "peak_memory_gib": "peak GiB",
     "step_seconds": "seconds a step",
-    "model_flops_utilisation": "of a matrix product's peak",
-    "plain_over_learned": "plain transformer's seconds over ours",
+    "model_flops_utilisation": "of matrix peak",
+    "plain_over_learned": "plain one's seconds over ours",
 }
 
 
 def scaling_table(rows: list[dict[str, Any]]) -> Table:
     """One line a size."""
     names = [name for name in FIGURES if name in rows[0]]
-    table = Table("size", *(FIGURES[name] for name in names), title="scaling")
+    table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
-        table.add_row(f"{row['key']} = {row['value']}", *(_printed(name, row[name]) for name in names))
+        table.add_row(f"{row['key']} {row['value']:,}", *(_printed(name, row[name]) for name in names))
     return table
 
 
@@ -65,4 +65,5 @@ def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
         each(FuncFormatter(lambda y, _: f"{y:,.3g}" if y < 1000 else f"{y:,.0f}"))
     axes.set_xlabel(rows[0]["key"])
     axes.set_ylabel(FIGURES[name])
+    axes.margins(y=0.15)
     axes.grid(visible=True, alpha=0.3)
