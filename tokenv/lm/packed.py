@@ -15,6 +15,15 @@ from tokenv.lm.attention import Attend, causal_attention, flex
 BLOCK = 128  # queries and keys of a block of the GPU's attention
 
 
+def capacity(total: int) -> int:
+    """Places C for so many tokens: one of 16 sizes an octave, so at most a sixteenth is spare; multiples of ``BLOCK``.
+
+    A batch's number of tokens moves by a few hundredths from step to step, which is one size or two.
+    """
+    multiple = max(BLOCK, 1 << max(total.bit_length() - 5, 0))
+    return -(-total // multiple) * multiple
+
+
 class Pack(NamedTuple):
     """Where tokens stand in a pack, and where they come from.
 
@@ -95,6 +104,7 @@ def _listed(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
     return chosen_QK.sum(1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
 
 
+@torch.compiler.disable
 def _padded_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, pack: Pack) -> Tensor:
     """For a CPU, where dense blocks are fast: sequence by sequence, padded for the scores alone."""
     index, shape = pack.place_BM.flatten(), pack.place_BM.shape

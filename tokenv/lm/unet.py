@@ -20,13 +20,12 @@ from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
 from tokenv.lm.layers import Linear, RMSNorm
-from tokenv.lm.packed import Pack
+from tokenv.lm.packed import Pack, capacity
 from tokenv.lm.poolings.mean import Mean
 from tokenv.lm.poolings.relaxed import relaxed_attention
 from tokenv.lm.poolings.select import Pooling, Select
 from tokenv.lm.poolings.smooth import Smooth
 
-PACK_MULTIPLE = 1024  # of a pack's tokens
 _POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
 
 
@@ -79,8 +78,7 @@ class UNet(Encoder):
         """
         softcap = self.config.attention_softcap
         if self.packs and count_B is not None:
-            capacity = -(-int(count_B.sum()) // PACK_MULTIPLE) * PACK_MULTIPLE
-            pack = Pack.of(count_B, token_BMD.shape[1], capacity)
+            pack = Pack.of(count_B, token_BMD.shape[1], capacity(int(count_B.sum())))
             packed = self._token_layers(pack.packed(token_BMD), pack.packed(position_BM), pack.attention(softcap))
             return pack.padded(packed)
         if strength_BM is None:
@@ -146,7 +144,7 @@ class UNet(Encoder):
         self.packs = True
 
     def compile_layers(self) -> None:
-        """Compile every layer: one compilation for all byte-level layers, and one for each padded token length."""
+        """Compile every layer: one compilation for all byte-level layers, and one for each size of a pack of tokens."""
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
         for layer in (*self.down, *self.mid, *self.up):
