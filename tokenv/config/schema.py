@@ -183,8 +183,8 @@ class HardwareConfig:
             arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more than half of the
             machine's memory), ``on`` or ``off``.
         pack: whether the token-level layers work on the tokens of all sequences in one pack, instead of padding to the
-            longest; the results are the same: ``auto`` (where layers are compiled, which then keep their shapes), ``on`` or
-            ``off``.
+            longest; the results are the same: ``auto`` (where layers are compiled: they then keep their shapes), ``on``
+            or ``off``.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
     """
 
