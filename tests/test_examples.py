@@ -42,6 +42,13 @@ def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
     assert rate < 0.6
 
 
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
+def test_intervals_cover_what_they_promise(ratio, seeds, paired):
+    assert 0.93 <= load("coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98
+
+
 @pytest.mark.slow
 def test_the_gpu_day_runs_through(tmp_path):
     """On any machine, every part: its figures mean nothing, that it gets to them does."""
