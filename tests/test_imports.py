@@ -31,7 +31,7 @@ ALLOWED = {
         *("keys", "errors", "sharing", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
     ),
-    "bench": ("keys", "errors", "data", "lm", "env", "config", "run"),
+    "bench": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
     "tasks": ("keys", "errors", "run"),
     "forecast": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
     "variance": (

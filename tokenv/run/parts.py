@@ -142,7 +142,10 @@ def build_parts(
     rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
     if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
         lm.recompute_layers()
-    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
+    compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
+    if config.hardware.pack == "on" or (config.hardware.pack == "auto" and compiled):
+        lm.pack_tokens()
+    if compiled:
         lm.compile_layers()
     return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
 
