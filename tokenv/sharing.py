@@ -47,14 +47,14 @@ class Group:
     def add_up(self, x: Tensor) -> Tensor:
         """The same, in the place of ``x``, which is contiguous and without gradient."""
         if self.size > 1:
-            with _answering():
+            with answering():
                 dist.all_reduce(x, group=self.handle)
         return x
 
     def first(self, x: Tensor) -> None:
         """Put what rank 0 holds in the place of ``x``, which is contiguous and without gradient."""
         if self.size > 1:
-            with _answering():
+            with answering():
                 dist.broadcast(x, group=self.handle, group_src=0)
 
     def gather(self, x: Tensor, dim: int = 0) -> Tensor:
@@ -64,7 +64,7 @@ class Group:
         plain = x.detach().contiguous()
         sent = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
         parts = [torch.empty_like(sent) for _ in range(self.size)]
-        with _answering():
+        with answering():
             dist.all_gather(parts, sent, group=self.handle)
         return torch.cat([part.view(plain.dtype) for part in parts], dim)
 
@@ -73,7 +73,7 @@ class Group:
         if self.size == 1:
             return [mine]
         all_of_them: list[Any] = [None] * self.size
-        with _answering():
+        with answering():
             dist.all_gather_object(all_of_them, mine, group=self.handle)
         return all_of_them
 
@@ -143,10 +143,19 @@ def uniform_like(noise: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def answering(*, sure: bool = True) -> Iterator[None]:
+    """What torch raises where another process is gone becomes a ``LostRankError``.
+
+    Args:
+        sure: whether nothing but sending happens here; else errors count that speak of it.
+    """
     try:
         yield
+    except LostRankError:
+        raise
     except RuntimeError as error:  # of gloo and of NCCL alike
+        if not sure and re.search("gloo|NCCL|nccl|Connection", str(error)) is None:
+            raise
         told = re.sub(r"^\[[^]]*\] *", "", str(error).strip())  # where in gloo
         reason = re.split(r"\n|\. ", told)[0]
         raise LostRankError(f"another process of this run has ended or does not answer ({reason})") from error

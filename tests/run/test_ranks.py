@@ -49,6 +49,15 @@ RUN = merge(
 )
 
 
+SHARDS = {"hardware": {"shard": 2}}
+
+
+def sharded(case):
+    """The same with a model that two processes hold between them."""
+    chosen, how = case
+    return merge(chosen, SHARDS), how
+
+
 def of_estimator(name, accumulate, **options):
     more = HNET if name == "path" else {"agent": {"window": 0 if name in PAST else 2}}
     chosen = {"estimator": {"name": name, **options}, "train": {"accumulate": accumulate}}
@@ -91,6 +100,9 @@ QUICK = (
     *("reinforce 1", "reinforce 2", "moving_average 2", "standardised 1", "critic of samples 1", "off_policy 1"),
     *("bitflip 1", "relax 1", "clipped head 1", "rate target ratio", "path 1", "agent entropy", "series"),
 )
+
+
+SHARDED = ("reinforce 2", "relax 1", "clipped head 1")
 
 
 def trained(ranks, settings, folder, resume=None):
@@ -143,6 +155,9 @@ def all_in_a_pair(ranks, cases, folder, saved_alone):
         "updates": support.all_updates(ranks, cases),
         "run": trained(ranks, RUN, folder / "run"),
         "resumed": trained(ranks, RUN, folder / "resumed", saved_alone),
+        "sharded updates": support.all_updates(ranks, {name: sharded(cases[name]) for name in SHARDED}),
+        "sharded": trained(ranks, merge(RUN, SHARDS), folder / "sharded"),
+        "sharded, resumed": trained(ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone),
         "not finite": broken(ranks, folder / "nan", lambda loss: loss * torch.nan),
         "one fails": ended(ranks, lambda: ranks.all_or_none(lambda: work(ranks.rank))),
         "none fails": ranks.all_or_none(lambda: ranks.rank),
@@ -186,10 +201,18 @@ def test_two_ranks_are_one(pair, name):
     assert_alike(name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in found])
 
 
+@pytest.mark.parametrize("name", SHARDED)
+def test_so_are_two_that_hold_one_model_between_them(pair, name):
+    found, cases, _ = pair
+    case, how = cases[name]
+    assert_alike(name, support.updates(Ranks(), case, **how), [each["sharded updates"][name] for each in found])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_so_are_two_and_four_with_whatever_there_is(tmp_path, world):
+@pytest.mark.parametrize(("world", "shard"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+def test_so_are_two_and_four_with_whatever_there_is(tmp_path, world, shard):
     cases = every_case(tmp_path)
+    cases = {name: (merge(case, {"hardware": {"shard": shard}}), how) for name, (case, how) in cases.items()}
     found = support.in_processes(world, support.all_updates, tmp_path / "told", cases)
     assert all(isinstance(each, dict) for each in found), found
     for name, (case, how) in cases.items():
@@ -203,22 +226,26 @@ def assert_same_run(history, expected):
         assert history[name][1] == pytest.approx(values, rel=1e-9, abs=1e-11, nan_ok=True), name
 
 
-def test_a_run_of_two_is_the_run_of_one(pair, alone):
+@pytest.mark.parametrize("kind", ["run", "sharded"])
+def test_a_run_of_two_is_the_run_of_one(pair, alone, kind):
     found, _, folder = pair
     for each in found:
-        assert_same_run(each["run"], alone[0])
+        assert_same_run(each[kind], alone[0])
     assert {"calibrated/bits_per_byte", "validation/standard_error"} <= alone[0].keys()
-    one, two = (checkpoints.load(checkpoints.complete(of)[-1]) for of in (alone[1], folder / "run"))
+    one, two = (checkpoints.load(checkpoints.complete(of)[-1]) for of in (alone[1], folder / kind))
+    assert two.tensors.keys() == one.tensors.keys()
+    assert two.optimizer.keys() == one.optimizer.keys()
     assert two.state["data"] == one.state["data"]
     for name, tensor in (one.tensors | one.optimizer).items():
         assert torch.allclose((two.tensors | two.optimizer)[name], tensor, rtol=0, atol=1e-9), name
 
 
-def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_path):
+@pytest.mark.parametrize(("kind", "resumed"), [("run", "resumed"), ("sharded", "sharded, resumed")])
+def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_path, kind, resumed):
     found, _, folder = pair
     for each in found:
-        assert_same_run(each["resumed"], alone[0])
-    saved = checkpoints.complete(folder / "run")[0]
+        assert_same_run(each[resumed], alone[0])
+    saved = checkpoints.complete(folder / kind)[0]
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
 
 

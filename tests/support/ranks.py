@@ -14,6 +14,7 @@ import torch
 from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.run import shards
 from tokenv.run.parts import build_parts
 from tokenv.run.ranks import joined
 from tokenv.run.slots import OwnSequences
@@ -64,8 +65,10 @@ def updates(ranks, settings, *, steps=3, ragged=False):
     team = ranks.team(config.train, together=parts.remembers)
     source = OwnSequences(load_corpus(config.data).train(seed=config.seed), team.slots)
     env = TokenizationEnv(parts.lm, source, len(team.slots.rows), window=parts.agent.window)
+    optimizer = make_optimizer(config.train, parts.named_parameters())
+    if config.hardware.shard > 1 and ranks.size > 1:
+        optimizer = shards.shard(parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
-    optimizer = make_optimizer(config.train, parameters)
     parts.train()
     found = []
     for step in range(steps):
@@ -79,11 +82,12 @@ def updates(ranks, settings, *, steps=3, ragged=False):
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
         metrics, rollouts = accumulate(one_pass, parts, config.loss, team)
-        gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+        gradients = shards.gathered({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         descend(optimizer, parameters, config.train.clip)
         descend_further(optimizer, rollouts, parts, config, team)
         found.append((metrics, gradients))
-    return found, {name: tensor.detach().clone() for name, tensor in parts.state_dict().items()}
+    return found, {name: tensor.detach().clone() for name, tensor in shards.gathered(parts.state_dict()).items()}
 
 
 def all_updates(ranks, cases):

@@ -186,6 +186,8 @@ class HardwareConfig:
             longest; the results are the same: ``auto`` (where layers are compiled: they then keep their shapes), ``on``
             or ``off``.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
+        shard: processes that keep one copy of the model between them, where torchrun starts several; 1 for a whole copy
+            each (docs/scale.md).
     """
 
     device: str = "auto"
@@ -194,8 +196,10 @@ class HardwareConfig:
     recompute: Literal["auto", "on", "off"] = "auto"
     pack: Literal["auto", "on", "off"] = "auto"
     threads: int = 0
+    shard: int = 1
 
     def __post_init__(self) -> None:
+        _require(self.shard >= 1, "hardware.shard", self.shard, "a whole number of at least 1")
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         _require(known is not None, "hardware.device", self.device, "auto, cpu, cuda or cuda:N")
         # A stored run of a larger machine stays readable here.

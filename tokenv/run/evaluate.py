@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,7 +95,9 @@ class _Draws:
     def __call__(self, symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
         """A rollout of symbols [B, N, ..] on the model's device; their lengths [B], where they differ."""
         noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
-        return rollout(self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B)
+        work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B)
+        td: TensorDictBase = self._parts.whole(work)
+        return td
 
     def pass_over(self, symbol_BN: Tensor) -> None:
         """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
@@ -215,6 +218,7 @@ def evaluate(
     tolerance: int = 0,
     progress: bool = False,
     ranks: Ranks | None = None,
+    shard: int = 1,
 ) -> Evaluation:
     """Score held-out sequences.
 
@@ -228,18 +232,19 @@ def evaluate(
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
         ranks: processes that hold the same model and do this together, each some of the batches; None for one alone.
+        shard: successive ranks that keep one model between them, and so do the same batches.
     """
     codec, ranks = parts.lm.codec, ranks or Ranks()
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
     rollouts = held_out_rollouts(
-        parts, batch, batch_size=batch_size, progress=progress, turn=(ranks.rank, ranks.size), **how
+        parts, batch, batch_size=batch_size, progress=progress, turn=(ranks.rank // shard, ranks.size // shard), **how
     )
     mine = [
         sequence_sums(td, codec)
         | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
         for td in rollouts
     ]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.objects(mine)))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.objects(mine)[::shard]))
     whole = joined([columns for columns in in_turn if columns is not None])
     action_BT = whole["action"]
     late_B, early_B = sequence_losses(whole)

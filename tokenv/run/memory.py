@@ -44,7 +44,7 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, row
     if data.source in SYNTHETIC_SERIES:
         corpus = data.series.count * data.series.length * 9
     return {
-        "model": (model_parameters(model) + parameters) * number * STATES,
+        "model": (model_parameters(model) + parameters) * number * STATES // config.hardware.shard,
         "train.batch_size, data.seq_len": activation * (kept + (samples - 1) * model.width),
         "data": corpus,
     }

@@ -1,7 +1,9 @@
 """From a configuration to the things it names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -23,6 +25,10 @@ from tokenv.run.memory import check_training, recomputes
 from tokenv.run.slots import Slots
 
 
+def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 @dataclass
 class Parts:
     """What learns, and from what.
@@ -33,6 +39,7 @@ class Parts:
         estimator: rewards to ``loss_policy``; None for an agent that does not learn.
         rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
         frozen: whether the U-Net stays as it is.
+        whole: runs a pass while all of the U-Net's parameters are there; see ``tokenv.run.shards``.
     """
 
     lm: UNet
@@ -40,6 +47,7 @@ class Parts:
     estimator: Chain | None
     rate_target: TensorDictModuleBase | None
     frozen: bool = False
+    whole: Callable[[Callable[[], Any]], Any] = _at_once
 
     @property
     def sampling(self) -> Sampling:
@@ -157,7 +165,12 @@ def _remember(modules: list[torch.nn.Module]) -> bool:
 
 def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
     """Sequences of a pass that share one device's memory."""
-    slots = Slots.of(config.train, world=world, together=_remember(modules))
+    slots, shard = Slots.of(config.train, world=world, together=_remember(modules)), config.hardware.shard
+    if world % shard and world > 1:
+        raise UserError(
+            f"hardware.shard = {shard} with {world} processes: expected a number that divides them, or 1 for a whole "
+            "copy of the model in each"
+        )
     return len(slots.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tokenv.config.schema import TrainConfig
 from tokenv.errors import FailedError, UserError
@@ -115,10 +116,13 @@ class Ranks:
                 self.world.first(tensor.detach())
 
     def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients over all ranks; a parameter that has none on any rank keeps none."""
+        """Sum the gradients over all ranks; a parameter that has none on any rank keeps none.
+
+        Of what is dealt out over processes (``tokenv.run.shards``) the backward pass has done so.
+        """
         if self.size == 1:
             return
-        parameters = list(parameters)
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         having = self.control.add_up(torch.tensor([int(p.grad is not None) for p in parameters])).tolist()
         gradients = []
         for parameter, ranks in zip(parameters, having, strict=True):
@@ -136,9 +140,9 @@ class Ranks:
         """Whether it is so on any rank."""
         return bool(self.control.add_up(torch.tensor(int(flag))))
 
-    def of_first(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives on rank 0, where alone it is done; small, and can be pickled."""
-        return cast(T, self.control.objects(work() if self.is_first else None)[0])
+    def of_first(self, work: Callable[[], T], *, all_work: bool = False) -> T:
+        """What ``work`` gives on rank 0, where alone it is done unless all must; small, and can be pickled."""
+        return cast(T, self.control.objects(work() if self.is_first or all_work else None)[0])
 
     def all_or_none(self, work: Callable[[], T]) -> T:
         """What ``work`` gives, once it has succeeded on every rank.

@@ -15,6 +15,7 @@ from tokenv.data.stream import TrainStream
 from tokenv.errors import UserError
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
+from tokenv.run.shards import gathered
 from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
@@ -121,7 +122,7 @@ class RunState:
         """All that is needed to go on from here."""
         self.data = stream.state_dict()
         moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
-        return checkpoints.Checkpoint(parts.state_dict(), moments, self.as_dict())
+        return checkpoints.Checkpoint(gathered(parts.state_dict()), gathered(moments), self.as_dict())
 
     @classmethod
     def restore(

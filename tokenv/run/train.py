@@ -18,6 +18,7 @@ from tokenv.data.stream import TrainStream
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
+from tokenv.run import shards
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.hardware import prepare
@@ -28,7 +29,7 @@ from tokenv.run.ranks import Ranks
 from tokenv.run.slots import OwnSequences
 from tokenv.run.state import History, Log, RunState
 from tokenv.run.update import accumulate, descend, descend_further, learning_rate, make_optimizer, pass_seed
-from tokenv.sharing import LostRankError
+from tokenv.sharing import LostRankError, answering
 from tokenv.storage import checkpoints
 
 
@@ -65,7 +66,8 @@ def train(
         ValueError: the configuration does not fit the data or the machine.
     """
     try:
-        return _train(config, folder, log, resume, progress, ranks or Ranks())
+        with answering(sure=False):  # a model that is dealt out sends in the midst of its passes
+            return _train(config, folder, log, resume, progress, ranks or Ranks())
     except LostRankError as error:
         raise LostRankError(f"{error}; {_last_good(folder)}") from error
 
@@ -77,6 +79,9 @@ def _train(
     parts, corpus, stream, optimizer, state = begun.parts, begun.corpus, begun.stream, begun.optimizer, begun.state
     ranks.check_same({"the data's fingerprint": corpus.fingerprint})
     ranks.start_alike(parts.modules.values())
+    shard = config.hardware.shard if ranks.size > 1 else 1
+    if shard > 1:
+        optimizer = shards.shard(parts, optimizer, config, ranks)
     state.replay(log)
     team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
     env = TokenizationEnv(parts.lm, OwnSequences(stream, team.slots), len(team.slots.rows), window=parts.agent.window)
@@ -95,8 +100,10 @@ def _train(
     told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
 
     def save() -> None:
+        if ranks.is_first or shard > 1:
+            checkpoint = state.checkpoint(parts, optimizer, stream)
         if ranks.is_first:
-            checkpoints.save(folder, state.checkpoint(parts, optimizer, stream), keep=config.checkpoint.keep)
+            checkpoints.save(folder, checkpoint, keep=config.checkpoint.keep)
 
     def one_pass(number: int) -> TensorDictBase:
         env.set_seed(pass_seed(config.seed, state.step, number))
@@ -139,12 +146,13 @@ def _train(
                     "tolerance": config.data.tolerance,
                     "progress": progress,
                     "ranks": ranks,
+                    "shard": shard,
                 }
                 state.validation = evaluate(parts, begun.held_out, **how)
                 state.record("validation", state.validation.metrics(), log)
                 if begun.own is not None:
                     look = partial(calibrate, parts, begun.own, config.rate, batch_size=wanted.batch_size)
-                    bias = ranks.of_first(look)
+                    bias = ranks.of_first(look, all_work=shard > 1)
                     at_rate = evaluate(parts, begun.held_out, logit_bias=bias or 0.0, **how)
                     state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
             stopping = ranks.any(interrupt.requested)

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
@@ -14,6 +16,8 @@ from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
+
+T = TypeVar("T", bound=Tensor)
 
 
 def learning_rate(config: TrainConfig, seen: int) -> float:
@@ -39,27 +43,36 @@ def pass_seed(seed: int, step: int, number: int) -> int:
 def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only; a group's ``share`` is its learning rate over the model's."""
     own = 1.0 if config.agent_learning_rate is None else config.agent_learning_rate / config.learning_rate
-    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[float, float, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in parameters.items():
         share = 1.0 if name.startswith("lm.") else own
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-        members.setdefault((share, decay), []).append(parameter)
+        members.setdefault((share, decay, isinstance(parameter, DTensor)), []).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": group, "share": share, "lr": share * config.learning_rate, "weight_decay": decay}
-        for (share, decay), group in members.items()
+        for (share, decay, _), group in members.items()
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
-def backward(td: TensorDictBase, parts: Parts, weights: LossConfig, *, passes: int = 1) -> dict[str, Tensor]:
+def backward(
+    one_pass: Callable[[], TensorDictBase], parts: Parts, weights: LossConfig, *, passes: int = 1
+) -> tuple[TensorDictBase, dict[str, Tensor]]:
     """Add the gradients of one of an update's ``passes`` rollouts to the parameters'.
 
     Returns:
-        The rollout's losses; of a shared batch, the whole batch's.
+        The rollout, and its losses; of a shared batch, the whole batch's.
     """
-    losses = compute_losses(td, parts)
-    (total_loss(losses, weights) / passes).backward()
-    return dict(zip(losses, summed(*(loss.detach() for loss in losses.values())), strict=True))
+    losses: dict[str, Tensor] = {}
+    rollouts: list[TensorDictBase] = []
+
+    def loss() -> Tensor:
+        rollouts.append(one_pass())
+        losses.update(compute_losses(rollouts[0], parts))
+        return total_loss(losses, weights) / passes
+
+    parts.whole(loss).backward()
+    return rollouts[0], dict(zip(losses, summed(*(each.detach() for each in losses.values())), strict=True))
 
 
 def accumulate(
@@ -81,8 +94,7 @@ def accumulate(
     kept, passes = [], team.slots.accumulate
     with sharing(team.sharers):
         for number in team.slots.passes:
-            td = one_pass(number)
-            losses = backward(td, parts, weights, passes=passes)
+            td, losses = backward(partial(one_pass, number), parts, weights, passes=passes)
             for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
                 sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
             if parts.num_epochs > 1 or parts.head_epochs:
@@ -102,14 +114,14 @@ def descend_further(
     parameters = parts.named_parameters()
     for again in replays(parts, rollouts):
         with sharing(team.sharers):
-            for td in again:
-                backward(td, parts, config.loss, passes=team.slots.accumulate)
+            for one_pass in again:
+                backward(one_pass, parts, config.loss, passes=team.slots.accumulate)
         team.ranks.add_up_gradients(parameters.values())
         descend(optimizer, parameters, config.train.clip)
 
 
-def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[Iterator[TensorDictBase]]:
-    """What an update's further steps learn from: its rollouts, scored again when they are asked for.
+def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[list[Callable[[], TensorDictBase]]]:
+    """What an update's further steps learn from: its rollouts, scored again when they are called.
 
     Args:
         parts: the model and who learns.
@@ -119,19 +131,36 @@ def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[Iterat
         Of each further step the rollouts; after the epochs come the steps of the policy alone, its encodings kept.
     """
     for _ in range(parts.num_epochs - 1):
-        yield (rescore(parts.lm, parts.agent, td) for td in rollouts)
+        yield [partial(rescore, parts.lm, parts.agent, td) for td in rollouts]
     for _ in range(parts.head_epochs):
-        yield (rescore_head(parts.agent, td) for td in rollouts)
+        yield [partial(rescore_head, parts.agent, td) for td in rollouts]
 
 
 def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str) -> Tensor:
     """L2 norm of the gradient of one part's parameters."""
     grads = [p.grad for name, p in parameters.items() if name.startswith(owner) and p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+    return _total_norm(grads) if grads else torch.zeros(())
+
+
+def _total_norm(gradients: list[Tensor]) -> Tensor:
+    """L2 norm of gradients, some of which may be dealt out over processes."""
+    norms = [torch.nn.utils.get_total_norm(some) for some in _by_kind(gradients)]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return whole[0] if len(whole) == 1 else torch.stack(whole).norm()
+
+
+def _by_kind(tensors: list[T]) -> list[list[T]]:
+    """Whole tensors apart from those that are dealt out, for torch takes no mixture."""
+    kinds = ([each for each in tensors if isinstance(each, DTensor) == dealt_out] for dealt_out in (False, True))
+    return [kind for kind in kinds if kind]
 
 
 def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], clip: float) -> None:
     """One step with clipped gradients, which are then forgotten."""
-    torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
+    having = [parameter for parameter in parameters.values() if parameter.grad is not None]
+    if having:
+        norm = _total_norm([parameter.grad for parameter in having if parameter.grad is not None])
+        for some in _by_kind(having):
+            torch.nn.utils.clip_grads_with_norm_(some, clip, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ class _Kept:
 
 def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None:
     """One update's work without the optimiser's."""
-    td = rollout(parts.lm, parts.agent, symbol_BN, parts.sampling, generator=generator)
-    backward(td, parts, LossConfig())
+    one_pass = partial(rollout, parts.lm, parts.agent, symbol_BN, parts.sampling, generator=generator)
+    td, _ = backward(one_pass, parts, LossConfig())
     for again in replays(parts, [td.detach()]):
         for scored in again:
             backward(scored, parts, LossConfig())
