@@ -87,6 +87,7 @@ def every_case(folder):
         cases[f"agent {agent['name']}"] = {**TINY, "agent": agent}
     cases["direct"] = merge(TINY, {"model": {"horizon": 3}, "loss": {"direct": 1.0}})
     cases = {name: (case, {"ragged": True}) for name, case in cases.items()}
+    cases["frozen"] = of_estimator("rloo", 2), {"frozen": True}
     cases["series"] = series, {}
     cases["series direct 2"] = (
         merge(series, {"model": {"horizon": 3}, "loss": {"direct": 1}, "train": {"accumulate": 2}}),

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import socket
+import time
 import traceback
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,9 +35,14 @@ def in_processes(count, function, folder, *arguments):
     ]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode is not None, "hangs"
+    end = time.monotonic() + 900
+    try:
+        for process in processes:
+            process.join(end - time.monotonic())
+            assert process.exitcode is not None, "hangs"
+    finally:
+        for process in processes:
+            process.kill()
     return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(count)]
 
 
@@ -54,7 +60,7 @@ def _in_process(rank, count, port, function, folder, arguments):
     (folder / f"{rank}").write_bytes(pickle.dumps(found))
 
 
-def updates(ranks, settings, *, steps=3, ragged=False):
+def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     """Some updates, by the functions that the training loop makes them of: metrics, gradients, and the end's state."""
     config = resolve([], settings)
     parts = build_parts(config)
@@ -62,6 +68,7 @@ def updates(ranks, settings, *, steps=3, ragged=False):
         parts.estimator.double()
     for parameter in parts.agent.parameters():
         parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
+    parts.lm.requires_grad_(not frozen)
     team = ranks.team(config.train, together=parts.remembers)
     source = OwnSequences(load_corpus(config.data).train(seed=config.seed), team.slots)
     env = TokenizationEnv(parts.lm, source, len(team.slots.rows), window=parts.agent.window)
