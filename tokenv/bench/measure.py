@@ -47,8 +47,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     tokens = int(given_BT.sum(1).max()) * batch
 
     def learned() -> None:
-        td = env.one_pass(parts.agent, parts.sampling)
-        backward(td, parts, config.loss)
+        backward(partial(env.one_pass, parts.agent, parts.sampling), parts, config.loss)
         descend(optimizer, parameters, config.train.clip)
 
     def given(early: bool = False) -> None:

@@ -45,9 +45,14 @@ class Interruptible:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @staticmethod
+    def be_deaf() -> None:
+        """Ignore all of them for some seconds: what is going on is ending already."""
+        Interruptible._last_stop = time.monotonic()
+
     def stop(self) -> NoReturn:
         """Raise ``KeyboardInterrupt``."""
-        Interruptible._last_stop = time.monotonic()
+        self.be_deaf()
         raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

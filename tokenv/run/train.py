@@ -69,6 +69,7 @@ def train(
         with answering(sure=False):  # a model that is dealt out sends in the midst of its passes
             return _train(config, folder, log, resume, progress, ranks or Ranks())
     except LostRankError as error:
+        Interruptible.be_deaf()  # torchrun tells all to end as soon as one has
         raise LostRankError(f"{error}; {_last_good(folder)}") from error
 
 
