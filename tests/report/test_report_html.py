@@ -77,3 +77,11 @@ def test_legend_shows_the_true_range():
 def test_bad_scale_is_refused_even_without_text():
     with pytest.raises(ValueError, match="increasing pair"):
         segment_page({}, title="t", facts={}, scale=(0.4, 0.2))
+
+
+def test_tables_follow_the_text_and_are_escaped():
+    evil = "<b>&"
+    found = Page(segment_page({"p": []}, title="t", facts={}, tables={evil: [["a", "b"], [evil, "1"]]}))
+    assert found.headings[-1] == evil
+    assert found.cells == ["a", "b", evil, "1"]
+    assert "b" not in found.tags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from html import escape
 from pathlib import Path
@@ -99,7 +100,7 @@ class Model:
             UserError: the model is of series.
         """
         self._of_text()
-        return PreTokenizer(self)
+        return PreTokenizer(functools.partial(self.spans, threshold=True))
 
     def log_likelihood(
         self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False

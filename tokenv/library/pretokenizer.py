@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tokenv.library.model import Model
+from tokenv.library.spans import Span
 
 
 class PreTokenizer:
@@ -16,11 +16,11 @@ class PreTokenizer:
     is trained behind it learns a vocabulary within the model's tokens. Like all custom ones, it is not saved with it.
 
     Args:
-        model: of text.
+        spans: cuts a text of at least one character.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, spans: Callable[[str], Iterable[Span]]) -> None:
+        self._spans = spans
 
     def pre_tokenize_str(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """Pieces with their offsets in characters, as all of the library's pre-tokenizers give them.
@@ -37,7 +37,7 @@ class PreTokenizer:
         """Offsets in characters, from 0 to the text's end; none for an empty text."""
         if not text:
             return []
-        ends = {span.end for span in self.model.spans(text, threshold=True)}
+        ends = {span.end for span in self._spans(text)}
         cuts, position = [0], 0
         for i, character in enumerate(text, 1):
             before, position = position, position + len(character.encode(errors="surrogateescape"))

@@ -1,7 +1,7 @@
 """Boundary probabilities as a web page that needs nothing but itself."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,6 +19,7 @@ def segment_page(
     facts: Mapping[str, str],
     scale: tuple[float, float] = (0.0, 1.0),
     links: Mapping[str, str] | None = None,
+    tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
 ) -> str:
     """Draw passages coloured by boundary probability, with a thin line at each boundary.
 
@@ -29,6 +30,7 @@ def segment_page(
         scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
             legend says so.
         links: Name → address of pages that belong to it; none if None.
+        tables: Heading → rows of cells, the first of which names the columns; they follow the text.
 
     Returns:
         One HTML document, to be written as UTF-8. It loads nothing and runs no script.
@@ -42,6 +44,7 @@ def segment_page(
         facts=[(visible(name), visible(value)) for name, value in facts.items()],
         passages=[(visible(heading), coloured(text, scale)) for heading, text in passages.items()],
         links=list((links or {}).items()),
+        tables=[(visible(name), [[*map(visible, row)] for row in rows]) for name, rows in (tables or {}).items()],
         **legend(scale),
     )
 

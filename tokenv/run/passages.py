@@ -10,6 +10,7 @@ from tokenv.report.html import segment_page
 from tokenv.report.table import console
 from tokenv.report.terminal import coloured_text
 from tokenv.report.theme import colour_ends
+from tokenv.run.habits import CONTEXT, Habits
 from tokenv.run.stored import Segmented
 from tokenv.storage.atomic import write_atomically
 
@@ -36,7 +37,7 @@ def page(title: str, passage: list[Character], step: int) -> str:
         passage: at least one character.
         step: of the model that drew the boundaries.
     """
-    return _page({title: passage}, facts_of(passage, step), _scale(passage), {})
+    return _page({title: passage}, facts_of(passage, step), _scale(passage))
 
 
 def facts_of(passage: list[Character], step: int) -> dict[str, str]:
@@ -45,13 +46,42 @@ def facts_of(passage: list[Character], step: int) -> dict[str, str]:
     return {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"}
 
 
-def write_pages(path: Path, passages: Mapping[str, list[Character]], facts: Mapping[str, str]) -> list[Path]:
+def habits_tables(found: Habits) -> dict[str, list[list[str]]]:
+    """What a policy has learned, as tables of a page."""
+    return {
+        "Boundaries by class of byte": [
+            ["byte", "of all bytes", "boundaries a byte"],
+            *([name, f"{share:.1%}", f"{rate:.3f}"] for name, (share, rate) in found.classes.items()),
+        ],
+        "Most frequent tokens": [
+            ["token", "times"],
+            *([readable(token), f"{count:,}"] for token, count in found.tokens),
+        ],
+        f"Where boundaries are most probable: the last {CONTEXT} bytes": [
+            ["bytes", "mean π", "times"],
+            *([readable(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in found.contexts),
+        ],
+    }
+
+
+def readable(text: bytes) -> str:
+    """Bytes on one line, with blanks that show."""
+    return text.decode(errors="backslashreplace").replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+def write_pages(
+    path: Path,
+    passages: Mapping[str, list[Character]],
+    facts: Mapping[str, str],
+    tables: Mapping[str, list[list[str]]] | None = None,
+) -> list[Path]:
     """Write passages of one text, coloured, as web pages that lead to one another.
 
     Args:
         path: of the first page; the second of ``a.html`` is ``a-2.html``.
         passages: heading to the whole text, which is as long in each.
         facts: the table on every page.
+        tables: below the text of every page.
 
     Returns:
         The pages.
@@ -66,7 +96,7 @@ def write_pages(path: Path, passages: Mapping[str, list[Character]], facts: Mapp
         more = {"characters": f"{start + 1:,} to {stop:,} of {length:,}"} if len(paths) > 1 else {}
         near = {"previous page": number - 1, "next page": number + 1}
         links = {name: paths[at].name for name, at in near.items() if 0 <= at < len(paths)}
-        write_atomically(own, _page(here, {**facts, **more}, scale, links))
+        write_atomically(own, _page(here, {**facts, **more}, scale, links, tables))
     return paths
 
 
@@ -74,9 +104,10 @@ def _page(
     passages: Mapping[str, list[Character]],
     facts: Mapping[str, str],
     scale: tuple[float, float],
-    links: Mapping[str, str],
+    links: Mapping[str, str] | None = None,
+    tables: Mapping[str, list[list[str]]] | None = None,
 ) -> str:
-    return segment_page(passages, title="Token boundaries", facts=facts, scale=scale, links=links)
+    return segment_page(passages, title="Token boundaries", facts=facts, scale=scale, links=links, tables=tables)
 
 
 def _scale(*passages: list[Character]) -> tuple[float, float]:
