@@ -15,10 +15,10 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
+from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
-from tokenv.compare.store import read_run
+from tokenv.compare.store import SILENT_SECONDS, read_run
 from tokenv.config.schema import Config
 from tokenv.storage import processes
 
@@ -105,7 +105,7 @@ def test_a_run_whose_process_is_gone_is_dead_at_once(
         assert run is not None
         assert run.going_on == going_on
         assert run.can_go_on != going_on
-    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3}), json.dumps(told | {"heartbeat": "x"})):
+    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3})):
         path.write_text(damaged)
         assert read_run(Path("runs/1")) is None
     path.write_text(json.dumps(told | {"host": {}}))  # an earlier version's
@@ -144,7 +144,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     """What the first one is at, the second one leaves until the end, waits for, and finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
@@ -152,7 +152,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     held = claim(one.config, Path("runs"))
     assert isinstance(held, Claim)
     said: list[str] = []
-    monkeypatch.setattr("tokenv.compare.runner._Progress.say", lambda _, line: said.append(line))
+    monkeypatch.setattr("tokenv.compare.bars.Bars.say", lambda _, line: said.append(line))
 
     def release() -> None:
         while not [line for line in said if "waiting for process" in line]:
