@@ -1,28 +1,34 @@
 """One contract for all executors: the same table, nothing trained twice, and what is killed is gone on with."""
 
+import json
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from tokenv.compare.command import compare_methods
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import resolve_comparison
+from tokenv.compare.runner import run_all
 from tokenv.compare.store import stored_runs
 
-KINDS = ("local", "dask", "slurm")
-SLOW = 40_000  # symbols of a run that is to be met while it trains
+LONG = {"train": {"symbols": 20_000}}  # a run that can be met while it trains
+ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
 
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """The address of one, with two workers in processes of their own."""
     distributed = pytest.importorskip("distributed", reason="needs tokenv[dask]")
-    # dask sets one thread a worker, as we do
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    how = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**how) as cluster:
         yield cluster.scheduler_address
 
 
@@ -32,6 +38,10 @@ def place(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     (tmp_path / "slurm.yaml").write_text("cluster: local\ntimeout_min: 10\n")
+    (tmp_path / "broken.py").write_text(
+        "from tokenv.agents.fixed import Uniform\n\n\nclass Broken(Uniform):\n"
+        "    def draw(self, observation, noise):\n        raise OSError('the disk is full')\n"
+    )
     values = {
         "base": "tiny.yaml",
         "seeds": [0],
@@ -44,7 +54,7 @@ def place(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
     return tmp_path
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["local", "dask", "slurm"])
 def executor(request: pytest.FixtureRequest, place: Path) -> str:
     """What follows ``executor=``."""
     if request.param == "dask":
@@ -60,20 +70,119 @@ def options(executor: str, **changes: Any) -> CompareOptions:
 
 
 def table(of: CompareOptions) -> dict[str, Any]:
+    """All that a comparison has found of every method but what clocks say."""
     (comparison,) = compare_methods(of, progress=False).values()
     assert comparison.failed == {}
     return {
-        method.name: [(run.assessment.loss, run.assessment.boundary_rate, run.config.seed) for run in method.runs]
+        method.name: [
+            (
+                run.assessment.loss,
+                run.assessment.boundary_rate,
+                {name: told for name, told in run.history.items() if name != "train/symbols_per_second"},
+            )
+            for run in method.runs
+        ]
         for method in comparison.methods
     }
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def nothing_is_left(store: Path) -> bool:
+    """Neither claims nor scratch."""
+    return not list(store.glob(".*"))
 
 
 def test_every_executor_gives_the_same_table(executor: str, place: Path) -> None:
     found = table(options(executor))
     assert len(list(stored_runs(place / "runs"))) == 2
-    assert {path.name for path in place.glob("runs/.*")} == set()  # neither claims nor scratch
+    assert nothing_is_left(place / "runs")
+    assert table(options("local")) == found
+    assert len(list(stored_runs(place / "runs"))) == 2
     if executor != "local":
         assert table(options("local", store="here")) == found
-    before = time.monotonic()
-    assert table(options(executor)) == found
-    assert len(list(stored_runs(place / "runs"))) == 2, f"trained twice, {time.monotonic() - before}"
+
+
+def test_a_failed_run_is_told_alike(executor: str, place: Path) -> None:
+    of = options(executor, methods={"broken": {"agent": {"name": "broken:Broken"}}}, only=["broken"])
+    assert run_all(list(of.tasks()), of, progress=False) == ([None], {"broken, seed 0": "OSError: the disk is full"})
+    assert nothing_is_left(place / "runs")
+
+
+def at_work(store: Path) -> list[dict[str, Any]]:
+    """Whoever claims a run that has saved something: the holders and the trainers."""
+    if not list(store.glob("*/checkpoints/step-*")):
+        return []
+    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*")]
+    return [{"holder": each[0]["pid"], "trainer": each[1]["pid"]} for each in told if len(each) == 2]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
+    """Killed with all that it has started, as by a machine's end: the outcome is that of one that was left alone."""
+    changes = {"only": ["learned"], "common": LONG}
+    alone = table(options("local", store="alone", **changes))
+
+    def kill() -> None:
+        wait_until(lambda: at_work(place / "runs"))
+        (pids,) = at_work(place / "runs")
+        worker = psutil.Process(pids["trainer"])
+        if executor != "local":
+            worker = psutil.Process(pids["holder"]).parent()  # type: ignore[assignment]
+        for process in (worker, *worker.children(recursive=True)):
+            process.kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        found = table(options(executor, **changes))
+        killed.result()
+    assert found == alone
+    runs = list(stored_runs(place / "runs"))
+    assert sorted(run.status for run in runs) == ["COMPLETED", "RUNNING"]
+    newest = next(run for run in runs if run.finished)
+    assert json.loads((newest.folder / "config.json").read_text())["resume"]
+    assert nothing_is_left(place / "runs")
+
+
+@pytest.mark.slow
+def test_two_comparisons_with_different_executors_train_each_run_once(executor: str, place: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(table, options(kind, common=LONG)) for kind in (executor, "local")]
+        one, other = (each.result() for each in both)
+    assert one == other
+    assert len(list(stored_runs(place / "runs"))) == 2
+    assert nothing_is_left(place / "runs")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_goes_on_and_drops_what_waits(executor: str, place: Path) -> None:
+    of = options(executor, common=ENDLESS, seeds=[0, 1])
+    begun = 4 if executor.startswith("slurm") else 2
+
+    def under_way() -> bool:
+        metrics = [path.read_text() for path in place.glob("runs/*/metrics.json")]
+        return sum("train/flops" in text for text in metrics) == begun
+
+    def press() -> None:
+        wait_until(under_way, 240)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presser = threading.Thread(target=press, daemon=True)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+            run_all(list(of.tasks()), of, progress=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    runs = list(stored_runs(place / "runs"))
+    assert [run.status for run in runs] == ["INTERRUPTED"] * begun
+    assert all(run.can_go_on for run in runs)
+    assert nothing_is_left(place / "runs")
+    if executor.startswith("dask"):  # its workers are free again
+        assert table(options(executor, seeds=[2])) != {}
