@@ -2,6 +2,8 @@
 
 import json
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +15,13 @@ import psutil
 import pytest
 import yaml
 
+from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.store import stored_runs
+from tokenv.errors import UserError
 
 LONG = {"train": {"symbols": 20_000}}  # a run that can be met while it trains
 ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
@@ -186,3 +190,51 @@ def test_ctrl_c_saves_what_goes_on_and_drops_what_waits(executor: str, place: Pa
     assert nothing_is_left(place / "runs")
     if executor.startswith("dask"):  # its workers are free again
         assert table(options(executor, seeds=[2])) != {}
+
+
+@pytest.mark.parametrize(
+    ("executor", "file", "message"),
+    [
+        ("ray", "", "executor = 'ray': expected local, dask:ADDRESS"),
+        ("dask:", "", "executor = 'dask:': expected local, dask:ADDRESS"),
+        ("dask:carrier://pigeon", "", "no scheduler answers there \\(unknown address scheme"),
+        ("slurm:none.yaml", "", "no such file"),
+        ("slurm:it.yaml", "- a", "it.yaml: expected a mapping"),
+        ("slurm:it.yaml", "a: [", "it.yaml: not valid YAML"),
+        ("slurm:it.yaml", "cluster: pbs", "cluster = 'pbs': expected slurm or local"),
+        ("slurm:it.yaml", "cluster: local\ntimeout_min: soon", "timeout_min.*soon"),
+        ("slurm:it.yaml", "cluster: local\npartitoin: gpu", "local_partitoin"),
+        ("slurm:it.yaml", "partition: gpu", 'Could not detect "srun"'),
+    ],
+)
+def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
+    executor: str, file: str, message: str, place: Path
+) -> None:
+    for package in ("distributed", "submitit"):
+        pytest.importorskip(package)
+    (place / "it.yaml").write_text(file)
+    with pytest.raises(UserError, match=message):
+        run_command("compare", ["with", "both.yaml", f"executor={executor}"])
+    assert not (place / "runs").exists()
+
+
+def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:
+    """Nobody listens, or somebody else does and says nothing."""
+    pytest.importorskip("distributed", reason="needs tokenv[dask]")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        started = time.monotonic()
+        with pytest.raises(UserError, match=f"dask:127.0.0.1:{port}': no scheduler answers there"):
+            run_command("compare", ["with", "both.yaml", f"executor=dask:127.0.0.1:{port}"])
+    assert time.monotonic() - started < 60
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(("executor", "package"), [("dask:a:1", "distributed"), ("slurm:slurm.yaml", "submitit")])
+def test_an_extra_that_is_missing_is_named(
+    executor: str, package: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"takes the package {package} .*pip install 'tokenv\[{executor[:4]}"):
+        run_command("compare", ["with", "both.yaml", f"executor={executor}"])
+    assert not (place / "runs").exists()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from tokenv.compare.have import have
 from tokenv.compare.options import CompareOptions, Task
@@ -20,7 +19,7 @@ from tokenv.compare.order import Order, Outcome
 from tokenv.compare.remote import Remote
 from tokenv.errors import UserError
 
-CONNECT_SECONDS = 5
+PACKAGES = {"dask": "distributed", "slurm": "submitit"}  # of the extras of these names
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,13 @@ class Workshop:
         executor: takes jobs.
         job: what is submitted, with an order.
         threads: of torch, in each of a job's processes; 0 for its own choice.
+        told: what is to be said of it; empty for nothing.
     """
 
     executor: Executor
     job: Callable[[Order], Outcome]
     threads: int = 0
+    told: str = ""
 
 
 @contextmanager
@@ -56,14 +57,11 @@ def opened(options: CompareOptions, tasks: Sequence[Task], desk: Path, threads: 
         with ThreadPoolExecutor(options.jobs) as pool:
             yield Workshop(pool, have, threads)
     elif kind == "dask":
-        with _client(where) as client:
-            takes_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
-            workers = client.scheduler_info(n_workers=-1)["workers"].values()
-            has_gpu = any("GPU" in worker.get("resources", {}) for worker in workers)
-            more: dict[str, Any] = {"resources": {"GPU": options.ranks}} if takes_gpu and has_gpu else {}
-            yield Workshop(client.get_executor(pure=False, **more), Remote())
+        takes_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
+        with _module("dask").opened(where, options.ranks if takes_gpu else 0) as (executor, told):
+            yield Workshop(executor, Remote(), told=told)
     else:
-        with _slurm().opened(Path(where), desk, options.ranks) as executor:
+        with _module(kind).opened(Path(where), desk, options.ranks) as executor:
             yield Workshop(executor, Remote())
 
 
@@ -75,39 +73,21 @@ def check_executor(options: CompareOptions) -> None:
     """
     kind, _, where = options.executor.partition(":")
     if kind == "dask":
-        with _client(where):
-            pass
+        _module(kind).check(where)
     elif kind == "slurm":
-        _slurm().check(Path(where), options.ranks)
+        _module(kind).check(Path(where), options.ranks)
 
 
-def _client(address: str) -> Any:
-    distributed = extra("distributed", "dask")
-    try:
-        return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        raise UserError(
-            f"executor = 'dask:{address}': no scheduler answers there ({_first_line(error)}): expected the address "
-            "that dask scheduler prints, such as dask:tcp://10.0.0.1:8786"
-        ) from error
-
-
-def _slurm() -> ModuleType:
-    extra("submitit", "slurm")
-    return import_module("tokenv.compare.slurm")
-
-
-def extra(package: str, name: str) -> ModuleType:
-    """A package of an extra.
+def _module(kind: str) -> ModuleType:
+    """Ours for a kind of executor.
 
     Raises:
-        UserError: it is not installed.
+        UserError: what it takes is not installed.
     """
     try:
-        return import_module(package)
+        import_module(PACKAGES[kind])
     except ImportError as error:
-        raise UserError(f"executor={name}:… needs the package {package}: pip install 'tokenv[{name}]'") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"executor={kind}:… takes the package {PACKAGES[kind]} ({error}): pip install 'tokenv[{kind}]'"
+        ) from error
+    return import_module(f"tokenv.compare.{kind}")

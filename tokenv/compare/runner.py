@@ -49,6 +49,8 @@ def run_all(
     with shown.bars, _desk(store) as desk:
         threads = _threads(options.jobs)
         with opened(options, tasks, desk, threads) as workshop:
+            if workshop.told:
+                shown.say(workshop.told)
             runs = _Runs(tasks, options, desk, workshop, shown)
             finished = runs.have()
     if not finished:
