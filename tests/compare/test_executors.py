@@ -102,19 +102,23 @@ def nothing_is_left(store: Path) -> bool:
     return not list(store.glob(".*"))
 
 
-def test_every_executor_gives_the_same_table(executor: str, place: Path) -> None:
-    found = table(options(executor))
-    assert len(list(stored_runs(place / "runs"))) == 2
-    assert nothing_is_left(place / "runs")
-    assert table(options("local")) == found
-    assert len(list(stored_runs(place / "runs"))) == 2
-    if executor != "local":
-        assert table(options("local", store="here")) == found
+@pytest.fixture(scope="module")
+def of_local() -> dict[str, Any]:
+    """What the first test that needs it finds out for all: a comparison's table, had on this machine."""
+    return {}
 
 
-def test_a_failed_run_is_told_alike(executor: str, place: Path) -> None:
-    of = options(executor, methods={"broken": {"agent": {"name": "broken:Broken"}}}, only=["broken"])
-    assert run_all(list(of.tasks()), of, progress=False) == ([None], {"broken, seed 0": "OSError: the disk is full"})
+def test_every_executor_gives_the_same_table(executor: str, place: Path, of_local: dict[str, Any]) -> None:
+    """Which is read without training anything again, and a run that fails leaves the others alone."""
+    broken = {"broken": {"agent": {"name": "broken:Broken"}}}
+    of = options(executor, methods=broken)
+    folders, failed = run_all(list(of.tasks()), of, progress=False)
+    assert failed == {"broken, seed 0": "OSError: the disk is full"}
+    assert [folder is None for folder in folders] == [False, False, True]
+    trained = len(list(stored_runs(place / "runs")))
+    of_local |= {} if of_local else table(options("local", store="runs" if executor == "local" else "here"))
+    assert table(options(executor)) == of_local
+    assert len(list(stored_runs(place / "runs"))) == trained
     assert nothing_is_left(place / "runs")
 
 
@@ -150,6 +154,29 @@ def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
     assert sorted(run.status for run in runs) == ["COMPLETED", "RUNNING"]
     newest = next(run for run in runs if run.finished)
     assert json.loads((newest.folder / "config.json").read_text())["resume"]
+    assert nothing_is_left(place / "runs")
+
+
+@pytest.mark.slow
+def test_a_preempted_job_saves_and_is_gone_on_with(place: Path) -> None:
+    """As Slurm tells it, of a partition that others may take or of time that is up: nothing is trained twice."""
+    pytest.importorskip("submitit", reason="needs tokenv[slurm]")
+    changes = {"only": ["learned"], "common": LONG}
+    alone = table(options("local", store="alone", **changes))
+
+    def preempt() -> None:
+        wait_until(lambda: at_work(place / "runs"))
+        (pids,) = at_work(place / "runs")
+        job = psutil.Process(pids["holder"]).parent()
+        for process in (job, *job.children(recursive=True)):
+            process.send_signal(signal.SIGUSR2)
+
+    with ThreadPoolExecutor(1) as pool:
+        preempted = pool.submit(preempt)
+        found = table(options("slurm:slurm.yaml", **changes))
+        preempted.result()
+    assert found == alone
+    assert sorted(run.status for run in stored_runs(place / "runs")) == ["COMPLETED", "INTERRUPTED"]
     assert nothing_is_left(place / "runs")
 
 
