@@ -103,10 +103,10 @@ def _do(
     if told:
         raise _EndedError(Outcome(stopped=True))
     if code:
-        raise _EndedError(Outcome(failed=_last_words(log, code), lost=code < 0))
+        raise _EndedError(Outcome(failed=last_words(log, code), lost=code < 0))
 
 
-def _last_words(log: Path, code: int) -> str:
+def last_words(log: Path, code: int) -> str:
     """Why it ended: a killed process says nothing, and torchrun says more after what its ranks have said."""
     if code < 0:
         return f"killed by signal {-code}"
