@@ -1,6 +1,7 @@
 """One contract for all executors: the same table, nothing trained twice, and what is killed is gone on with."""
 
 import json
+import re
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
@@ -20,6 +22,7 @@ from tokenv.compare.command import compare_methods
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
+from tokenv.compare.slurm import check
 from tokenv.compare.store import stored_runs
 from tokenv.errors import UserError
 
@@ -243,6 +246,19 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
     with pytest.raises(UserError, match=message):
         run_command("compare", ["with", "both.yaml", f"executor={executor}"])
     assert not (place / "runs").exists()
+
+
+def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="needs tokenv[slurm]")
+    (place / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(place), prepend=":")
+    text = (shrunk.ROOT / "docs" / "scale.md").read_text()
+    (block,) = re.findall(r"```\n(partition: .*?)```", text, re.DOTALL)
+    (place / "a100.yaml").write_text(block)
+    check(place / "a100.yaml", 1)
+    (place / "a100.yaml").write_text(block.replace("partition", "partitoin"))
+    with pytest.raises(UserError, match="partitoin"):
+        check(place / "a100.yaml", 1)
 
 
 def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.compare.have import last_words, trainer
+from tokenv.compare.have import ended, trainer
+from tokenv.compare.order import Outcome
 from tokenv.compare.process import Job
 
 STAND_IN = """
@@ -13,7 +14,9 @@ import os, pathlib, signal, sys, time
 rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
 words = sys.argv[1:]
 if words[0] == "fail":
-    sys.exit("tokenv: the value of 3 is wrong" if rank == "0" else 0)
+    sys.exit("tokenv: the value of 3 is wrong" if rank == "0" else time.sleep(60))
+if words[0] == "die" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
 pathlib.Path(f"begun-{rank}").write_text(" ".join([ranks, *words]))
 stopped = []
 signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
@@ -50,7 +53,14 @@ def test_what_a_rank_has_said_is_told(place: Path) -> None:
     job = Job(*trainer(["fail"], 2), place / "log")
     code = job.wait(120)
     assert code == 1
-    assert last_words(place / "log", code) == "the value of 3 is wrong"
+    assert ended(place / "log", code) == Outcome(failed="the value of 3 is wrong")
+
+
+def test_a_rank_that_is_killed_is_lost_and_no_failure(place: Path) -> None:
+    job = Job(*trainer(["die"], 2), place / "log")
+    code = job.wait(120)
+    assert code == 1
+    assert ended(place / "log", code) == Outcome(failed="killed by signal 9", lost=True)
 
 
 def test_one_rank_needs_no_torchrun() -> None:

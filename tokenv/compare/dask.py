@@ -8,8 +8,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import distributed
-
 from tokenv.errors import UserError
 
 CONNECT_SECONDS = 5.0
@@ -30,6 +28,8 @@ def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str]]:
     Raises:
         UserError: no scheduler answers there.
     """
+    import distributed
+
     check(address)
     with distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -60,6 +60,8 @@ def check(address: str) -> None:
 
 
 async def _kind(address: str) -> str:
+    import distributed
+
     arguments = distributed.Security().get_connection_args("client")
     async with distributed.rpc(address, timeout=CONNECT_SECONDS, connection_args=arguments) as there:
         return str((await there.identity())["type"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -103,14 +104,23 @@ def _do(
     if told:
         raise _EndedError(Outcome(stopped=True))
     if code:
-        raise _EndedError(Outcome(failed=last_words(log, code), lost=code < 0))
+        raise _EndedError(ended(log, code))
 
 
-def last_words(log: Path, code: int) -> str:
-    """Why it ended: a killed process says nothing, and torchrun says more after what its ranks have said."""
-    if code < 0:
-        return f"killed by signal {-code}"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() not in ("", REPORT)]
+def ended(log: Path, code: int) -> Outcome:
+    """What has become of a process that did not come to its end.
+
+    Args:
+        log: what it has printed. A killed process says nothing, and torchrun says more after what its ranks have said.
+        code: its exit status; a negative one, or a rank's, is a signal.
+    """
+    said = log.read_text(errors="replace")
+    first = re.search(
+        r"exitcode +: (-\d+)", said.partition("Root Cause")[2]
+    )  # it ends the other ranks, by a signal, too
+    killed = int(first[1]) if first else code
+    if killed < 0:
+        return Outcome(failed=f"killed by signal {-killed}", lost=True)
+    lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]
     own = [line for line in lines if line.startswith("tokenv: ")]
-    last = (own or lines or [f"exit status {code}"])[-1]
-    return last.strip().removeprefix("tokenv: ")
+    return Outcome(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))

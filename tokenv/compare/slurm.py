@@ -10,12 +10,13 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import submitit
+from typing import TYPE_CHECKING, Any
 
 from tokenv.config.files import load_yaml
 from tokenv.errors import UserError
+
+if TYPE_CHECKING:
+    import submitit
 
 EVERY_SECONDS = 1.0
 OF_EXECUTOR = ("max_num_timeout", "python")  # what submitit wants to know when an executor is made
@@ -126,6 +127,8 @@ def check(file: Path, ranks: int) -> None:
 
 
 def _made(file: Path, folder: Path, ranks: int) -> submitit.Executor:
+    import submitit
+
     where = f"executor = 'slurm:{file}'"
     if not file.is_file():
         raise UserError(
