@@ -138,6 +138,34 @@ def test_a_claim_of_another_machine_is_stale_when_it_was_not_refreshed(tmp_path:
     assert isinstance(claim(Config(), tmp_path), Claim)
 
 
+def test_no_machines_clock_decides(
+    tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the file system does: ours may be an hour ahead of the one that wrote a claim, or that trains."""
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *shrunk.words(tiny_settings)])
+    path = rewritten(Path("runs"), place="elsewhere pid:[1]")
+    told = json.loads(Path("runs/1/run.json").read_text())
+    host = {"process": processes.described() | {"place": "elsewhere pid:[1]"}}
+    Path("runs/1/run.json").write_text(json.dumps(told | {"status": "RUNNING", "host": host, "heartbeat": "never"}))
+    at = time.time()
+    for clock in (at + 3600, at - 3600):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert isinstance(claim(Config(), Path("runs")), Elsewhere)
+        run = read_run(Path("runs/1"))
+        assert run is not None
+        assert run.going_on
+        for silent in (path, Path("runs/1/run.json")):
+            os.utime(silent, (at - SILENT_SECONDS - 10,) * 2)
+        again = read_run(Path("runs/1"))
+        assert again is not None
+        assert not again.going_on
+        for silent in (path, Path("runs/1/run.json")):
+            os.utime(silent, (at, at))
+    os.utime(path, (at - SILENT_SECONDS - 10,) * 2)
+    assert isinstance(claim(Config(), Path("runs")), Claim)
+
+
 def test_two_comparisons_on_one_store_train_each_run_once(
     tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

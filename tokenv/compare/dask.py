@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tokenv.errors import UserError
+
+if TYPE_CHECKING:
+    import distributed
 
 CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str]]:
+def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str, Callable[[], None]]]:
     """A scheduler's workers.
 
     Args:
@@ -23,7 +27,7 @@ def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str]]:
             runs than fit.
 
     Yields:
-        The executor, and what is to be said of it.
+        The executor, what is to be said of it, and a call that raises once it is of no use any more.
 
     Raises:
         UserError: no scheduler answers there.
@@ -37,11 +41,15 @@ def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str]]:
         more: dict[str, Any] = {"resources": {"GPU": gpus}} if counted else {}
         slots = sum(worker["nthreads"] for worker in workers)
         told = f"{len(workers)} workers of {address} take {slots} runs at a time"
-        yield client.get_executor(pure=False, **more), told
+        yield client.get_executor(pure=False, **more), told, partial(check, address, client)
 
 
-def check(address: str) -> None:
+def check(address: str, client: distributed.Client | None = None) -> None:
     """Find out whether a scheduler answers: a client itself would wait for whoever only listens.
+
+    Args:
+        address: of the scheduler.
+        client: of it; one that has lost its connection for good finds no other.
 
     Raises:
         UserError: none does.
@@ -50,6 +58,8 @@ def check(address: str) -> None:
         with ThreadPoolExecutor(1) as pool:  # this thread may have a loop of its own, as a notebook's
             kind = pool.submit(lambda: asyncio.run(asyncio.wait_for(_kind(address), CONNECT_SECONDS))).result()
         found = "" if kind == "Scheduler" else f"a {kind} does"
+        if client is not None and client.status == "closed":
+            found = "it has forgotten this comparison"
     except Exception as error:  # of the network, of addresses, of whatever else a stranger's answer is taken for
         found = str(error).partition("\n")[0] or type(error).__name__
     if found:

@@ -31,12 +31,14 @@ class Workshop:
         job: what is submitted, with an order.
         threads: of torch, in each of a job's processes; 0 for its own choice.
         told: what is to be said of it; empty for nothing.
+        check: raises ``UserError`` once it is of no use any more.
     """
 
     executor: Executor
     job: Callable[[Order], Outcome]
     threads: int = 0
     told: str = ""
+    check: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -58,8 +60,8 @@ def opened(options: CompareOptions, tasks: Sequence[Task], desk: Path, threads: 
             yield Workshop(pool, have, threads)
     elif kind == "dask":
         takes_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
-        with _module("dask").opened(where, options.ranks if takes_gpu else 0) as (executor, told):
-            yield Workshop(executor, Remote(), told=told)
+        with _module("dask").opened(where, options.ranks if takes_gpu else 0) as (executor, told, check):
+            yield Workshop(executor, Remote(), told=told, check=check)
     else:
         with _module(kind).opened(Path(where), desk, options.ranks) as executor:
             yield Workshop(executor, Remote())

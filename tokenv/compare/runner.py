@@ -20,7 +20,7 @@ from tokenv.compare.executors import Workshop, opened
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.order import GOING, STOP, Order, Outcome
 from tokenv.compare.store import find_run, read_run
-from tokenv.errors import UserError
+from tokenv.errors import FailedError, UserError
 from tokenv.storage import trust
 
 TRIES = 3  # of a run whose processes are killed
@@ -41,6 +41,7 @@ def run_all(
         Each task's folder, None if it failed; and the failed ones' labels with what went wrong.
 
     Raises:
+        FailedError: the executor is gone.
         KeyboardInterrupt: Ctrl-C; the runs that were going on have saved.
         UserError: the executor cannot be had.
     """
@@ -131,6 +132,8 @@ class _Runs:
 
     def _settle(self, number: int, outcome: Outcome) -> None:
         task = self._tasks[number]
+        if outcome.lost:
+            self._check()
         if outcome.run:
             self.folders[number] = folder = self._store / outcome.run
             _await(folder)
@@ -148,6 +151,19 @@ class _Runs:
             self.failed[task.label] = f"{why}, {TRIES} times in a row" if outcome.lost else why
             self._shown.finish(number)
             self._shown.say(f"{task.label} failed: {self.failed[task.label]}")
+
+    def _check(self) -> None:
+        """Whether there is somebody left to go on with what was lost.
+
+        Raises:
+            FailedError: there is not.
+        """
+        try:
+            self._workshop.check()
+        except UserError as error:
+            raise FailedError(
+                f"{error}; the same command goes on: finished and saved runs are found in {self._store}"
+            ) from error
 
     def _look_elsewhere(self, number: int) -> None:
         """Once nobody else is at a run, it is finished, or there is reason to go on with it."""
