@@ -183,6 +183,54 @@ def test_a_preempted_job_saves_and_is_gone_on_with(place: Path) -> None:
     assert nothing_is_left(place / "runs")
 
 
+SLURM = {
+    "sbatch": """
+import os, pathlib, subprocess, sys
+number = len(list(here.glob("job-*"))) + 1
+batch = sys.argv[-1]
+environment = os.environ | {"SLURM_JOB_ID": str(number)}
+batch = pathlib.Path(batch).read_text()
+job = subprocess.Popen(["bash", "-c", batch], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+(here / f"job-{number}").write_text(batch)
+print(f"Submitted batch job {number}")
+""",
+    "srun": """
+import os, sys
+words = sys.argv[1:]
+words = words[words.index("--error") + 2 :]
+os.environ |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1"}
+os.execvp(words[0], words)
+""",
+    "sacct": """
+import sys
+print("JobID|State|NodeList")
+for path in here.glob("job-*"):
+    print(f"{path.name[4:]}|RUNNING|here")
+""",
+}
+
+
+@pytest.mark.slow
+def test_jobs_go_through_slurms_own_commands(
+    place: Path, monkeypatch: pytest.MonkeyPatch, of_local: dict[str, Any]
+) -> None:
+    """Stand-ins of them, which only say what submitit asks: what is submitted is what the file says."""
+    pytest.importorskip("submitit", reason="needs tokenv[slurm]")
+    (place / "bin").mkdir()
+    for name, program in SLURM.items():
+        path = place / "bin" / name
+        path.write_text(f"#!{sys.executable}\nimport pathlib\nhere = pathlib.Path({str(place)!r})\n{program}")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(place / "bin"), prepend=":")
+    (place / "gpu.yaml").write_text("partition: gpu\ntimeout_min: 90\n")
+    of_local |= {} if of_local else table(options("local", store="here"))
+    assert table(options("slurm:gpu.yaml")) == of_local
+    batches = [path.read_text() for path in place.glob("job-*")]
+    assert len(batches) == 2
+    for line in ("#SBATCH --partition=gpu", "#SBATCH --time=90", "#SBATCH --job-name=tokenv"):
+        assert all(line in batch for batch in batches)
+
+
 @pytest.mark.slow
 def test_two_comparisons_with_different_executors_train_each_run_once(executor: str, place: Path) -> None:
     with ThreadPoolExecutor(2) as pool:

@@ -18,6 +18,8 @@ from tokenv.compare.store import find_run
 from tokenv.errors import REPORT
 from tokenv.storage import trust
 
+INTERRUPTED = 130  # a command's exit status after Ctrl-C or SIGTERM
+
 
 class _EndedError(Exception):
     """A job did not come to its end; ``args`` holds what has become of the order."""
@@ -121,6 +123,8 @@ def ended(log: Path, code: int) -> Outcome:
     killed = int(first[1]) if first else code
     if killed < 0:
         return Outcome(failed=f"killed by signal {-killed}", lost=True)
+    if code == INTERRUPTED:
+        return Outcome(failed="stopped, but not by this comparison", lost=True)
     lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]
     own = [line for line in lines if line.startswith("tokenv: ")]
     return Outcome(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))

@@ -25,7 +25,8 @@ OF_EXECUTOR = ("max_num_timeout", "python")  # what submitit wants to know when 
 class SlurmExecutor(Executor):
     """Jobs of submitit as futures, which a thread looks after.
 
-    Cancelling a future before its job has begun takes the job out of the queue.
+    A future that is cancelled takes its job out of the queue, or ends it. None is ever ``running``, for Slurm is not to
+    be asked about each job once a second.
 
     Args:
         executor: submitit's.
@@ -52,7 +53,7 @@ class SlurmExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; ``cancel_futures`` takes jobs that have not begun out of the queue."""
+        """Take no more; ``cancel_futures`` cancels those that are there."""
         self._closed.set()
         with self._lock:
             futures = list(self._jobs)
@@ -80,16 +81,14 @@ class SlurmExecutor(Executor):
             future.set_running_or_notify_cancel()
             return True
         if not job.done():
-            if job.state == "RUNNING" and not future.running():
-                future.set_running_or_notify_cancel()
             return False
         try:
             found = job.result()
         except Exception as error:  # submitit's own, of a job that failed or was killed
-            if future.running() or future.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         else:
-            if future.running() or future.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 future.set_result(found)
         return True
 
