@@ -1,6 +1,8 @@
 """The examples do what they say."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,23 @@ def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
     differ, rate = lookahead(str(texts), 1, 320)
     assert 0 < differ < 0.5
     assert rate < 0.6
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
+def test_intervals_cover_what_they_promise(ratio, seeds, paired):
+    assert 0.93 <= load("coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98
+
+
+@pytest.mark.slow
+def test_the_gpu_day_runs_through(tmp_path):
+    """On any machine, every part: its figures mean nothing, that it gets to them does."""
+    out = tmp_path / "gpu.md"
+    command = [sys.executable, EXAMPLES / "gpu_day.py", "--small", "--out", out, "--keep", tmp_path / "kept"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    told = out.read_text()
+    assert told.count("ended with 0 after") == 4
+    assert told.count("| bytes per second |") == 2
+    assert "reinforce has the lowest" in told or "uniform has the lowest" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.md", "kept"]

@@ -100,3 +100,22 @@ def test_a_bfloat16_step_is_finite(samples):
     for name, parameter in [*lm.named_parameters(), *agent.named_parameters()]:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_tokens_equal_padded_ones(compiled):
+    lm, _ = models()
+    lm.cuda()
+    symbol_BN, noise_BT = (x.cuda() for x in random_sequences())
+    action_BN = torch.nn.functional.pad((noise_BT < 0.3).long(), (1, 0), value=1)
+    results = []
+    for packs in (False, True):
+        lm.packs = packs
+        if packs and compiled:
+            lm.compile_layers()
+        lm.zero_grad()
+        out = lm(symbol_BN, action_BN)
+        out.square().mean().backward()
+        results.append([out.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
+    for packed, padded in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(packed, padded, rtol=1e-2, atol=1e-2)

@@ -30,7 +30,7 @@ ALLOWED = {
         *("keys", "errors", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
     ),
-    "bench": ("keys", "errors", "data", "lm", "env", "config", "run"),
+    "bench": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
     "tasks": ("keys", "errors", "run"),
     "forecast": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
     "variance": (
@@ -41,7 +41,7 @@ ALLOWED = {
     "library": ("errors", "storage", "config", "run"),
     "cli": (
         *("keys", "errors", "storage", "report", "data", "lm", "config", "run"),
-        *("bench", "tasks", "forecast", "variance", "compare"),
+        *("bench", "tasks", "forecast", "variance", "compare", "library"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli.main import run_command
+from tokenv.errors import UserError
 
 
 def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +28,29 @@ def test_its_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "repeats = 7" in shown
     assert "warmup_symbols = " in shown
+
+
+def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32, 64]}", "out=grown"]
+    rows = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
+    assert [(row["key"], row["value"]) for row in rows] == [("data.seq_len", 32), ("data.seq_len", 64)]
+    assert all(row["plain_over_learned"] > 0 and row["peak_memory_gib"] > 0 for row in rows)
+    header, *lines = Path("grown.csv").read_text().splitlines()
+    assert header.startswith("key,value,step_seconds")
+    assert len(lines) == 2
+    assert Path("grown.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["scaling={'data.seq_len': 32}"], r"scaling.data.seq_len = 32: expected a list of sizes"),
+        (["scaling={'data.seq_len': []}"], r"scaling.data.seq_len = \[\]: expected a list of sizes"),
+        (["scaling={'data.sequence': [32]}"], r"data.sequence"),
+        (["scaling={'model.width': [7]}"], r"model.heads = 2 does not divide model.width = 7"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(tiny_words: list[str], words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_command("bench", ["with", *tiny_words, *words])

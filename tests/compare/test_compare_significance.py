@@ -125,29 +125,6 @@ def test_a_seed_that_only_one_more_pair_shares_takes_no_verdict():
     assert difference(first, second).verdict == difference(first, more).verdict == "better"
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
-def test_intervals_cover_what_they_promise(ratio, seeds, paired):
-    """``ratio``: the documents' standard error over the seeds', of the mean."""
-    generator, trials, documents = np.random.default_rng(0), 1200, 40
-    document_B = np.repeat(np.arange(documents), 2)
-    zeros_SB = np.zeros((seeds, 2 * documents))
-    covered = 0
-    for _ in range(trials):
-        seed_S = generator.normal(0, math.sqrt(seeds), seeds)
-        if not paired:
-            seed_S = seed_S / math.sqrt(2)
-            zeros_SB = np.repeat(generator.normal(0, math.sqrt(seeds / 2), (seeds, 1)), 2 * documents, 1)
-        document_C = generator.normal(0, ratio * math.sqrt(documents), documents)
-        first = Scores(seed_S[:, None] + document_C[document_B], document_B, tuple(range(seeds)))
-        second = Scores(zeros_SB, document_B, first.seeds if paired else tuple(range(seeds, 2 * seeds)))
-        found = difference(first, second)
-        assert (found.p < 0.05) == (found.verdict != "not separable")
-        covered += found.low < 0 < found.high
-    assert 0.93 <= covered / trials <= 0.98
-
-
 @given(st.lists(st.floats(0, 1), max_size=6))
 def test_holms_correction_is_the_closed_test_of_bonferronis(p):
     """An hypothesis falls where every set that it is in falls, each by its smallest p-value times its size."""

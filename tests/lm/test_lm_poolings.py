@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tokenv.lm.config import POOLINGS, UNetConfig
 from tokenv.lm.incremental import Decoder
+from tokenv.lm.poolings.select import SortedGather, segment
 from tokenv.lm.unet import UNet
 
 LENGTH = 12
@@ -224,3 +225,18 @@ def test_the_papers_pooling_has_no_parameters_and_others_start_as_published():
 def test_an_unknown_pooling_is_refused():
     with pytest.raises(ValueError, match=r"model\.pooling = 'max': expected one of select, mean, smooth"):
         UNetConfig(pooling="max")
+
+
+@settings(deadline=None, max_examples=20)
+@given(masks, st.sampled_from([torch.float64, torch.bfloat16]), st.integers(0, 3), seeds)
+def test_gathering_what_is_sorted_equals_gathering_in_value_and_gradient(mask, dtype, spare, seed):
+    torch.manual_seed(seed)
+    newest_BT = segment(forced_first(mask)).newest_BT
+    x_BMD = torch.randn(2, LENGTH + spare, 8).to(dtype).requires_grad_()
+    weight = torch.randn(2, LENGTH, 8).to(dtype)
+    expected = torch.stack([x_D[row_T] for x_D, row_T in zip(x_BMD.double(), newest_BT, strict=True)])
+    (wanted,) = torch.autograd.grad((expected * weight).sum(), x_BMD)
+    got = SortedGather.apply(x_BMD, newest_BT)
+    assert torch.equal(got.double(), expected)
+    (gradient,) = torch.autograd.grad((got * weight).sum(), x_BMD)
+    torch.testing.assert_close(gradient, wanted)

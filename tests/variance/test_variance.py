@@ -141,7 +141,7 @@ def test_effects_have_no_size_where_tokens_say_nothing(scene):
         torch.nn.init.zeros_(layer.post_mlp.weight)
     scene.parts.lm.mid = torch.nn.ModuleList()
     plain = scene.parts.lm.contextualise
-    scene.parts.lm.contextualise = lambda token, position: 0 * plain(token, position)
+    scene.parts.lm.contextualise = lambda *args, **options: 0 * plain(*args, **options)
     none = credit_by_distance(scene, 3, generator)
     assert max(none.rms) < 1e-12
     assert none.pairs[0] == 6  # 3 rollouts of 2 sequences

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from tokenv.bench.agreement import stepping_differences
 from tokenv.bench.options import BenchOptions
+from tokenv.bench.plain import PlainTransformer
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
@@ -68,8 +69,12 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         "given_early": partial(given, early=True),
         "draw": draw,
     }
-    seconds = _interleave(variants, options.repeats, device, progress)
+    for _ in range(2):  # with the optimiser's moments
+        learned()
     memory = _peak_memory(device)
+    if options.plain:
+        variants["plain"] = _plain_step(config, parts, symbol_BN)
+    seconds = _interleave(variants, options.repeats, device, progress)
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
     policy = policy_flops(parts.agent)
@@ -91,6 +96,8 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         "matrix_peak_tflops_per_second": peak / 1e12,
         "model_flops_utilisation": flops / median["learned"] / peak,
     }
+    if options.plain:
+        figures["plain_over_learned"] = _ratio(seconds["plain"], seconds["learned"])
     if options.stepping:
         figures["stepping_over_one_pass"] = _stepping_ratio(env, parts, device)
         figures["stepping_differences"] = stepping_differences(env, parts)
@@ -102,6 +109,21 @@ def _given_loss(lm: UNet, symbol_BN: Tensor, action_BT: Tensor, *, early: bool) 
     x_BTD, target = lm.encode(symbol_BN)[:, :-1], symbol_BN[:, 1:]
     loss = -lm.codec.log_prob(lm.decode(x_BTD, action_BT), target).mean()
     return loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean() if early else loss
+
+
+def _plain_step(config: Config, parts: Parts, symbol_BN: Tensor) -> Callable[[], None]:
+    """An update of a plain transformer."""
+    peer = PlainTransformer(config.model, parts.lm.compute_dtype).to(symbol_BN.device)
+    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and symbol_BN.is_cuda):
+        peer.compile_layers()
+    parameters = {f"lm.{name}": parameter for name, parameter in peer.named_parameters()}
+    optimizer = make_optimizer(config.train, parameters)
+
+    def step() -> None:
+        peer.loss(symbol_BN).backward()
+        descend(optimizer, parameters, config.train.clip)
+
+    return step
 
 
 def _synchronize(device: torch.device) -> None:
@@ -135,9 +157,13 @@ def _ratio(a: list[float], b: list[float]) -> float:
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
+def _peak_size(device: torch.device) -> int:
+    return 8192 if device.type == "cuda" else 2048
+
+
 def _matrix_peak(parts: Parts, device: torch.device) -> float:
     """FLOP/s of a large square matrix product in the model's precision, best of ten."""
-    size = 8192 if device.type == "cuda" else 2048
+    size = _peak_size(device)
     dtype = parts.lm.compute_dtype or parts.lm.head.weight.dtype
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     return 2 * size**3 / min(_time(lambda: a @ b, device) for _ in range(10))
@@ -171,9 +197,11 @@ def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch
         f"{figures['step_seconds_max']:.3f})",
         "speed": f"{figures['symbols_per_second']:,.0f} bytes per second",
         "peak memory": f"{figures['peak_memory_gib']:.2f} GiB",
-        "utilisation": f"{figures['model_flops_utilisation']:.1%} of a matrix product's "
-        f"{figures['matrix_peak_tflops_per_second']:.3g} TFLOP/s",
+        "utilisation": f"{figures['model_flops_utilisation']:.1%} of {figures['matrix_peak_tflops_per_second']:.3g} "
+        f"TFLOP/s, measured: a matrix product of {_peak_size(device):,} squared",
     }
+    if "plain_over_learned" in figures:
+        speed["plain transformer"] = f"{figures['plain_over_learned']:.2f} times the seconds a step"
     cost = {
         "drawing boundaries": f"{figures['draw_share']:.1%} of a step",
         "time over given boundaries": f"{figures['time_over_given'] - 1:+.1%}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tokenv.config.convert import make
+from tokenv.config.files import merge, nested
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 
@@ -17,19 +20,40 @@ class BenchOptions:
         config: model, batch (``train.batch_size`` x ``data.seq_len``) and hardware; the data are random bytes.
         repeats: timed rounds; every round times every variant once.
         stepping: also step through the environment: its time and its results against the one-pass rollout's.
+        plain: also time a plain transformer in the same rounds: as many layers of the same width, all over all bytes,
+            with full attention and the middle's MLP.
+        scaling: dotted key of the configuration to the sizes at which to measure instead, each in a process of its own,
+            such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``.
+        out: where ``scaling`` leaves its figures and its picture: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
-        UserError: fewer than one round.
+        UserError: fewer than one round, or what ``scaling`` says is no list of sizes of a run.
     """
 
     config: Config
     repeats: int = 5
     stepping: bool = True
+    plain: bool = False
+    scaling: dict[str, Any] = field(default_factory=dict)
+    out: str = "scaling"
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UserError(f"repeats = {self.repeats}: expected at least 1")
+        for key, values in self.scaling.items():
+            if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
+                raise UserError(f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]")
+        for _ in self.sizes():
+            pass
+
+    def sizes(self) -> Iterator[tuple[str, int | float, Config]]:
+        """Every key and value of ``scaling``, and the configuration with it."""
+        for key, values in self.scaling.items():
+            for value in values:
+                yield key, value, make(Config, merge(self.config.as_dict(), nested(key, value)))
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores."""
-        return self.config.as_dict() | {"repeats": self.repeats, "stepping": self.stepping}
+        own = {name: value for name, value in asdict(self).items() if name != "config"}
+        sizes = [{"key": key, "values": values} for key, values in self.scaling.items()]  # Sacred's keys hold no dots
+        return self.config.as_dict() | own | {"scaling": sizes}

@@ -7,6 +7,8 @@ from typing import Any
 
 from tokenv.bench.measure import bench
 from tokenv.bench.options import BenchOptions
+from tokenv.bench.report import scaling_table, write_scaling
+from tokenv.bench.scaling import scale
 from tokenv.cli.options import check_text, take_own
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
@@ -29,6 +31,11 @@ def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
 
 def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
     """Speed, memory, and what learning the boundaries costs."""
+    if options.scaling:
+        rows = scale(options, progress=sys.stderr.isatty())
+        console().print(scaling_table(rows))
+        console().print("scaling: " + ", ".join(map(str, write_scaling(rows, options.out))))
+        return {"scaling": rows}
     results = bench(options, progress=sys.stderr.isatty())
     for title, rows in results["tables"].items():
         console().print(summary_table(rows, title=title))

@@ -80,12 +80,27 @@ class SegmentOptions(TextOptions):
     """Options of ``tokenv segment``.
 
     Args:
-        out: HTML page to write; nothing is written where null.
+        out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
+        json: file for all tokens with offsets, and probability, boundary and bits of every byte, by run.
+        also: further runs that cut the same text, side by side.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        shown: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
+    json: str | None = None
+    also: list[str] = field(default_factory=list)
     threshold: bool = False
+    shown: int = 5_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shown < 0:
+            raise UserError(f"shown = {self.shown}: expected 0 characters or more")
+        for run in self.also:
+            folders.find(run, self.checkpoint)
+        if len({self.run, *self.also}) <= len(self.also):
+            raise UserError(f"also = {self.also!r}: expected other runs than run = {self.run!r}, each once")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
-from tokenv.run.passages import passage_of, show, write_page
+from tokenv.run.passages import facts_of, passage_of, show, write_pages
 from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
@@ -140,7 +140,7 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
         draw_patches(_held_out_patches(trained), picture, title=title, context=config.data.series.context)
     else:
         passage = _held_out_passage(trained)
-        write_page(picture, "held-out text", passage, trained)
+        write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step))
         show(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
     return picture, curves

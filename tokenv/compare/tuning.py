@@ -13,7 +13,7 @@ import numpy as np
 from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.settings import flat
-from tokenv.config.files import merge
+from tokenv.config.files import merge, nested
 from tokenv.run.build import learns
 
 
@@ -51,7 +51,7 @@ def trials(options: CompareOptions, start: Path | None, protocol: str = "") -> l
             name = ", ".join([method, *(f"{key}={value}" for key, value in chosen.items())])
             more: dict[str, Any] = {}
             for key, value in chosen.items():
-                more = merge(more, _nested(key, value))
+                more = merge(more, nested(key, value))
             tasks = [options.task(method, seed, start=start, more=more) for seed in options.tune_seeds]
             found.append(Trial(method, more, [_briefly(task, name, protocol) for task in tasks]))
     return found
@@ -84,10 +84,3 @@ def choose(
             if trial.method not in best or loss < best[trial.method][0]:
                 best[trial.method] = (loss, trial.changes)
     return {method: changes for method, (_, changes) in best.items()}
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """``a.b`` as ``{"a": {"b": value}}``."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)

@@ -139,6 +139,13 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """``a.b`` as ``{"a": {"b": value}}``."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
 def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | None = None) -> Config:
     """A complete, checked configuration.
 

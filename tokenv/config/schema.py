@@ -182,6 +182,9 @@ class HardwareConfig:
         recompute: whether layers are computed again in the backward pass instead of being kept until then, a third more
             arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more than half of the
             machine's memory), ``on`` or ``off``.
+        pack: whether the token-level layers work on the tokens of all sequences in one pack, instead of padding to the
+            longest; the results are the same: ``auto`` (where layers are compiled: they then keep their shapes), ``on``
+            or ``off``.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
     """
 
@@ -189,6 +192,7 @@ class HardwareConfig:
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     recompute: Literal["auto", "on", "off"] = "auto"
+    pack: Literal["auto", "on", "off"] = "auto"
     threads: int = 0
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
 from tokenv.lm.layers import Linear, RMSNorm
+from tokenv.lm.packed import Pack, capacity
 from tokenv.lm.poolings.mean import Mean
 from tokenv.lm.poolings.relaxed import relaxed_attention
 from tokenv.lm.poolings.select import Pooling, Select
@@ -42,6 +43,7 @@ class UNet(Encoder):
     ) -> None:
         codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
         super().__init__(config, codec, compute_dtype, early_exit=False)
+        self.packs = False
         # M is padded to a multiple of this: with ever new lengths the allocator's memory would fragment.
         self._token_multiple = 32
         self.mid = make_layers(config, config.mid_layers, config.token_mlp)
@@ -55,24 +57,38 @@ class UNet(Encoder):
         if config.horizon:
             self.direct_head = Linear(config.width, config.horizon * self.codec.num_parameters)
 
-    def contextualise(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
+    def contextualise(
+        self,
+        token_BMD: Tensor,
+        position_BM: Tensor,
+        strength_BM: Tensor | None = None,
+        count_B: Tensor | None = None,
+    ) -> Tensor:
         """Token representations Y' (eq. 4).
 
         Args:
             token_BMD: tokens.
             position_BM: byte position of each token's boundary, for RoPE.
             strength_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
+            count_B: tokens of each sequence; what follows is padding, and where the model packs (``pack_tokens``), it
+                costs nothing.
 
         Returns:
             Y', [B, M, D].
         """
-        rotary = self.rotary(position_BM, token_BMD.dtype)
         softcap = self.config.attention_softcap
-        attention: Attend
+        if self.packs and count_B is not None:
+            pack = Pack.of(count_B, token_BMD.shape[1], capacity(int(count_B.sum())))
+            packed = self._token_layers(pack.packed(token_BMD), pack.packed(position_BM), pack.attention(softcap))
+            return pack.padded(packed)
         if strength_BM is None:
             attention = attention_for(token_BMD.shape[1], token_BMD.device, softcap)
         else:
             attention = functools.partial(relaxed_attention, softcap=softcap, strength_BN=strength_BM)
+        return self._token_layers(token_BMD, position_BM, attention)
+
+    def _token_layers(self, token_BMD: Tensor, position_BM: Tensor, attention: Attend) -> Tensor:
+        rotary = self.rotary(position_BM, token_BMD.dtype)
         for layer in self.mid:
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
@@ -123,8 +139,12 @@ class UNet(Encoder):
         for layer in (*self.down, *self.mid, *self.up):
             layer.recompute = True
 
+    def pack_tokens(self) -> None:
+        """From now on compute with the tokens of all sequences in one pack, not padded to the longest; same results."""
+        self.packs = True
+
     def compile_layers(self) -> None:
-        """Compile every layer: one compilation for all byte-level layers, and one for each padded token length."""
+        """Compile every layer: one compilation for all byte-level layers, and one for each size of a pack of tokens."""
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
         for layer in (*self.down, *self.mid, *self.up):

@@ -132,7 +132,10 @@ def build_parts(config: Config, device: torch.device | None = None, *, pretraine
         lm.requires_grad_(requires_grad=False)
     if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples):
         lm.recompute_layers()
-    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda"):
+    compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
+    if config.hardware.pack == "on" or (config.hardware.pack == "auto" and compiled):
+        lm.pack_tokens()
+    if compiled:
         lm.compile_layers()
     return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
 

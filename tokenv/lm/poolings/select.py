@@ -1,7 +1,7 @@
 """From bytes to tokens and back: what every pooling does, and the paper's: select, distribute, add (eq. 7-9)."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +57,47 @@ def select(x_BTD: Tensor, segments: Segments) -> Tensor:
 
 def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
     """Upsample: every byte receives the newest token closed at or before it (eq. 9). [B, M, D] -> [B, T, D]."""
+    if token_BMD.is_cuda:
+        return SortedGather.apply(token_BMD, segments.newest_BT)
     return _gather_rows(token_BMD, segments.newest_BT)
+
+
+class SortedGather(torch.autograd.Function):
+    """``out[b, t] = x[b, index[b, t]]`` for rows of ``index`` that never fall; its gradient is the same every time.
+
+    Bytes of a token lie side by side, so its gradient is the sum of a segment, in float32 or finer; index_select's own
+    gradient adds in the model's precision and, on a GPU, in any order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BMD: Tensor, index_BT: Tensor) -> Tensor:
+        """[B, M, D], [B, T] -> [B, T, D]."""
+        ctx.save_for_backward(index_BT)
+        ctx.count = x_BMD.shape[1]
+        return _gather_rows(x_BMD, index_BT)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor, None]:
+        """Sums over the bytes of each token: [B, M, D]."""
+        (index_BT,) = ctx.saved_tensors
+        batch = len(index_BT)
+        bytes_BM = torch.zeros(batch, ctx.count, dtype=torch.long, device=index_BT.device)
+        bytes_BM.scatter_add_(1, index_BT, torch.ones_like(index_BT))
+        fine = grad_BTD.to(torch.promote_types(grad_BTD.dtype, torch.float32)).flatten(0, 1)
+        total = torch.segment_reduce(fine, "sum", lengths=bytes_BM.flatten(), unsafe=True)
+        return total.view(batch, ctx.count, -1).to(grad_BTD.dtype), None
 
 
 class Contextualise(Protocol):
     """The token-level layers, as a pooling sees them; see ``UNet.contextualise``."""
 
-    def __call__(self, token_BMD: Tensor, position_BM: Tensor, strength_BM: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        token_BMD: Tensor,
+        position_BM: Tensor,
+        strength_BM: Tensor | None = None,
+        count_B: Tensor | None = None,
+    ) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
 
 
@@ -172,7 +206,7 @@ class Select(Pooling):
         if boundary_BT is not None:
             return x_BTD + relaxed_tokens(x_BTD, boundary_BT, contextualise)
         segments = segment(action_BT, multiple)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM)
+        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, count_B=segments.count_B)
         return x_BTD + distribute(token_BMD, segments)
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:

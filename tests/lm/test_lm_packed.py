@@ -1,0 +1,118 @@
+"""Tokens in one pack give what tokens padded to the longest give, in values and gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenv.lm import unet
+from tokenv.lm.attention import flex, reference_attention
+from tokenv.lm.config import POOLINGS, UNetConfig
+from tokenv.lm.packed import BLOCK, Pack, capacity
+from tokenv.lm.unet import UNet
+
+LENGTH = 14
+masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=3, max_size=3)
+
+
+def values_and_gradients(lm, symbol_BN, action_BN, boundary_BN):
+    lm.zero_grad()
+    y = lm.read_out(lm.encode(symbol_BN), action_BN, boundary_BN)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return [y.detach()] + [p.grad.clone() for p in lm.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@settings(deadline=None, max_examples=10)
+@given(masks, st.sampled_from([0, 5, 1000]), st.integers(0, 1000))
+def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
+    torch.manual_seed(seed)
+    config = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling)
+    lm = UNet(config).double()
+    for parameter in lm.parameters():  # some begin at zero
+        torch.nn.init.normal_(parameter, std=0.3)
+    symbol_BN, action_BN = torch.randint(256, (3, LENGTH)), torch.tensor(mask)
+    action_BN[:, 0] = 1
+    boundary_BN = None if pooling == "select" else action_BN.double()
+    padded = values_and_gradients(lm, symbol_BN, action_BN, boundary_BN)
+    lm.pack_tokens()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unet, "capacity", lambda total: total + spare)
+        packed = values_and_gradients(lm, symbol_BN, action_BN, boundary_BN)
+    assert len(packed) == len(padded)
+    for one, other in zip(packed, padded, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 2))
+def test_the_block_mask_shows_each_token_its_own_past(count, spare):
+    """On a CPU flex_attention reads the mask function alone; which blocks are computed is checked entry by entry."""
+    capacity = (-(-sum(count) // BLOCK) + spare) * BLOCK
+    pack = Pack.of(torch.tensor(count), max(count), capacity)
+    row_C = torch.cat([torch.full((n,), b) for b, n in enumerate(count)] + [torch.full((capacity - sum(count),), -1)])
+    past = torch.ones(capacity, capacity, dtype=torch.bool).tril()
+    visible = past & (row_C[:, None] == row_C)
+    mask = pack.block_mask()
+    i = torch.arange(capacity)
+    assert torch.equal(mask.mask_mod(0, 0, i[:, None], i[None, :]), visible)
+
+    blocks = capacity // BLOCK
+    tiles = visible.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
+    partly, wholly = listed(mask.kv_num_blocks, mask.kv_indices), listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not (partly & wholly).any()
+    assert torch.equal(wholly, wholly & tiles.all(-1).all(-1))
+    assert torch.equal(tiles.any(-1).any(-1), (partly | wholly) & tiles.any(-1).any(-1))
+    assert int((partly | wholly).sum()) == int(tiles.any(-1).any(-1).sum())  # and none in vain
+
+
+def listed(number, index):
+    """True for the blocks that a row of a block mask lists."""
+    blocks = index.shape[-1]
+    chosen = torch.zeros(blocks, blocks, dtype=torch.bool)
+    for row in range(blocks):
+        chosen[row, index[0, 0, row, : number[0, 0, row]].long()] = True
+    return chosen
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_under_the_block_mask_is_that_of_the_sequences_alone():
+    torch.manual_seed(0)
+    count, softcap = torch.tensor([150, 3, 200]), 7.0
+    pack = Pack.of(count, 200, 3 * BLOCK)
+    q, k, v = torch.randn(3, 1, 2, 3 * BLOCK, 8, dtype=torch.float64)
+    got = flex(q, k, v, softcap, pack.block_mask())
+    on_cpu = pack.attention(softcap)(q, k, v)
+    start = 0
+    for n in count.tolist():
+        own = slice(start, start + n)
+        expected = reference_attention(q[:, :, own], k[:, :, own], v[:, :, own], softcap)
+        torch.testing.assert_close(got[:, :, own], expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(on_cpu[:, :, own], expected, rtol=1e-10, atol=1e-10)
+        start += n
+
+
+@given(st.integers(1, 10**7))
+def test_a_pack_has_room_for_all_and_little_more(total):
+    places = capacity(total)
+    assert places % BLOCK == 0
+    assert total <= places <= max(total * 17 // 16, total + BLOCK)
+    # A few hundredths more or less take few sizes.
+    assert len({capacity(round(total * (1 + share / 1000))) for share in range(-30, 31)}) <= 3
+
+
+@pytest.mark.slow
+def test_compiled_layers_compile_nothing_for_another_number_of_tokens():
+    torch.manual_seed(0)
+    lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4))
+    lm.pack_tokens()
+    lm.compile_layers()
+    compiled = []
+    for tokens in (300, 310, 295, 330, 290, 320):  # all of them in 384 places
+        symbol_BN, action_BN = torch.randint(256, (4, 200)), torch.zeros(800, dtype=torch.long)
+        action_BN[torch.randperm(800)[: tokens - 4]] = 1
+        action_BN = action_BN.view(4, 200)
+        action_BN[:, 0] = 1
+        lm(symbol_BN, action_BN).square().mean().backward()
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert compiled[1:] == compiled[:1] * 5
