@@ -168,7 +168,7 @@ def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest
         return "compare", ["both.yaml"]
 
     def outcome(folder: Path) -> Any:
-        assert not list(folder.glob("runs/.claim-*"))
+        assert not list(folder.glob("runs/.*"))
         runs = finished(folder)
         results = {agent: json.loads((run / "run.json").read_text())["result"] for agent, run in runs.items()}
         assert list(folder.glob("runs/*/report.html"))
@@ -219,4 +219,4 @@ def test_a_killed_comparison_takes_its_processes_along(tiny_settings: dict[str, 
     wait_until(lambda: statuses() == ["INTERRUPTED"] * 2, 30)
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert sorted(statuses()) == ["COMPLETED", "COMPLETED", "INTERRUPTED", "INTERRUPTED"]
-    assert not list(tmp_path.glob("runs/.claim-*"))
+    assert not list(tmp_path.glob("runs/.*"))

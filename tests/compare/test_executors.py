@@ -121,6 +121,7 @@ def test_every_executor_gives_the_same_table(executor: str, place: Path, of_loca
     trained = len(list(stored_runs(place / "runs")))
     of_local |= {} if of_local else table(options("local", store="runs" if executor == "local" else "here"))
     assert table(options(executor)) == of_local
+    assert table(options("dask:127.0.0.1:1")) == of_local  # nobody is asked where nothing is missing
     assert len(list(stored_runs(place / "runs"))) == trained
     assert nothing_is_left(place / "runs")
 

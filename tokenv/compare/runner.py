@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -21,8 +22,9 @@ from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.order import GOING, STOP, Order, Outcome
 from tokenv.compare.store import find_run, read_run
 from tokenv.errors import FailedError, UserError
-from tokenv.storage import trust
+from tokenv.storage import processes, trust
 
+DESK = ".compare-"
 TRIES = 3  # of a run whose processes are killed
 LATE_SECONDS = 90.0  # after which every machine sees what another has written
 
@@ -47,13 +49,17 @@ def run_all(
     """
     store = Path(options.store)
     shown = Bars(tasks, store, progress)
-    with shown.bars, _desk(store) as desk:
-        threads = _threads(options.jobs)
-        with opened(options, tasks, desk, threads) as workshop:
-            if workshop.told:
-                shown.say(workshop.told)
-            runs = _Runs(tasks, options, desk, workshop, shown)
-            finished = runs.have()
+    runs = _Runs(tasks, options, shown)
+    with shown.bars:
+        missing, finished = runs.find(), True
+        if missing:
+            with (
+                _desk(store, whole=options.executor == "local") as desk,
+                opened(options, tasks, desk, _threads(options.jobs)) as workshop,
+            ):
+                if workshop.told:
+                    shown.say(workshop.told)
+                finished = runs.have(missing, desk, workshop)
     if not finished:
         raise KeyboardInterrupt(f"stopped; the same command goes on: finished and saved runs are found in {store}")
     return runs.folders, runs.failed
@@ -67,12 +73,10 @@ class _Runs:
         failed: label to what went wrong.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], options: CompareOptions, desk: Path, workshop: Workshop, shown: Bars
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], options: CompareOptions, shown: Bars) -> None:
         self.folders: list[Path | None] = [None] * len(tasks)
         self.failed: dict[str, str] = {}
-        self._tasks, self._options, self._desk, self._workshop, self._shown = tasks, options, desk, workshop, shown
+        self._tasks, self._options, self._shown = tasks, options, shown
         self._store = Path(options.store)
         self._tries = [0] * len(tasks)
         self._names = (str(number) for number in itertools.count())
@@ -80,16 +84,27 @@ class _Runs:
         self._elsewhere: dict[int, str] = {}
         self._waited_for: set[int] = set()
 
-    def have(self) -> bool:
-        """See all runs through; False if that was interrupted."""
+    def find(self) -> list[int]:
+        """Find what is there already, and say which are not."""
+        for number, task in enumerate(self._tasks):
+            run = find_run(task.config, self._store)
+            if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
+                self.folders[number] = run.folder
+                self._shown.finish(number)
+        return [number for number, folder in enumerate(self.folders) if folder is None]
+
+    def have(self, numbers: Sequence[int], desk: Path, workshop: Workshop) -> bool:
+        """See runs through; False if that was interrupted.
+
+        Args:
+            numbers: of those that are missing.
+            desk: the comparison's own folder.
+            workshop: which has them.
+        """
+        self._desk, self._workshop = desk, workshop
         try:
-            for number, task in enumerate(self._tasks):
-                run = find_run(task.config, self._store)
-                if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
-                    self.folders[number] = run.folder
-                    self._shown.finish(number)
-                else:
-                    self._submit(number)
+            for number in numbers:
+                self._submit(number)
             while self._orders or self._elsewhere:
                 self._look()
         except KeyboardInterrupt:
@@ -211,22 +226,36 @@ def _await(folder: Path) -> None:
 
 
 @contextmanager
-def _desk(store: Path) -> Iterator[Path]:
+def _desk(store: Path, *, whole: bool) -> Iterator[Path]:
     """A folder of the comparison's own in the store, where all machines see it.
+
+    Args:
+        store: where runs are kept.
+        whole: whether all that the comparison starts ends with it.
 
     Raises:
         UserError: it cannot be made.
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
-        desk = Path(tempfile.mkdtemp(dir=store, prefix=".compare-"))
-        (desk / GOING).touch()
+        _clear(store)
+        desk = Path(tempfile.mkdtemp(dir=store, prefix=DESK))
+        (desk / GOING).write_text(json.dumps(processes.described()) if whole else "")
     except OSError as error:
         raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
     try:
         yield desk
     finally:
         shutil.rmtree(desk, ignore_errors=True)
+
+
+def _clear(store: Path) -> None:
+    """Delete what comparisons that were killed have left, unless what they had started may go on."""
+    for path in store.glob(f"{DESK}*/{GOING}"):
+        with suppress(OSError, ValueError):
+            told = json.loads(path.read_text())
+            if processes.living(told) == []:
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _threads(jobs: int) -> int:
