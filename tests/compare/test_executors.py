@@ -20,6 +20,7 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
 from tokenv.compare.options import CompareOptions
+from tokenv.compare.order import Outcome
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.slurm import check
@@ -295,6 +296,15 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
     with pytest.raises(UserError, match=message):
         run_command("compare", ["with", "both.yaml", f"executor={executor}"])
     assert not (place / "runs").exists()
+
+
+def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.executors.have", lambda _: Outcome(run="99"))
+    monkeypatch.setattr("tokenv.compare.runner.LATE_SECONDS", 0)
+    of = options("local", only=["uniform"])
+    folders, failed = run_all(list(of.tasks()), of, progress=False)
+    assert folders == [None]
+    assert "runs/99 is said to be finished, but cannot be read here" in failed["uniform, seed 0"]
 
 
 def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,12 @@ class _Runs:
         task = self._tasks[number]
         if outcome.lost:
             self._check()
+        folder = self._store / outcome.run
+        if outcome.run and not _seen(folder):
+            why = "is said to be finished, but cannot be read here: expected the same version of tokenv on all machines"
+            outcome = Outcome(failed=f"{folder} {why}")
         if outcome.run:
-            self.folders[number] = folder = self._store / outcome.run
-            _await(folder)
+            self.folders[number] = folder
             self._shown.finish(number)
             self._shown.say(f"{task.label}: {folder} ({self._shown.so_far})")
         elif outcome.elsewhere:
@@ -215,13 +218,15 @@ def _outcome(future: Future[Outcome]) -> Outcome:
         return Outcome(failed=f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1], lost=True)
 
 
-def _await(folder: Path) -> None:
-    """Wait until this machine sees what another one has written."""
+def _seen(folder: Path) -> bool:
+    """Whether this machine sees that a run is finished, which may be late where another has written that."""
     until = time.monotonic() + LATE_SECONDS
-    while time.monotonic() < until:
+    while True:
         run = read_run(folder)
         if run is not None and run.finished:
-            return
+            return True
+        if time.monotonic() > until:
+            return False
         time.sleep(1)
 
 
