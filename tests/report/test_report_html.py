@@ -57,8 +57,8 @@ def test_spans_carry_level_boundary_and_tip():
     tips = ["π = 0.43 · bytes 1–3 · boundary", "π = 1.0000 · byte 4 · boundary"]
     assert spans == [
         {"class": "p0", "title": "π = 0.0000 · byte 0"},
-        {"class": "p14 b", "title": tips[0], "tabindex": "0", "aria-label": f"€, {tips[0]}"},
-        {"class": "p32 b n", "title": tips[1], "tabindex": "0", "aria-label": f"\n, {tips[1]}"},
+        {"class": "p14 b", "title": tips[0], "tabindex": "0"},
+        {"class": "p32 b n", "title": tips[1], "tabindex": "0"},
     ]
 
 

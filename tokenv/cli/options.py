@@ -24,11 +24,13 @@ class RunOptions:
         run: run folder, such as ``runs/7``.
         checkpoint: ``best`` by validation bits per byte, or ``latest``.
         seed: of drawn boundaries and symbols.
+        json: file for all that is found, beside what is printed; null for none.
     """
 
     run: str = ""
     checkpoint: str = "best"
     seed: int = 0
+    json: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -81,14 +83,12 @@ class SegmentOptions(TextOptions):
 
     Args:
         out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
-        json: file for all tokens with offsets, and probability, boundary and bits of every byte, by run.
         also: further runs that cut the same text, side by side.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         shown: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
-    json: str | None = None
     also: list[str] = field(default_factory=list)
     threshold: bool = False
     shown: int = 5_000

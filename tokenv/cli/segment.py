@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenv.cli.found import write_found
 from tokenv.cli.options import SegmentOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.library.spans import Spans
@@ -15,7 +15,6 @@ from tokenv.report.table import console
 from tokenv.run.hardware import prepare
 from tokenv.run.passages import facts_of, passage_of, show, write_pages
 from tokenv.run.stored import load_run, segment
-from tokenv.storage.atomic import write_atomically
 
 
 def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
@@ -39,9 +38,7 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         named = passages if options.also else {options.file or "text": passages[options.run]}
         pages = write_pages(Path(options.out), named, facts)
         console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
-    if options.json is not None:
-        write_atomically(Path(options.json), json.dumps({run: spans.as_dict() for run, spans in cuts.items()}))
-        console().print(f"json: {options.json}")
+    write_found(options.json, {run: spans.as_dict() for run, spans in cuts.items()})
     own = passages[options.run]
     return {"boundaries": sum(c.boundary for c in own), "characters": len(own)}
 
