@@ -15,10 +15,10 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.compare.claims import SILENT_SECONDS, Claim, Elsewhere, claim
+from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
-from tokenv.compare.store import read_run
+from tokenv.compare.store import SILENT_SECONDS, read_run
 from tokenv.config.schema import Config
 from tokenv.storage import processes
 
@@ -105,7 +105,7 @@ def test_a_run_whose_process_is_gone_is_dead_at_once(
         assert run is not None
         assert run.going_on == going_on
         assert run.can_go_on != going_on
-    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3}), json.dumps(told | {"heartbeat": "x"})):
+    for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3})):
         path.write_text(damaged)
         assert read_run(Path("runs/1")) is None
     path.write_text(json.dumps(told | {"host": {}}))  # an earlier version's
@@ -138,13 +138,41 @@ def test_a_claim_of_another_machine_is_stale_when_it_was_not_refreshed(tmp_path:
     assert isinstance(claim(Config(), tmp_path), Claim)
 
 
+def test_no_machines_clock_decides(
+    tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the file system does: ours may be an hour ahead of the one that wrote a claim, or that trains."""
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *shrunk.words(tiny_settings)])
+    path = rewritten(Path("runs"), place="elsewhere pid:[1]")
+    told = json.loads(Path("runs/1/run.json").read_text())
+    host = {"process": processes.described() | {"place": "elsewhere pid:[1]"}}
+    Path("runs/1/run.json").write_text(json.dumps(told | {"status": "RUNNING", "host": host, "heartbeat": "never"}))
+    at = time.time()
+    for clock in (at + 3600, at - 3600):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert isinstance(claim(Config(), Path("runs")), Elsewhere)
+        run = read_run(Path("runs/1"))
+        assert run is not None
+        assert run.going_on
+        for silent in (path, Path("runs/1/run.json")):
+            os.utime(silent, (at - SILENT_SECONDS - 10,) * 2)
+        again = read_run(Path("runs/1"))
+        assert again is not None
+        assert not again.going_on
+        for silent in (path, Path("runs/1/run.json")):
+            os.utime(silent, (at, at))
+    os.utime(path, (at - SILENT_SECONDS - 10,) * 2)
+    assert isinstance(claim(Config(), Path("runs")), Claim)
+
+
 def test_two_comparisons_on_one_store_train_each_run_once(
     tiny_settings: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the first one is at, the second one leaves until the end, waits for, and finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
@@ -152,7 +180,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     held = claim(one.config, Path("runs"))
     assert isinstance(held, Claim)
     said: list[str] = []
-    monkeypatch.setattr("tokenv.compare.runner._Progress.say", lambda _, line: said.append(line))
+    monkeypatch.setattr("tokenv.compare.bars.Bars.say", lambda _, line: said.append(line))
 
     def release() -> None:
         while not [line for line in said if "waiting for process" in line]:

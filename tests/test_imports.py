@@ -42,7 +42,7 @@ ALLOWED = {
     "library": ("errors", "storage", "config", "run"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
-        *("bench", "tasks", "forecast", "variance", "compare"),
+        *("bench", "tasks", "forecast", "variance", "compare", "library"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
 }

@@ -37,7 +37,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     """One command in a process of its own; what it says goes to a file."""
     import torch
 
-    import tokenv.compare.runner
+    import tokenv.compare.have
 
     said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
@@ -45,7 +45,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
-    tokenv.compare.runner.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
+    tokenv.compare.have.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
     try:
         run_command(name, ["with", *words])
     except BaseException:
@@ -168,7 +168,7 @@ def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest
         return "compare", ["both.yaml"]
 
     def outcome(folder: Path) -> Any:
-        assert not list(folder.glob("runs/.claim-*"))
+        assert not list(folder.glob("runs/.*"))
         runs = finished(folder)
         results = {agent: json.loads((run / "run.json").read_text())["result"] for agent, run in runs.items()}
         assert list(folder.glob("runs/*/report.html"))
@@ -219,4 +219,4 @@ def test_a_killed_comparison_takes_its_processes_along(tiny_settings: dict[str, 
     wait_until(lambda: statuses() == ["INTERRUPTED"] * 2, 30)
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert sorted(statuses()) == ["COMPLETED", "COMPLETED", "INTERRUPTED", "INTERRUPTED"]
-    assert not list(tmp_path.glob("runs/.claim-*"))
+    assert not list(tmp_path.glob("runs/.*"))

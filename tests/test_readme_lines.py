@@ -149,7 +149,7 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     shrunk.stand_ins(tmp_path)
     for language, text in pieces((shrunk.ROOT / document).read_text()):
         if text.startswith(tuple(LEFT_OUT)):

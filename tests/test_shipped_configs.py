@@ -56,7 +56,7 @@ def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
     methods = set(shrunk.content(name)["methods"])
     assert methods_in_report(folder) == methods
@@ -79,14 +79,14 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
 def test_protocols_compare_some_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     check_protocols(name, folder, ["rloo", "uniform"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
 def test_protocols_compare_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     check_protocols(name, folder, None)
 
 

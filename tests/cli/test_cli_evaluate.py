@@ -1,5 +1,6 @@
 """``tokenv evaluate`` and ``tokenv generate``: a stored run measured, and at work."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,20 +8,26 @@ import pytest
 from tokenv.cli.main import run_command
 
 
-def test_evaluate_and_generate(trained: Path) -> None:
+def test_evaluate_and_generate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])
     assert results["sampled"]["bits_per_byte"] > 0
     assert results["thresholded"]["boundary_rate"] <= results["sampled"]["boundary_rate"]
     Path("other.txt").write_bytes(b"abc" * 100)
-    elsewhere = ["with", f"run={trained}", "data.validation_source=other.txt", "sequences=6"]
+    elsewhere = ["with", f"run={trained}", "data.validation_source=other.txt", "sequences=6", "json=found.json"]
     other = run_command("evaluate", elsewhere)["sampled"]
+    assert "No standard error: all sequences are of one document" in capsys.readouterr().out
+    told = json.loads(Path("found.json").read_text())["sampled"]
+    assert told["standard_error"] is None
+    assert told["bits_per_byte"] == other["bits_per_byte"]
     assert other["bits_per_byte"] != results["sampled"]["bits_per_byte"]
     assert other["boundary_f1"] is None
     with pytest.raises(ValueError, match=r"unknown key data\.sorce: did you mean 'source'"):
         run_command("evaluate", ["with", f"run={trained}", "data.sorce=other.txt"])
     with pytest.raises(ValueError, match="a corpus of text has no test side"):
         run_command("evaluate", ["with", f"run={trained}", "split=test"])
-    written = run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0"])
+    wanted = ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0", "json=written.json"]
+    written = run_command("generate", wanted)
+    assert "".join(token["text"] for token in json.loads(Path("written.json").read_text())["tokens"]).startswith("ab")
     assert written.startswith("ab")
     assert len(written.encode()) >= 7
     with pytest.raises(ValueError, match=r"writing 1,000,000,000,002 symbols would need at least .* GiB of memory"):

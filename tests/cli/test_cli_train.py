@@ -38,7 +38,10 @@ def test_a_run_folder_holds_everything(trained: Path) -> None:
         assert [path for path in sources if path.endswith(part)], part
     with Image.open(trained / "curves.png") as picture:
         assert picture.size == (1440, 960)
-    assert "<html" in (trained / "segments.html").read_text()
+    page = (trained / "segments.html").read_text()
+    assert "<html" in page
+    assert "Boundaries by class of byte" in page
+    assert "Most frequent tokens" in page
     assert "bits per byte" in (trained / "cout.txt").read_text()
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import shrunk
 import yaml
+from comparisons import a_run
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import read_words, resolve_comparison
+from tokenv.compare.settings import LONGEST_NAME, group_into_methods
+from tokenv.config.files import resolve
 from tokenv.config.plain import read_words as read_plainly
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
@@ -40,7 +43,7 @@ def rates(options: CompareOptions) -> dict[str, float]:
 
 
 def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
     shrunk.tokenv(shrunk.shrink(["compare", "with", "odd.yaml", "methods.learned w=1.rate=0.4"], only=only))
     (report,) = [path.parent for path in folder.glob("runs/*/report.html")]
@@ -98,3 +101,34 @@ def test_a_method_that_is_no_section_is_refused(tmp_path: Path) -> None:
     file.write_text("base: small\nmethods: {learned: }\n")
     with pytest.raises(ValueError, match=r"methods\.learned = None: expected a section of what it changes, \{\}"):
         compare(str(file))
+
+
+def names(*runs: tuple[str, dict[str, Any]]) -> list[str]:
+    return list(group_into_methods([a_run(folder=folder, config=resolve([], told)) for folder, told in runs]))
+
+
+def test_methods_of_given_runs_have_short_names() -> None:
+    """What tells them apart, as briefly as it can be said; where it lies, if that would be long."""
+    learned, uniform = {"agent": {"name": "learned"}}, {"agent": {"name": "uniform"}}
+    assert names(("runs/1", learned), ("runs/2", learned | {"seed": 1}), ("runs/3", uniform)) == ["learned", "uniform"]
+    assert names(("runs/1", learned | {"rate": 0.1}), ("runs/2", learned | {"rate": 0.3})) == [
+        "learned, rate=0.1",
+        "learned, rate=0.3",
+    ]
+    assert names(*((f"runs/{width}", learned | {"model": {"width": width}}) for width in (32, 64))) == [
+        "learned, width=32",
+        "learned, width=64",
+    ]
+    both = [{"rate": value, "loss": {"rate": value}} for value in (0.125, 0.25)]
+    assert names(*((f"runs/{i}", learned | told) for i, told in enumerate(both))) == [
+        "learned, rate=0.125, loss.rate=0.125",
+        "learned, rate=0.25, loss.rate=0.25",
+    ]
+    many = [
+        {"train": {"learning_rate": rate, "agent_learning_rate": rate, "warmup_symbols": 7}, "rate": rate}
+        for rate in (0.125, 0.25, 0.375)
+    ]
+    places = ("a/runs/1", "b/runs/1", "b/runs/2")
+    found = names(*((place, learned | told) for place, told in zip(places, many, strict=True)))
+    assert found == ["learned, a/runs/1", "learned, b/runs/1", "learned, runs/2"]
+    assert all(len(name) <= LONGEST_NAME for name in found)

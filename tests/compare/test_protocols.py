@@ -165,7 +165,7 @@ def place(tiny_settings, tmp_path, monkeypatch):
     """A folder with a comparison in two protocols, of which the second one starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.runner.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {
         "base": "tiny.yaml",

@@ -1,6 +1,7 @@
 """Forecasts: exact scores, frames that scale with the data, and what goes wrong."""
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -176,7 +177,12 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     settings = tiny_settings | SERIES | {"validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4}}
     words = [f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()]
     run_command("train", ["with", *words])
-    found = run_command("forecast", ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2"])
+    found = run_command("forecast", ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2", "json=f.json"])
+    told = json.loads((tmp_path / "f.json").read_text())
+    assert told["scores"] == found
+    assert len(told["forecasts"]) == 2
+    assert [len(each) for each in (told["forecasts"][0]["mean"], told["forecasts"][0]["truth"])] == [6, 6]
+    assert list(told["forecasts"][0]["quantiles"]) == ["0.1", "0.5", "0.9"]
     assert found["windows"] == 2
     assert found["crps"] > 0
     assert "against what came" in capsys.readouterr().out

@@ -26,17 +26,8 @@ TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tiny = {
-        "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
-        "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
-        "agent": {"name": "learned", "window": 2},
-        "train": {"symbols": 1280, "batch_size": 4, "warmup_symbols": 512},
-        "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
-    }
-    run = tmp_path_factory.mktemp("runs") / "1"
-    train(resolve([], tiny), run / "checkpoints", lambda *_: None)
-    return run
+def folder(tiny_run: Path) -> Path:
+    return tiny_run
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import Page
 
-from tokenv.report.characters import characters
-from tokenv.report.html import segment_page
+from tokenv.report.characters import Character, characters
+from tokenv.report.html import coloured, segment_page
 
 
 def page(data: bytes, boundary: bool = False, **options) -> str:
@@ -18,7 +18,19 @@ def test_visible_characters_are_the_text(data):
     chars = characters(data, [0.5] * len(data), [True] * len(data))
     found = Page(page(data))
     assert found.texts == ["".join(c.text for c in chars)]
-    assert len(found.spans) == len(chars)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab\n"), st.sampled_from([0.0, 0.001, 0.5]), st.booleans()), max_size=30))
+def test_stretches_of_one_colour_are_one_span_each(drawn):
+    chars = [Character(text, p, boundary, i, i + 1) for i, (text, p, boundary) in enumerate(drawn)]
+    spans = coloured(chars, (0.0, 1.0))
+    assert "".join(text for _, _, text in spans) == "".join(c.text for c in chars)
+    alone = [text == "\n" or "b" in classes.split() for classes, _, text in spans]
+    assert all(len(text) == 1 for lone, (_, _, text) in zip(alone, spans, strict=True) if lone)
+    assert sum("boundary" in tip for _, tip, _ in spans) == sum(c.boundary for c in chars)
+    for i in range(1, len(spans)):
+        assert alone[i] or alone[i - 1] or spans[i][0] != spans[i - 1][0]
 
 
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"])
@@ -42,10 +54,11 @@ def test_page_stands_alone():
 def test_spans_carry_level_boundary_and_tip():
     chars = characters("a€\n".encode(), [0.0, 0.1, 0.2, 0.43, 1.0], [False, False, True, False, True])
     spans = Page(segment_page({"p": chars}, title="t", facts={})).spans
+    tips = ["π = 0.43 · bytes 1–3 · boundary", "π = 1.0000 · byte 4 · boundary"]
     assert spans == [
         {"class": "p0", "title": "π = 0.0000 · byte 0"},
-        {"class": "p14 b", "title": "π = 0.43 · bytes 1–3 · boundary"},
-        {"class": "p32 b n", "title": "π = 1.0000 · byte 4 · boundary"},
+        {"class": "p14 b", "title": tips[0], "tabindex": "0"},
+        {"class": "p32 b n", "title": tips[1], "tabindex": "0"},
     ]
 
 
@@ -64,3 +77,11 @@ def test_legend_shows_the_true_range():
 def test_bad_scale_is_refused_even_without_text():
     with pytest.raises(ValueError, match="increasing pair"):
         segment_page({}, title="t", facts={}, scale=(0.4, 0.2))
+
+
+def test_tables_follow_the_text_and_are_escaped():
+    evil = "<b>&"
+    found = Page(segment_page({"p": []}, title="t", facts={}, tables={evil: [["a", "b"], [evil, "1"]]}))
+    assert found.headings[-1] == evil
+    assert found.cells == ["a", "b", evil, "1"]
+    assert "b" not in found.tags

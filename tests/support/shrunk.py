@@ -207,12 +207,12 @@ def tokenv(line: list[str]) -> None:
 
 
 class InThisProcess:
-    """Stands in for ``tokenv.compare.runner.Job``: a comparison's runs, one after the other and without processes.
+    """Stands in for ``tokenv.compare.have.Job``: a comparison's runs, one after the other and without processes.
 
     The run's own pictures, which a comparison does not look at, are left blank.
     """
 
-    def __init__(self, function: str, arguments: Sequence[Any], log: Path, threads: int = 0) -> None:
+    def __init__(self, function: str, arguments: Sequence[Any], log: Path, *_: Any) -> None:
         """Do the work at once; what it prints goes where a process would print it."""
         self.code: Any = 0
         self.pid = os.getpid()

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
+from tokenv.compare.executors import check_executor
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import read_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
@@ -19,10 +20,12 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
     """Options from comparisons and the command line; a mistake in a method shows before hours of work.
 
     Raises:
-        UserError: an unknown key or value.
+        UserError: an unknown key or value, or an executor that cannot be had.
     """
     options = resolve_comparison(names, updates)
     check_methods(options)
+    if not options.runs:
+        check_executor(options)
     return options
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from tokenv.cli.found import write_found
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
@@ -53,6 +54,9 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         whence = data.validation_source or data.source
         title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {whence}"
         console().print(summary_table(rows, title=title))
+    if len(held_out.document_B.unique()) == 1:
+        console().print("No standard error: all sequences are of one document, which tells nothing about others.")
+    write_found(options.json, results)
     return results
 
 

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenv.cli.found import write_found
 from tokenv.cli.options import ForecastOptions, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.data.series.tables import read_csv
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
 from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
-from tokenv.forecast.report import draw_forecasts, write_forecasts
+from tokenv.forecast.report import as_dicts, draw_forecasts, write_forecasts
 from tokenv.forecast.scores import score_forecasts
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.table import console, summary_table
@@ -68,6 +69,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         rows["of"] = f"{result['windows']} windows, {options.horizon} steps, standardised"
         console().print(summary_table(rows, title="forecasts against what came"))
     console().print(f"forecasts: {table}, {picture}")
+    write_found(options.json, {"scores": result, "forecasts": as_dicts(made, options.quantiles, truth_BHC)})
     return result
 
 

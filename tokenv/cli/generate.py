@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from tokenv.cli.found import write_found
 from tokenv.cli.options import GenerateOptions, check_text, encode, resolve_options
 from tokenv.cli.sacred import Command, Record
+from tokenv.library.spans import Spans
 from tokenv.report.characters import visible
 from tokenv.run.passages import passage_of, show
 from tokenv.run.stored import load_run, write_on
@@ -25,6 +27,7 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
         seed=options.seed,
     )
     show(passage_of(written))
+    write_found(options.json, Spans(written, trained.step).as_dict())
     return visible(written.text.decode("utf-8", errors="replace"))  # Sacred prints it as it is
 
 

@@ -24,11 +24,13 @@ class RunOptions:
         run: run folder, such as ``runs/7``.
         checkpoint: ``best`` by validation bits per byte, or ``latest``.
         seed: of drawn boundaries and symbols.
+        json: file for all that is found, beside what is printed; null for none.
     """
 
     run: str = ""
     checkpoint: str = "best"
     seed: int = 0
+    json: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -80,12 +82,25 @@ class SegmentOptions(TextOptions):
     """Options of ``tokenv segment``.
 
     Args:
-        out: HTML page to write; nothing is written where null.
+        out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
+        also: further runs that cut the same text, side by side.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        shown: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
+    also: list[str] = field(default_factory=list)
     threshold: bool = False
+    shown: int = 5_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shown < 0:
+            raise UserError(f"shown = {self.shown}: expected 0 characters or more")
+        for run in self.also:
+            folders.find(run, self.checkpoint)
+        if len({self.run, *self.also}) <= len(self.also):
+            raise UserError(f"also = {self.also!r}: expected other runs than run = {self.run!r}, each once")
 
 
 @dataclass(frozen=True)

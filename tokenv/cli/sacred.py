@@ -20,6 +20,7 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from tokenv.cli.flags import check_flags, check_new, forgotten_with
+from tokenv.cli.trackers import FLAGS, Tracker
 from tokenv.config.plain import read_words
 from tokenv.config.plugins import plugins
 from tokenv.errors import UserError
@@ -31,6 +32,7 @@ from tokenv.storage.atomic import write_atomically
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import SETTINGS, Experiment, dependencies
+    from sacred.commandline_options import CLIOption
     from sacred.host_info import HostInfoGetter
     from sacred.observers import FileStorageObserver, SqlObserver
     from sacred.run import Run
@@ -105,6 +107,19 @@ FileStorageObserver.save_json = _save_json
 _append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
 _queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
 _complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
+
+
+def _option(short: str, tracker: type[Tracker]) -> CLIOption:
+    """The flag that lets a tracker follow a run."""
+
+    def follow(place: str, run: Run) -> None:
+        run.observers.append(tracker(place))
+
+    follow.__name__, follow.__doc__ = tracker.package, f"Send metrics to {tracker.__name__}: VALUE is {tracker.takes}."
+    return CLIOption(follow, short, f"--{tracker.package}", is_flag=False)
+
+
+_TRACKERS = [_option(short, tracker) for short, tracker in FLAGS.items()]
 
 
 def folder_of(run: Run) -> Path | None:
@@ -251,16 +266,26 @@ def usage(name: str, does: str) -> str:
         name: of the command.
         does: what it does.
     """
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    experiment = _bare(name)
     experiment.doc = does
     # docopt cannot read a program's name of two words
     return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
 
 
+def _bare(name: str) -> Experiment:
+    """One with a command's flags."""
+    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
+    return Experiment(
+        f"tokenv-{name}",
+        base_dir=_package("tokenv").parent,
+        additional_host_info=[process],
+        additional_cli_options=_TRACKERS,
+    )
+
+
 def _experiment(name: str) -> Experiment:
     """One that keeps all our sources."""
-    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent, additional_host_info=[process])
+    experiment = _bare(name)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):
@@ -343,7 +368,7 @@ def _package(name: str) -> Path:
 
 
 def _parse(name: str, arguments: list[str]) -> dict[str, Any]:
-    experiment = Experiment(f"tokenv-{name}", base_dir=_package("tokenv").parent)
+    experiment = _bare(name)
     commands = [word for word, _ in experiment.gather_commands()]
     hint = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
     try:

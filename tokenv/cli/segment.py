@@ -6,25 +6,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenv.cli.found import write_found
 from tokenv.cli.options import SegmentOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
+from tokenv.library.spans import Spans
+from tokenv.report.characters import Character
 from tokenv.report.table import console
 from tokenv.run.hardware import prepare
-from tokenv.run.passages import passage_of, show, write_page
+from tokenv.run.passages import facts_of, passage_of, show, write_pages
 from tokenv.run.stored import load_run, segment
 
 
 def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
-    """Colour a text by boundary probability."""
-    trained = load_run(options.run, options.checkpoint)
-    check_text(trained.config)
-    prepare(trained.config.hardware)
-    passage = passage_of(segment(trained, options.read(), seed=options.seed, threshold=options.threshold))
-    show(passage)
+    """Colour a text by boundary probability, as one run or several cut it."""
+    text = options.read()
+    cuts: dict[str, Spans] = {}
+    passages: dict[str, list[Character]] = {}
+    facts: dict[str, str] = {}
+    for run in (options.run, *options.also):
+        trained = load_run(run, options.checkpoint)
+        check_text(trained.config)
+        prepare(trained.config.hardware)
+        cut = segment(trained, text, seed=options.seed, threshold=options.threshold)
+        cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
+        told = facts_of(passages[run], trained.step)
+        facts |= {"run": run, **told} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}
+        if options.also:
+            console().print(f"{run}:")
+        show(passages[run], options.shown)
     if options.out is not None:
-        write_page(Path(options.out), options.file or "text", passage, trained, run=options.run)
-        console().print(f"page: {options.out}")
-    return {"boundaries": sum(c.boundary for c in passage), "characters": len(passage)}
+        named = passages if options.also else {options.file or "text": passages[options.run]}
+        pages = write_pages(Path(options.out), named, facts)
+        console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
+    write_found(options.json, {run: spans.as_dict() for run, spans in cuts.items()})
+    own = passages[options.run]
+    return {"boundaries": sum(c.boundary for c in own), "characters": len(own)}
 
 
 COMMAND = Command("segment", partial(resolve_options, SegmentOptions), show_segments)

@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenv.compare.store import identity, same_runs
+from tokenv.compare.store import SILENT_SECONDS, identity, now, same_runs
 from tokenv.config.schema import Config
 from tokenv.report.characters import plain
 from tokenv.storage import processes
 from tokenv.storage.atomic import write_atomically
 
-SILENT_SECONDS = 300.0  # a claim of another machine that was not refreshed for so long is nobody's
 ATTEMPTS = 5
 
 
@@ -71,7 +70,7 @@ def claim(config: Config, store: Path) -> Claim | Elsewhere:
     Raises:
         OSError: the store cannot be written to.
     """
-    key = hashlib.sha256(json.dumps(identity(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    key = _key(config)
     store.mkdir(parents=True, exist_ok=True)
     own = Claim(store / f".claim-{key}-{uuid.uuid4().hex[:8]}.json")
     other = _holder(store, key, own)
@@ -82,31 +81,47 @@ def claim(config: Config, store: Path) -> Claim | Elsewhere:
         own.tell()
         other = _holder(store, key, own)
         if other is None:
-            running = next((run for run in same_runs(config, store) if run.going_on), None)
+            running = _running(config, store)
             if running is None:
                 return own
             own.release()
-            return Elsewhere(f"{running.folder}, which is under way")
+            return running
         own.release()
         time.sleep(random.uniform(0, 0.3))
         other = _holder(store, key, own)
     return other or Elsewhere("another comparison")
 
 
-def _holder(store: Path, key: str, own: Claim) -> Elsewhere | None:
+def holder(config: Config, store: Path) -> Elsewhere | None:
+    """Who is at a run; claims nothing."""
+    return _holder(store, _key(config)) or _running(config, store)
+
+
+def _key(config: Config) -> str:
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _running(config: Config, store: Path) -> Elsewhere | None:
+    """A run that goes on without a claim, as one that somebody trains by hand."""
+    running = next((run for run in same_runs(config, store) if run.going_on), None)
+    return None if running is None else Elsewhere(f"{running.folder}, which is under way")
+
+
+def _holder(store: Path, key: str, own: Claim | None = None) -> Elsewhere | None:
     """Another who holds a claim on a run; claims that nobody holds any more are deleted."""
     for path in store.glob(f".claim-{key}-*.json"):
-        if path == own.path:
+        if own is not None and path == own.path:
             continue
         try:
-            told, silent = json.loads(path.read_bytes()), time.time() - path.stat().st_mtime
+            told, refreshed = json.loads(path.read_bytes()), path.stat().st_mtime
         except FileNotFoundError:  # released while we looked
             continue
         except (ValueError, RecursionError):  # not ours, or damaged
-            told, silent = None, 0.0
+            told, refreshed = None, 0.0
         living = processes.living(told)
         if living is None:  # of another machine
-            living = [each["pid"] for each in told["processes"]] if silent < SILENT_SECONDS else []
+            silent = now(store) - refreshed > SILENT_SECONDS
+            living = [] if silent else [each["pid"] for each in told["processes"]]
         if living:
             return Elsewhere(plain(f"process {living[0]} on {str(told['place']).partition(' ')[0]}"))
         path.unlink(missing_ok=True)

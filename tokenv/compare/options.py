@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,7 +50,11 @@ class CompareOptions:
         seeds: runs of every method.
         only: methods to run and show; all where empty.
         skip: methods that are not.
-        jobs: runs at a time.
+        jobs: runs at a time on this machine, each on a GPU of its own where runs take any; schedulers of other machines
+            decide themselves.
+        executor: where runs are trained: ``local``, on this machine; ``dask:ADDRESS``, by the workers of a dask
+            scheduler; ``slurm:FILE``, as jobs of Slurm, whose parameters are in a YAML file. See ``docs/scale.md``.
+        ranks: processes of one run, each with a GPU, started by torchrun; 1 for a plain process.
         store: folder of Sacred runs, where finished runs are looked for and new ones are put.
         runs: folders of existing runs to compare instead; then nothing is trained, and ``base``, ``common``,
             ``methods`` and ``seeds`` are not read.
@@ -81,6 +86,8 @@ class CompareOptions:
     only: list[str] = field(default_factory=list)
     skip: list[str] = field(default_factory=list)
     jobs: int = 1
+    executor: str = "local"
+    ranks: int = 1
     store: str = "runs"
     runs: list[str] = field(default_factory=list)
     passages: int = 3
@@ -104,6 +111,11 @@ class CompareOptions:
         for key in ("seeds", "tune_seeds"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise UserError(f"{key} = {getattr(self, key)!r}: expected every seed once, such as {key}=[0,1,2]")
+        if not re.fullmatch(r"local|(dask|slurm):.+", self.executor):
+            raise UserError(
+                f"executor = {self.executor!r}: expected local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or "
+                "slurm:FILE (a YAML file of submitit's parameters)"
+            )
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
@@ -123,7 +135,7 @@ class CompareOptions:
                 raise UserError(
                     f"only_protocols names {name!r}, which is none: they are {', '.join(self.protocols) or 'not given'}"
                 )
-        for name, least in (("jobs", 1), ("passages", 0), ("bpe_vocabulary", 256)):
+        for name, least in (("jobs", 1), ("ranks", 1), ("passages", 0), ("bpe_vocabulary", 256)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
 

@@ -31,16 +31,32 @@ class Job:
         arguments: what it is called with.
         log: file that takes what it prints, errors included.
         threads: of torch; 0 for its own choice.
+        environment: what is added to this process's own.
     """
 
     # What this process's user trusts, where it finds modules, and its environment go along.
-    def __init__(self, function: str, arguments: Sequence[Any], log: Path, threads: int = 0) -> None:
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        log: Path,
+        threads: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         context: Any = multiprocessing.get_context(_METHOD)
         if _METHOD == "forkserver":
             context.set_forkserver_preload(PRELOADED)
         # As ``python -m`` would find modules: in the current folder first.
         paths = list(dict.fromkeys(str(Path(path).absolute()) for path in ("", *sys.path)))
-        what = (function, tuple(arguments), str(log), threads, trust.words(), paths, dict(os.environ))
+        what = (
+            function,
+            tuple(arguments),
+            str(log),
+            threads,
+            trust.words(),
+            paths,
+            {**os.environ, **(environment or {})},
+        )
         self._process = context.Process(target=_work, args=what)
         with _LOCK:
             self._process.start()

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import shutil
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import yaml
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tokenv.compare.assessment import assessed
-from tokenv.compare.claims import Claim, Elsewhere, claim
+from tokenv.compare.bars import Bars
+from tokenv.compare.claims import holder
+from tokenv.compare.executors import Workshop, opened
 from tokenv.compare.options import CompareOptions, Task
-from tokenv.compare.process import Job
-from tokenv.compare.store import find_run, same_runs
-from tokenv.config.schema import Config
-from tokenv.errors import REPORT
-from tokenv.report.characters import plain
-from tokenv.report.table import console
-from tokenv.report.words import WORDS
-from tokenv.run.progress import read_progress
-from tokenv.storage import trust
+from tokenv.compare.order import GOING, STOP, Order, Outcome
+from tokenv.compare.store import find_run, read_run
+from tokenv.errors import FailedError, UserError
+from tokenv.storage import processes, trust
 
-
-class StoppedError(Exception):
-    """The comparison was interrupted, and so was this run."""
+DESK = ".compare-"
+TRIES = 3  # of a run whose processes are killed
+LATE_SECONDS = 90.0  # after which every machine sees what another has written
 
 
 def run_all(
@@ -46,191 +43,226 @@ def run_all(
         Each task's folder, None if it failed; and the failed ones' labels with what went wrong.
 
     Raises:
+        FailedError: the executor is gone.
         KeyboardInterrupt: Ctrl-C; the runs that were going on have saved.
+        UserError: the executor cannot be had.
     """
-    folders: list[Path | None] = [None] * len(tasks)
-    failed: dict[str, str] = {}
-    shown = _Progress(len(tasks), progress)
-    stop = threading.Event()
-    with shown.bars, tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+    store = Path(options.store)
+    shown = Bars(tasks, store, progress)
+    runs = _Runs(tasks, options, shown)
+    with shown.bars:
+        missing, finished = runs.find(), True
+        if missing:
+            with (
+                _desk(store, whole=options.executor == "local") as desk,
+                opened(options, tasks, desk, _threads(options.jobs)) as workshop,
+            ):
+                if workshop.told:
+                    shown.say(workshop.told)
+                finished = runs.have(missing, desk, workshop)
+    if not finished:
+        raise KeyboardInterrupt(f"stopped; the same command goes on: finished and saved runs are found in {store}")
+    return runs.folders, runs.failed
 
-        def have(numbers: Iterable[int], *, wait: bool) -> list[int]:
-            """Have these tasks' runs; those that somebody else is at are given back, unless they are waited for."""
-            elsewhere = []
-            work = {
-                pool.submit(_have, tasks[number], options, Path(scratch) / str(number), shown, stop, wait): number
-                for number in numbers
-            }
-            for future in as_completed(work):
-                number = work[future]
-                try:
-                    folders[number] = future.result()
-                except RuntimeError as error:
-                    failed[tasks[number].label] = str(error)
-                    shown.say(f"{tasks[number].label} failed: {error}")
-                if folders[number] is None and tasks[number].label not in failed:
-                    elsewhere.append(number)
-                else:
-                    shown.advance()
-            return elsewhere
 
+class _Runs:
+    """All runs, and what has become of them.
+
+    Attributes:
+        folders: of each, None while it is missing.
+        failed: label to what went wrong.
+    """
+
+    def __init__(self, tasks: Sequence[Task], options: CompareOptions, shown: Bars) -> None:
+        self.folders: list[Path | None] = [None] * len(tasks)
+        self.failed: dict[str, str] = {}
+        self._tasks, self._options, self._shown = tasks, options, shown
+        self._store = Path(options.store)
+        self._tries = [0] * len(tasks)
+        self._names = (str(number) for number in itertools.count())
+        self._orders: dict[Future[Outcome], tuple[int, Order]] = {}
+        self._elsewhere: dict[int, str] = {}
+        self._waited_for: set[int] = set()
+
+    def find(self) -> list[int]:
+        """Find what is there already, and say which are not."""
+        for number, task in enumerate(self._tasks):
+            run = find_run(task.config, self._store)
+            if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
+                self.folders[number] = run.folder
+                self._shown.finish(number)
+        return [number for number, folder in enumerate(self.folders) if folder is None]
+
+    def have(self, numbers: Sequence[int], desk: Path, workshop: Workshop) -> bool:
+        """See runs through; False if that was interrupted.
+
+        Args:
+            numbers: of those that are missing.
+            desk: the comparison's own folder.
+            workshop: which has them.
+        """
+        self._desk, self._workshop = desk, workshop
         try:
-            have(have(range(len(tasks)), wait=False), wait=True)
+            for number in numbers:
+                self._submit(number)
+            while self._orders or self._elsewhere:
+                self._look()
         except KeyboardInterrupt:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise KeyboardInterrupt(
-                f"stopped; the same command goes on: finished and saved runs are found in {options.store}"
-            ) from None
-    return folders, failed
+            self._stop()
+            return False
+        return True
+
+    def _submit(self, number: int) -> None:
+        task, options = self._tasks[number], self._options
+        self._tries[number] += 1
+        order = Order(
+            config=task.config,
+            wishes=task.wishes,
+            store=options.store,
+            here=str(Path.cwd()),
+            desk=str(self._desk),
+            name=next(self._names),
+            threads=self._workshop.threads,
+            ranks=options.ranks,
+            trusted=trust.words(),
+            paths=[str(Path(path).absolute()) for path in sys.path],
+        )
+        self._orders[self._workshop.executor.submit(self._workshop.job, order)] = (number, order)
+
+    def _look(self) -> None:
+        """Wait a second, or until something has happened; look around."""
+        if self._orders:
+            done, _ = wait(self._orders, timeout=1, return_when=FIRST_COMPLETED)
+        else:
+            done = set()
+            time.sleep(1)
+        for future in done:
+            number, _ = self._orders.pop(future)
+            self._settle(number, _outcome(future))
+        for number, order in self._orders.values():
+            if order.papers.exists():
+                self._shown.watch(number)
+        for number in list(self._elsewhere):
+            self._look_elsewhere(number)
+
+    def _settle(self, number: int, outcome: Outcome) -> None:
+        task = self._tasks[number]
+        if outcome.lost:
+            self._check()
+        folder = self._store / outcome.run
+        if outcome.run and not _seen(folder):
+            why = "is said to be finished, but cannot be read here: expected the same version of tokenv on all machines"
+            outcome = Outcome(failed=f"{folder} {why}")
+        if outcome.run:
+            self.folders[number] = folder
+            self._shown.finish(number)
+            self._shown.say(f"{task.label}: {folder} ({self._shown.so_far})")
+        elif outcome.elsewhere:
+            self._shown.leave(number)
+            self._elsewhere[number] = outcome.elsewhere
+        elif outcome.lost and self._tries[number] < TRIES:
+            self._shown.leave(number)
+            self._shown.say(f"{task.label} was lost ({outcome.failed}): it is gone on with")
+            self._submit(number)
+        else:
+            why = outcome.failed or "it was stopped, but not by this comparison"
+            self.failed[task.label] = f"{why}, {TRIES} times in a row" if outcome.lost else why
+            self._shown.finish(number)
+            self._shown.say(f"{task.label} failed: {self.failed[task.label]}")
+
+    def _check(self) -> None:
+        """Whether there is somebody left to go on with what was lost.
+
+        Raises:
+            FailedError: there is not.
+        """
+        try:
+            self._workshop.check()
+        except UserError as error:
+            raise FailedError(
+                f"{error}; the same command goes on: finished and saved runs are found in {self._store}"
+            ) from error
+
+    def _look_elsewhere(self, number: int) -> None:
+        """Once nobody else is at a run, it is finished, or there is reason to go on with it."""
+        task = self._tasks[number]
+        if holder(task.config, self._store) is None:
+            del self._elsewhere[number]
+            self._tries[number] -= 1
+            self._submit(number)
+        elif not self._orders:
+            if number not in self._waited_for:
+                self._waited_for.add(number)
+                self._shown.say(f"{task.label}: waiting for {self._elsewhere[number]}")
+            self._shown.watch(number, ", elsewhere")
+
+    def _stop(self) -> None:
+        """Tell all jobs to stop, and wait for those that have begun."""
+        with suppress(OSError):  # the store is gone, which ends them, too
+            (self._desk / GOING).rename(self._desk / STOP)  # which a full disk lets one do
+        begun = [future for future, (_, order) in self._orders.items() if order.papers.exists()]
+        for future in self._orders.keys() - begun:
+            future.cancel()
+        if begun:
+            self._shown.say(f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone")
+        wait(begun)
 
 
-def _have(
-    task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event, wait: bool
-) -> Path | None:
-    """One task's folder, trained and assessed, each in a process of its own; None if it is left to somebody else.
+def _outcome(future: Future[Outcome]) -> Outcome:
+    """What has become of an order; who had it may be gone."""
+    try:
+        return future.result()
+    except CancelledError:
+        return Outcome(failed="the scheduler has given it up", lost=True)
+    except Exception as error:  # a scheduler's own, of which each has others
+        return Outcome(failed=f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1], lost=True)
+
+
+def _seen(folder: Path) -> bool:
+    """Whether this machine sees that a run is finished, which may be late where another has written that."""
+    until = time.monotonic() + LATE_SECONDS
+    while True:
+        run = read_run(folder)
+        if run is not None and run.finished:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(1)
+
+
+@contextmanager
+def _desk(store: Path, *, whole: bool) -> Iterator[Path]:
+    """A folder of the comparison's own in the store, where all machines see it.
+
+    Args:
+        store: where runs are kept.
+        whole: whether all that the comparison starts ends with it.
 
     Raises:
-        RuntimeError: it failed; the message is its last line.
-        StoppedError: ``stop`` was set.
+        UserError: it cannot be made.
     """
-    store = Path(options.store)
-    run = find_run(task.config, store)
-    if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
-        return run.folder
     try:
-        claimed = claim(task.config, store)
-        if isinstance(claimed, Elsewhere):
-            if not wait:
-                return None
-            claimed = _claim_later(task, store, claimed, shown, stop)
+        store.mkdir(parents=True, exist_ok=True)
+        _clear(store)
+        desk = Path(tempfile.mkdtemp(dir=store, prefix=DESK))
+        (desk / GOING).write_text(json.dumps(processes.described()) if whole else "")
     except OSError as error:
-        raise RuntimeError(f"{store}: cannot be written to ({error.strerror})") from error
+        raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
     try:
-        return _train(task, options, scratch, shown, stop, claimed)
+        yield desk
     finally:
-        claimed.release()
+        shutil.rmtree(desk, ignore_errors=True)
 
 
-def _claim_later(task: Task, store: Path, other: Elsewhere, shown: _Progress, stop: threading.Event) -> Claim:
-    """Wait until nobody else is at a run; then it is finished, or there is reason to go on with it."""
-    shown.say(f"{task.label}: waiting for {other.who}")
-    with shown.bar(task, ", elsewhere") as bar:
-        watch = _Watch(task.config, store, bar, since=0.0)
-        while True:
-            if stop.wait(1):
-                raise StoppedError
-            watch()
-            claimed = claim(task.config, store)
-            if isinstance(claimed, Claim):
-                return claimed
-
-
-def _train(
-    task: Task, options: CompareOptions, scratch: Path, shown: _Progress, stop: threading.Event, claimed: Claim
-) -> Path:
-    """Train and assess what is not yet, under a claim."""
-    store = Path(options.store)
-    run = find_run(task.config, store)
-    scratch.mkdir()
-    threads = _threads(options.jobs)
-    if run is None or not run.finished:
-        source = scratch / "run.yaml" if run is None else f"resume={run.folder}"
-        (scratch / "run.yaml").write_text(yaml.safe_dump(task.config.as_dict()))
-        words = ["train", "with", str(source), *trust.words(), "-F", options.store]
-        with shown.bar(task) as bar:
-            job = Job("tokenv.cli.main:main", [words], scratch / "log", threads)
-            _finish(job, scratch / "log", stop, claimed, _Watch(task.config, store, bar, time.time()))
-        run = find_run(task.config, store)
-        if run is None or not run.finished:
-            raise RuntimeError(f"it ended, but {store} holds no finished run of its configuration")
-    if task.wishes is not None:
-        job = Job("tokenv.compare.assess:assess", [run.folder, task.wishes], scratch / "log", threads)
-        _finish(job, scratch / "log", stop, claimed, lambda: None)
-    shown.say(f"{task.label}: {run.folder}")
-    return run.folder
-
-
-def _finish(job: Job, log: Path, stop: threading.Event, claimed: Claim, watch: Callable[[], None]) -> None:
-    """See a job through; look once a second.
-
-    Raises:
-        RuntimeError: it failed; the message is its last line.
-        StoppedError: ``stop`` was set, and it was told to end as by Ctrl-C.
-    """
-    with suppress(OSError):  # where the store is gone, the process will tell
-        claimed.tell(job.pid)
-    while (code := job.wait(1)) is None:
-        if stop.is_set():
-            job.interrupt()
-            job.wait()
-        claimed.refresh()
-        watch()
-    if stop.is_set():
-        raise StoppedError
-    if code:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() not in ("", REPORT)]
-        raise RuntimeError(lines[-1].strip().removeprefix("tokenv: ") if lines else f"exit status {code}")
-
-
-class _Watch:
-    """Shows how far the run of a configuration is that somebody has written to since then."""
-
-    def __init__(self, config: Config, store: Path, bar: _Bar, since: float) -> None:
-        self._config, self._store, self._bar, self._since = config, store, bar, since
-        self._folder: Path | None = None
-
-    def __call__(self) -> None:
-        if self._folder is None:  # what it is called is up to Sacred
-            runs = same_runs(self._config, self._store, since=self._since)
-            self._folder = runs[0].folder if runs else None
-        told = None if self._folder is None else read_progress(self._folder / "checkpoints")
-        if told is not None:
-            self._bar.update(told.symbols)
+def _clear(store: Path) -> None:
+    """Delete what comparisons that were killed have left, unless what they had started may go on."""
+    for path in store.glob(f"{DESK}*/{GOING}"):
+        with suppress(OSError, ValueError):
+            told = json.loads(path.read_text())
+            if processes.living(told) == []:
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _threads(jobs: int) -> int:
     """Of each of some processes, which share the cores instead of using all; 0 where the user has decided."""
     return 0 if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
-
-
-class _Bar:
-    """A run's bar, which goes when the run does."""
-
-    def __init__(self, bars: Progress, task: Task, where: str) -> None:
-        self._bars = bars
-        unit = f"{WORDS[task.config.data.kind].symbol}s"
-        self._id = bars.add_task(plain(task.label) + where, total=task.config.train.symbols, unit=unit)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.remove_task(self._id)
-
-    def update(self, seen: int) -> None:
-        self._bars.update(self._id, completed=seen)
-
-
-class _Progress:
-    """Bars for the whole and for every run that is going on; where nobody looks, one line a run."""
-
-    def __init__(self, runs: int, visible: bool) -> None:
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),  # a method may be called [/b]
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} {task.fields[unit]}"),
-            TimeRemainingColumn(),
-            console=console(),
-            disable=not visible,
-        )
-        self._all = self.bars.add_task("comparison", total=runs, unit="runs")
-
-    def bar(self, task: Task, where: str = "") -> _Bar:
-        return _Bar(self.bars, task, where)
-
-    def advance(self) -> None:
-        self.bars.advance(self._all)
-
-    def say(self, line: str) -> None:
-        self.bars.console.print(plain(line), soft_wrap=True, markup=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenv.compare.comparison import ComparedRun
@@ -13,6 +14,7 @@ from tokenv.run.build import learns
 
 LEARNERS_SETTING = ("estimator", "rate_target")
 LEARNERS_LOSS = ("policy", "rate")
+LONGEST_NAME = 40
 
 
 def check_same_kind(configs: Mapping[str, Config]) -> None:
@@ -64,6 +66,9 @@ def _settings(config: Config) -> dict[str, Any]:
 def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """Runs that differ in nothing but the seed, as methods named by what tells them apart.
 
+    A name that would be too long for a table says where the method's first run lies instead; what tells it apart stands
+    among its settings.
+
     Raises:
         UserError: two runs are the same, seed included.
     """
@@ -76,9 +81,22 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
         groups.setdefault(key, []).append(run)
     settings = differing_settings({key: group[0].config for key, group in groups.items()})
     agents = [group[0].config.agent["name"] for group in groups.values()]
+    briefly = _brief_keys(key for of in settings.values() for key in of)
+    places = {key: Path(group[0].folder) for key, group in groups.items()}
+    short = {key: "/".join(place.parts[-2:]) for key, place in places.items()}
     names = {}
     for key, group in groups.items():
         name = group[0].config.agent["name"]
-        others = {k: v for k, v in settings[key].items() if k != "agent.name"}
-        names[key] = name if agents.count(name) == 1 else ", ".join([name, *(f"{k}={v}" for k, v in others.items())])
+        others = [f"{briefly[k]}={v}" for k, v in settings[key].items() if k != "agent.name"]
+        names[key] = name if agents.count(name) == 1 else ", ".join([name, *others])
+        if len(names[key]) > LONGEST_NAME:
+            unique = list(short.values()).count(short[key]) == 1
+            names[key] = f"{name}, {short[key] if unique else places[key]}"
     return {names[key]: group for key, group in groups.items()}
+
+
+def _brief_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Dotted keys to their last parts, or to themselves where others end alike."""
+    every = set(keys)
+    ends = [key.rpartition(".")[2] for key in every]
+    return {key: end if ends.count(end) == 1 else key for key in every for end in [key.rpartition(".")[2]]}

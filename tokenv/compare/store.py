@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,27 @@ from tokenv.errors import UserError
 from tokenv.storage import checkpoints, processes, trust
 
 ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
+SILENT_SECONDS = 300.0  # machines may see one another's files a minute late
 PROCESS = "process"  # in what a run tells of its host: see ``tokenv.storage.processes``
+
+
+def now(store: Path) -> float:
+    """The time by the clock of the file system that a folder is on: machines that share it share no other."""
+    try:
+        with tempfile.TemporaryFile(dir=store) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:  # whoever may only read has his own
+        return time.time()
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a run's files say, read once for as long as they stay as they are."""
+
+    config: Config
+    identity: dict[str, Any]
+    status: str
+    process: Any
 
 
 @dataclass(frozen=True)
@@ -27,16 +48,18 @@ class StoredRun:
     Attributes:
         folder: of the run.
         config: of the run.
+        identity: what two runs must have in common to be the same run.
         status: Sacred's: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
-        seconds: since the last sign of life.
-        gone: whether its process is known to have ended.
+        heard: when it last gave a sign of life, by the file system's clock.
+        alive: whether its process exists; None where that cannot be seen from here.
     """
 
     folder: Path
     config: Config
+    identity: dict[str, Any]
     status: str
-    seconds: float
-    gone: bool = False
+    heard: float
+    alive: bool | None = None
 
     @property
     def finished(self) -> bool:
@@ -52,30 +75,34 @@ class StoredRun:
     @property
     def going_on(self) -> bool:
         """Whether somebody is at it, as far as one can tell."""
-        return self.status == "RUNNING" and not self.gone and self.seconds <= ALIVE_SECONDS
+        if self.status != "RUNNING" or self.alive is False:
+            return False
+        return now(self.folder.parent) - self.heard <= (SILENT_SECONDS if self.alive is None else ALIVE_SECONDS)
 
 
 def read_run(folder: Path) -> StoredRun | None:
     """A stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
-        told = json.loads((folder / "run.json").read_text())
-        if told["experiment"]["name"] != "tokenv-train":
-            return None
-        config = _config(folder / "config.json", (folder / "config.json").stat().st_mtime_ns)
-        beat = told.get("heartbeat") or told["start_time"]
-        last = datetime.fromisoformat(beat).replace(tzinfo=UTC).timestamp()
-        host = told.get("host") or {}
-        gone = PROCESS in host and processes.living(host[PROCESS]) == []
-        return StoredRun(folder, config, told["status"], time.time() - last, gone)
+        run, config = (folder / "run.json").stat(), (folder / "config.json").stat()
+        told = _told(folder, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
+    if told is None:
+        return None
+    living = None if told.process is None else processes.living(told.process)
+    alive = None if living is None else bool(living)
+    return StoredRun(folder, told.config, told.identity, told.status, run.st_mtime, alive)
 
 
-@cache
-def _config(path: Path, _written: int) -> Config:
-    """A run's configuration, read once: comparisons look through their store for each of their runs."""
-    values = json.loads(path.read_text())
-    return resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
+@lru_cache(maxsize=100_000)
+def _told(folder: Path, _written: tuple[int, ...]) -> _Told | None:
+    """Comparisons look through their store for each of their runs."""
+    told = json.loads((folder / "run.json").read_text())
+    if told["experiment"]["name"] != "tokenv-train":
+        return None
+    values = json.loads((folder / "config.json").read_text())
+    config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
+    return _Told(config, identity(config), told["status"], (told.get("host") or {}).get(PROCESS))
 
 
 def finished_run(folder: Path) -> StoredRun:
@@ -92,15 +119,10 @@ def finished_run(folder: Path) -> StoredRun:
     return stored
 
 
-def stored_runs(store: Path, since: float = 0.0) -> Iterator[StoredRun]:
-    """All training runs of a store, newest first.
-
-    Args:
-        store: folder of Sacred runs.
-        since: only those in whose folder something was written since then, in seconds since 1970.
-    """
+def stored_runs(store: Path) -> Iterator[StoredRun]:
+    """All training runs of a store, newest first."""
     written = {path.parent: path.parent.stat().st_mtime for path in store.glob("*/run.json")}
-    for folder in sorted((path for path in written if written[path] >= since), key=written.__getitem__, reverse=True):
+    for folder in sorted(written, key=written.__getitem__, reverse=True):
         run = read_run(folder)
         if run is not None:
             yield run
@@ -111,10 +133,10 @@ def identity(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
-def same_runs(config: Config, store: Path, since: float = 0.0) -> list[StoredRun]:
-    """The runs of this configuration, newest first; see ``stored_runs``."""
+def same_runs(config: Config, store: Path) -> list[StoredRun]:
+    """The runs of this configuration, newest first."""
     wanted = identity(config)
-    return [run for run in stored_runs(store, since) if identity(run.config) == wanted]
+    return [run for run in stored_runs(store) if run.identity == wanted]
 
 
 def find_run(config: Config, store: Path) -> StoredRun | None:

@@ -216,9 +216,13 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
 class BytesVectorEnv(VectorEnv[Any, Array, Array]):
     """B sequences whose token boundaries are the actions: ``TokenizationEnv``, one model pass for all rows.
 
-    Observation, action and reward are those of ``BytesEnv`` with a leading B. Where sequences end, the same step
-    starts new ones (``AutoresetMode.SAME_STEP``): it returns their first observation, and the last one of the old
-    as ``info["final_obs"]``, with ``info["final_info"]``.
+    Observation, action and reward are those of ``BytesEnv`` with a leading B. All rows have the same length, so without
+    partial resets they end together. What then happens is gymnasium's ``AutoresetMode``:
+
+    - ``SAME_STEP``: the same step starts new sequences, returns their first observation, and the last one of the old as
+      ``info["final_obs"]``, with ``info["final_info"]``;
+    - ``NEXT_STEP``: the next step starts them, whatever the actions, with reward 0;
+    - ``DISABLED``: ``reset`` does, of all rows or, with ``options={"reset_mask": bool [B]}``, of some.
 
     Args:
         num_envs: sequences B.
@@ -226,16 +230,13 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         source: as for ``BytesEnv``; all rows draw from this one.
         window: as for ``BytesEnv``.
         render_mode: as for ``BytesEnv``.
+        autoreset_mode: one of ``AutoresetMode``, or its value: ``SameStep``, ``NextStep`` or ``Disabled``.
 
     Raises:
-        ValueError: ``num_envs`` below 1, a negative ``window``, or no such ``render_mode``.
+        ValueError: ``num_envs`` below 1, a negative ``window``, or no such ``render_mode`` or ``autoreset_mode``.
     """
 
-    metadata: dict[str, Any] = {
-        "render_modes": list(RENDER_MODES),
-        "render_fps": 8,
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-    }
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
     default_lm = staticmethod(default_lm)
     default_source = default_source
 
@@ -246,7 +247,13 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         source: SourceOrOpener | None = None,
         window: int = 8,
         render_mode: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
+        known = [mode.value for mode in AutoresetMode]
+        if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
+            raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source or self.default_source
         self._sequences = _Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
@@ -264,16 +271,40 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
 
         Args:
             seed: as for ``BytesEnv.reset``; all rows read from one source, of one seed or of several together.
-            options: unused.
+            options: ``reset_mask``, bool [B]: rows to start anew while the others stay where they are.
 
         Returns:
-            Observations at the first symbols [B, ..], and ``info``.
+            Observations [B, ..], at the first symbols of what has been reset, and ``info``.
+
+        Raises:
+            ValueError: ``reset_mask`` is no bool array of B with at least one True.
         """
+        if options and options.get("reset_mask") is not None:
+            return self._reset_some(options["reset_mask"])
         if isinstance(seed, Sequence):
             several = [each for each in seed if each is not None]
             seed = int(np.random.SeedSequence(several).generate_state(1)[0]) if several else None
         super().reset(seed=None if seed is None else int(seed))
         self._root = self._sequences.reset(seed)
+        return self._now()
+
+    def _reset_some(self, mask: Any) -> tuple[Observation, dict[str, Any]]:
+        fits = isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
+        if not fits or not mask.any():
+            raise ValueError(f"reset_mask = {mask!r}: expected a bool array of {self.num_envs} with at least one True")
+        if self._root is None:
+            raise ResetNeeded("no sequence has begun: expected a reset() of all rows first")
+        rows_B1 = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
+        self._sequences.restarted(mask.nonzero()[0])
+        fresh = self.env.reset(self._root.clone(recurse=False).set("_reset", rows_B1))
+        self._root = torch.where(
+            rows_B1.squeeze(-1), fresh.select(*self._root.keys(True, True), strict=False), self._root
+        )
+        return self._now()
+
+    def _now(self) -> tuple[Observation, dict[str, Any]]:
+        """Where the rows stand."""
+        assert self._root is not None
         infos: dict[str, Any] = {}
         for row, info in enumerate(self._infos(self._root, self.env.origin)):
             infos = self._add_info(infos, info, row)
@@ -292,21 +323,26 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
             ResetNeeded: ``reset`` was never called.
             ValueError: the actions are not B numbers 0 or 1.
         """
+        ended = self._root is not None and bool(self._root.get("done", torch.zeros(1)).any())
+        if ended and self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            observation, infos = self.reset()
+            nothing = np.zeros(self.num_envs)
+            return observation, nothing, nothing.astype(bool), nothing.astype(bool), infos
         origin = list(self.env.origin)  # of the sequences that this step may end
-        stepped, self._root = self.env.step_and_maybe_reset(self._sequences.act(self._root, actions, self.action_space))
-        following = stepped["next"]
+        acted = self._sequences.act(self._root, actions, self.action_space)
+        following, final = self.env.step(acted)["next"], {}
+        self._root = following
         terminated = following["terminated"].squeeze(-1).cpu().numpy()
-        infos: dict[str, Any] = {}
-        for row, info in enumerate(self._infos(self._root, self.env.origin)):
-            infos = self._add_info(infos, info, row)
-        if terminated.any():
-            self._sequences.restarted(terminated.nonzero()[0])
+        if terminated.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
             final_B, last = self._sequences.observation(following), self._infos(following, origin)
             for row in terminated.nonzero()[0]:
-                final_obs = {key: x_B[row] for key, x_B in final_B.items()}
-                infos = self._add_info(infos, {"final_obs": final_obs, "final_info": last[row]}, row)
+                final[row] = {"final_obs": {key: x_B[row] for key, x_B in final_B.items()}, "final_info": last[row]}
+            self._reset_some(terminated)
+        observation, infos = self._now()
+        for row, info in final.items():
+            infos = self._add_info(infos, info, row)
         reward = following["reward"].squeeze(-1).double().cpu().numpy()
-        return self._sequences.observation(self._root), reward, terminated, np.zeros_like(terminated), infos
+        return observation, reward, terminated, np.zeros_like(terminated), infos
 
     def action_masks(self) -> Array:
         """As ``BytesEnv.action_masks``, [B, 2]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,3 +73,13 @@ def write_forecasts(
             values = quantile_QHC[:, step, channel].tolist()
             rows.append([made.name, channel, step + 1, mean_HC[step, channel], *values, truth])
     return write_csv(path, ["series", "channel", "step", "mean", *(f"q{q:g}" for q in quantiles), "truth"], rows)
+
+
+def as_dicts(shown: Sequence[Forecast], quantiles: Sequence[float], truth_BHC: Array | None) -> list[dict[str, Any]]:
+    """The same for JSON: a forecast each, arrays of steps and channels [H, C]."""
+    found = []
+    for number, made in enumerate(shown):
+        each = {f"{q:g}": value_HC for q, value_HC in zip(quantiles, made.quantile_QHC(quantiles), strict=True)}
+        truth = {} if truth_BHC is None else {"truth": truth_BHC[number]}
+        found.append({"series": made.name, "mean": made.mean_HC, "quantiles": each} | truth)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.library import hub
+from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
 from tokenv.run.stored import Trained, load_run, log_likelihoods, segment, write_on
 from tokenv.storage.trust import allowing
@@ -90,6 +92,15 @@ class Model:
     def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
         """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
         return self.spans(text, seed=seed, threshold=threshold).tokens
+
+    def pre_tokenizer(self) -> PreTokenizer:
+        """The boundaries for Hugging Face's ``tokenizers``.
+
+        Raises:
+            UserError: the model is of series.
+        """
+        self._of_text()
+        return PreTokenizer(functools.partial(self.spans, threshold=True))
 
     def log_likelihood(
         self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import overload
+from typing import Any, overload
 
 from tokenv.run.passages import page, passage_of
 from tokenv.run.stored import Segmented
@@ -76,6 +76,27 @@ class Spans(Sequence[Span]):
     def tokens(self) -> list[bytes]:
         """The tokens' bytes; joined, they are the text."""
         return [span.text for span in self]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All there is, for JSON: tokens, and one number a byte; in texts, bytes that are no UTF-8 are escaped."""
+        tokens = [
+            {
+                "start": span.start,
+                "end": span.end,
+                "text": span.text.decode(errors="backslashreplace"),
+                "probability": round(span.probability, 6),
+                "bits": round(span.bits, 6),
+            }
+            for span in self
+        ]
+        return {
+            "step": self._step,
+            "bytes": len(self.text),
+            "tokens": tokens,
+            "probability": [round(each, 6) for each in self.probabilities],
+            "boundary": list(map(int, self.boundaries)),
+            "bits": [None if each is None else round(each, 6) for each in self.bits],
+        }
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.tokens[:20]))

@@ -1,6 +1,7 @@
 """Boundary probabilities as a web page that needs nothing but itself."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -17,6 +18,8 @@ def segment_page(
     title: str,
     facts: Mapping[str, str],
     scale: tuple[float, float] = (0.0, 1.0),
+    links: Mapping[str, str] | None = None,
+    tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
 ) -> str:
     """Draw passages coloured by boundary probability, with a thin line at each boundary.
 
@@ -26,6 +29,8 @@ def segment_page(
         facts: Name → value of the small table on top: run, boundary rate, bits per byte and so on.
         scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
             legend says so.
+        links: Name → address of pages that belong to it; none if None.
+        tables: Heading → rows of cells, the first of which names the columns; they follow the text.
 
     Returns:
         One HTML document, to be written as UTF-8. It loads nothing and runs no script.
@@ -38,6 +43,8 @@ def segment_page(
         title=visible(title),
         facts=[(visible(name), visible(value)) for name, value in facts.items()],
         passages=[(visible(heading), coloured(text, scale)) for heading, text in passages.items()],
+        links=list((links or {}).items()),
+        tables=[(visible(name), [[*map(visible, row)] for row in rows]) for name, rows in (tables or {}).items()],
         **legend(scale),
     )
 
@@ -77,8 +84,30 @@ def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
 
 
 def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
-    """Style classes, tooltip and text of each character, for ``passage.jinja`` to draw."""
-    return [(_classes(c, scale), _tip(c), visible(c.text)) for c in characters]
+    """Style classes, tooltip and text of stretches of one colour, for ``passage.jinja`` to draw.
+
+    A stretch ends at a boundary, which is a stretch of its own, as a line break is: a long text has few of them.
+    """
+    drawn = []
+    for _, run in itertools.groupby(characters, _Stretches(scale)):
+        stretch = list(run)
+        drawn.append((_classes(stretch[-1], scale), _tip(stretch), "".join(visible(c.text) for c in stretch)))
+    return drawn
+
+
+class _Stretches:
+    """Numbers characters so that those of one stretch have the same number."""
+
+    def __init__(self, scale: tuple[float, float]) -> None:
+        self.scale, self.number, self.before = scale, 0, ""
+
+    def __call__(self, char: Character) -> int:
+        alone = char.boundary or char.text == "\n"
+        classes = "" if alone else _classes(char, self.scale)
+        if alone or classes != self.before:
+            self.number += 1
+        self.before = classes
+        return self.number
 
 
 def _classes(char: Character, scale: tuple[float, float]) -> str:
@@ -86,10 +115,12 @@ def _classes(char: Character, scale: tuple[float, float]) -> str:
     return names + " b" if char.boundary else names
 
 
-def _tip(char: Character) -> str:
-    last = char.end - 1
-    place = f"byte {last}" if char.start == last else f"bytes {char.start}–{last}"
-    return f"π = {_digits(char.probability)} · {place}" + (" · boundary" if char.boundary else "")
+def _tip(stretch: list[Character]) -> str:
+    start, last = stretch[0].start, stretch[-1].end - 1
+    place = f"byte {last}" if start == last else f"bytes {start}–{last}"
+    low, high = (_digits(end(c.probability for c in stretch)) for end in (min, max))
+    probability = low if low == high else f"{low} to {high}"
+    return f"π = {probability} · {place}" + (" · boundary" if stretch[-1].boundary else "")
 
 
 def _digits(probability: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenv.report.characters import Character, characters
@@ -9,7 +10,11 @@ from tokenv.report.html import segment_page
 from tokenv.report.table import console
 from tokenv.report.terminal import coloured_text
 from tokenv.report.theme import colour_ends
-from tokenv.run.stored import Segmented, Trained
+from tokenv.run.habits import CONTEXT, Habits
+from tokenv.run.stored import Segmented
+from tokenv.storage.atomic import write_atomically
+
+PAGE_CHARACTERS = 100_000  # of a web page; more make a browser slow
 
 
 def passage_of(cut: Segmented) -> list[Character]:
@@ -20,27 +25,91 @@ def passage_of(cut: Segmented) -> list[Character]:
 def show(passage: list[Character], shown: int | None = None) -> None:
     """Print the first ``shown`` characters of a passage, coloured; all of them if None."""
     console().print(coloured_text(passage[:shown], scale=_scale(passage)))
+    if shown is not None and len(passage) > shown:
+        console().print(f"... and {len(passage) - shown:,} characters more")
 
 
-def page(title: str, passage: list[Character], step: int, **facts: str) -> str:
+def page(title: str, passage: list[Character], step: int) -> str:
     """A passage as a web page.
 
     Args:
         title: of the passage.
         passage: at least one character.
         step: of the model that drew the boundaries.
-        facts: what else is told of it.
     """
+    return _page({title: passage}, facts_of(passage, step), _scale(passage))
+
+
+def facts_of(passage: list[Character], step: int) -> dict[str, str]:
+    """What a page tells of a passage and of the model that drew its boundaries."""
     drawn = sum(character.boundary for character in passage)
-    facts = {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"} | facts
-    return segment_page({title: passage}, title="Token boundaries", facts=facts, scale=_scale(passage))
+    return {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"}
 
 
-def write_page(path: Path, title: str, passage: list[Character], trained: Trained, **facts: str) -> None:
-    """Write a passage of one run, coloured, as a web page."""
-    path.write_text(page(title, passage, trained.step, **facts), encoding="utf-8")
+def habits_tables(found: Habits) -> dict[str, list[list[str]]]:
+    """What a policy has learned, as tables of a page."""
+    return {
+        "Boundaries by class of byte": [
+            ["byte", "of all bytes", "boundaries a byte"],
+            *([name, f"{share:.1%}", f"{rate:.3f}"] for name, (share, rate) in found.classes.items()),
+        ],
+        "Most frequent tokens": [
+            ["token", "times"],
+            *([readable(token), f"{count:,}"] for token, count in found.tokens),
+        ],
+        f"Where boundaries are most probable: the last {CONTEXT} bytes": [
+            ["bytes", "mean π", "times"],
+            *([readable(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in found.contexts),
+        ],
+    }
 
 
-def _scale(passage: list[Character]) -> tuple[float, float]:
-    """Ends of the colour scale; the first boundary is forced."""
-    return colour_ends([character.probability for character in passage[1:] or passage])
+def readable(text: bytes) -> str:
+    """Bytes on one line, with blanks that show."""
+    return text.decode(errors="backslashreplace").replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+def write_pages(
+    path: Path,
+    passages: Mapping[str, list[Character]],
+    facts: Mapping[str, str],
+    tables: Mapping[str, list[list[str]]] | None = None,
+) -> list[Path]:
+    """Write passages of one text, coloured, as web pages that lead to one another.
+
+    Args:
+        path: of the first page; the second of ``a.html`` is ``a-2.html``.
+        passages: heading to the whole text, which is as long in each.
+        facts: the table on every page.
+        tables: below the text of every page.
+
+    Returns:
+        The pages.
+    """
+    length = max(map(len, passages.values()))
+    starts = range(0, length, PAGE_CHARACTERS)
+    paths = [path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in range(1, len(starts) + 1)]
+    scale = _scale(*passages.values())
+    for number, (start, own) in enumerate(zip(starts, paths, strict=True)):
+        stop = min(start + PAGE_CHARACTERS, length)
+        here = {heading: passage[start:stop] for heading, passage in passages.items()}
+        more = {"characters": f"{start + 1:,} to {stop:,} of {length:,}"} if len(paths) > 1 else {}
+        near = {"previous page": number - 1, "next page": number + 1}
+        links = {name: paths[at].name for name, at in near.items() if 0 <= at < len(paths)}
+        write_atomically(own, _page(here, {**facts, **more}, scale, links, tables))
+    return paths
+
+
+def _page(
+    passages: Mapping[str, list[Character]],
+    facts: Mapping[str, str],
+    scale: tuple[float, float],
+    links: Mapping[str, str] | None = None,
+    tables: Mapping[str, list[list[str]]] | None = None,
+) -> str:
+    return segment_page(passages, title="Token boundaries", facts=facts, scale=scale, links=links, tables=tables)
+
+
+def _scale(*passages: list[Character]) -> tuple[float, float]:
+    """Ends of the colour scale; the first boundary of each is forced."""
+    return colour_ends([character.probability for passage in passages for character in passage[1:] or passage])

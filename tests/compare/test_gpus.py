@@ -1,0 +1,83 @@
+"""GPUs are lent to one job at a time: no two jobs share one, whoever asks, on this machine."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenv.compare import gpus
+from tokenv.compare.gpus import VISIBLE, gpus_for, visible
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with three GPUs, of which this process may use two."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '0, GPU-aa\\n1, GPU-bb\\n2, GPU-cc\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv(VISIBLE, "2,0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpus.time, "sleep", lambda _: threading.Event().wait(0.01))
+
+
+def nothing() -> None:
+    pass
+
+
+def test_gpus_are_called_what_they_are_called_on_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visible() == ["GPU-cc", "GPU-aa"]
+    monkeypatch.setenv(VISIBLE, "GPU-aa,MIG-7")
+    assert visible() == ["GPU-aa", "MIG-7"]
+    monkeypatch.setenv(VISIBLE, "")
+    assert visible() == []
+    monkeypatch.delenv(VISIBLE)
+    assert visible() == ["GPU-aa", "GPU-bb", "GPU-cc"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible() == ["0", "1"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_two_jobs_share_one(count: int) -> None:
+    held: list[str] = []
+    most = 0
+
+    def job(_: int) -> None:
+        nonlocal most
+        with gpus_for("auto", count, nothing, lambda: False) as seen:
+            assert seen is not None
+            mine = seen[VISIBLE].split(",")
+            assert len(mine) == count
+            assert not set(mine) & set(held)
+            held.extend(mine)
+            most = max(most, len(held))
+            time.sleep(0.01)
+            for one in mine:
+                held.remove(one)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(job, range(20)))
+    assert most == 2
+
+
+def test_a_gpu_that_is_named_is_waited_for() -> None:
+    stop = threading.Event()
+    with gpus_for("cuda:1", 1, nothing, lambda: False) as seen:
+        assert seen == {}  # its name stays right
+        with gpus_for("cuda", 1, nothing, lambda: False) as other:
+            assert other == {VISIBLE: "GPU-cc"}
+            with gpus_for("cuda:0", 1, stop.set, stop.is_set) as none:
+                assert none is None
+
+
+def test_a_run_without_gpus_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpus_for("cuda", 2, nothing, lambda: False), gpus_for("cpu", 1, nothing, lambda: False) as seen:
+        assert seen == {}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with gpus_for("auto", 1, nothing, lambda: False) as seen:
+            assert seen == {}

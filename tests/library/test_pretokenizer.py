@@ -1,0 +1,44 @@
+"""A model's boundaries among Hugging Face's tokenizers."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import tokenv
+from tokenv import Model
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> Model:
+    return tokenv.load(tiny_run)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.text(min_size=1, max_size=40))
+def test_pieces_are_the_models_tokens_and_never_cut_a_character(model: Model, text: str) -> None:
+    pieces = model.pre_tokenizer().pre_tokenize_str(text)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert all(text[start:end] == piece for piece, (start, end) in pieces)
+    ends = {span.end for span in model.spans(text, threshold=True)}
+    got = {len(text[:end].encode()) for _, (_, end) in pieces}
+    starts = {len(text[:i].encode()) for i in range(len(text) + 1)}
+    assert got == {min(start for start in starts if start >= end) for end in ends}
+
+
+def test_a_tokenizer_learns_within_the_pieces(model: Model) -> None:
+    text = "für alle und für keinen; " * 8
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(model.pre_tokenizer())
+    tokenizer.train_from_iterator([text] * 4, trainers.BpeTrainer(vocab_size=200, special_tokens=["?"]))
+    pieces = model.pre_tokenizer().pre_tokenize_str(text)
+    encoded = tokenizer.encode(text)
+    assert "".join(encoded.tokens) == text
+    ends = {end for _, end in encoded.offsets}
+    assert {end for _, (_, end) in pieces} <= ends  # no token spans two pieces
+
+
+def test_nothing_is_no_piece(model: Model) -> None:
+    assert model.pre_tokenizer().pre_tokenize_str("") == []
