@@ -15,7 +15,7 @@ from tokenv.data.corpus import load_corpus
 from tokenv.errors import UserError
 from tokenv.run import update
 from tokenv.run.parts import build_parts, check_parts
-from tokenv.run.ranks import Ranks, joined
+from tokenv.run.ranks import Ranks, started_together
 from tokenv.run.slots import OwnSequences, Slots
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
@@ -340,7 +340,10 @@ def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
 
 
 def test_half_an_environment_is_refused():
-    with pytest.raises(UserError, match="WORLD_SIZE = 2 and no RANK in the environment"), joined({"WORLD_SIZE": "2"}):
+    with (
+        pytest.raises(UserError, match="WORLD_SIZE = 2 and no RANK in the environment"),
+        started_together({"WORLD_SIZE": "2"}),
+    ):
         pass
-    with joined({}) as ranks:
+    with started_together({}) as ranks:
         assert ranks == Ranks()

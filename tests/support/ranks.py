@@ -17,7 +17,7 @@ from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.run import shards
 from tokenv.run.parts import build_parts
-from tokenv.run.ranks import joined
+from tokenv.run.ranks import started_together
 from tokenv.run.slots import OwnSequences
 from tokenv.run.update import accumulate, descend, descend_further, make_optimizer, pass_seed
 
@@ -52,7 +52,7 @@ def _in_process(rank, count, port, function, folder, arguments):
     os.environ.update({name: str(value) for name, value in told.items()})
     with open(folder / f"{rank}.err", "w") as errors, contextlib.redirect_stderr(errors):
         try:
-            with joined() as ranks:
+            with started_together() as ranks:
                 found = function(ranks, *arguments)
         except BaseException as error:
             found = f"{type(error).__name__}: {error}"

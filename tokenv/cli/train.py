@@ -31,7 +31,7 @@ from tokenv.run.habits import Habits, habits
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.passages import facts_of, habits_tables, passage_of, show, write_pages
-from tokenv.run.ranks import Ranks, joined
+from tokenv.run.ranks import Ranks, started_together
 from tokenv.run.report import draw_curves, draw_patches
 from tokenv.run.state import History, Log, RunState, check_checkpoint
 from tokenv.run.stored import Trained, load_run, segment
@@ -221,7 +221,7 @@ def run(arguments: list[str]) -> Any:
     Returns:
         What came out, on the first rank.
     """
-    with joined() as ranks:
+    with started_together() as ranks:
         if ranks.size == 1:
             return COMMAND.run(arguments)
         shared = partial(resolve_training, world=ranks.size), partial(train_and_show, ranks=ranks)

@@ -207,7 +207,7 @@ class Team:
 
 
 @contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
+def started_together(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
     """The processes that torchrun started, or this one alone.
 
     Args:
