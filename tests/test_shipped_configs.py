@@ -58,9 +58,9 @@ def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
-    methods = set(shrunk.content(name)["methods"])
-    assert methods_in_report(folder) == methods
-    assert len(stored(folder, "tokenv-train")) == len(methods)
+    settings = shrunk.content(name)
+    assert methods_in_report(folder) == set(settings["methods"])
+    assert len(stored(folder, "tokenv-train")) == len(settings["methods"]) + bool(settings.get("shared"))
 
 
 def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:

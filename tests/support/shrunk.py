@@ -91,6 +91,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
     if "base" in settings:
         base = content(settings["base"])
         found += words(_of_run(base), "common.")
+        found += words(_of_run(base), "shared.") if settings.get("shared") else []
         if base["data"]["source"] == TABLE:
             found.append("common.data.series.columns=OT")
     for name, protocol in settings.get("protocols", {}).items():
