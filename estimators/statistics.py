@@ -31,11 +31,15 @@ def _over_batch(x: Tensor, dim: int | tuple[int, ...]) -> bool:
     return any(each % x.dim() == x.dim() - 2 for each in dims)
 
 
+def _sums_over(x: Tensor, weight: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Weighted sum and sum of weights along some dimensions, which stay with size 1."""
+    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
+    return summed(*sums) if _over_batch(x, dim) else sums
+
+
 def mean_over(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Mean where ``mask`` is True along some dimensions, which stay with size 1. 0 where nothing is."""
-    weight = mask.to(x.dtype)
-    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
-    total, count = summed(*sums) if _over_batch(x, dim) else sums
+    total, count = _sums_over(x, mask.to(x.dtype), dim)
     return total / count.clamp(min=1)
 
 
@@ -55,8 +59,7 @@ def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:
 def mean_of_others(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Mean along ``dim`` of all but the entry itself, where ``mask`` is True; 0 where there are no others."""
     weight = mask.to(x.dtype)
-    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
-    total, count = summed(*sums) if _over_batch(x, dim) else sums
+    total, count = _sums_over(x, weight, dim)
     others = (count - weight).clamp(min=0)
     return (total - x * weight) / others.where(others > 0, 1.0)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny import settings
 
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -31,15 +32,7 @@ def tiny_lm() -> UNet:
 @pytest.fixture
 def tiny_settings() -> dict[str, object]:
     """A whole training run that takes a second: updates to the default configuration."""
-    return {
-        "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
-        "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
-        "agent": {"name": "learned", "window": 2},
-        "train": {"symbols": 2560, "batch_size": 4, "accumulate": 2, "warmup_symbols": 512},
-        "validation": {"every_symbols": 1024, "sequences": 8, "batch_size": 4},
-        "checkpoint": {"every_symbols": 1024, "keep": 10},
-        "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
-    }
+    return settings()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import settings
 
 from tokenv.cli.options import stored_config
 from tokenv.config.files import resolve
@@ -26,17 +27,10 @@ TENSORS = {"lm.w": torch.arange(6.0).reshape(2, 3), "lm.b": torch.ones(3)}
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints."""
-    settings = {
-        "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
-        "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
-        "agent": {"name": "learned", "window": 2},
-        "train": {"symbols": 768, "batch_size": 4, "accumulate": 2, "warmup_symbols": 512},
-        "validation": {"every_symbols": 256, "sequences": 4, "batch_size": 4},
-        "checkpoint": {"every_symbols": 256, "keep": 10},
-        "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
-    }
+    often = {"every_symbols": 256}
+    tiny = settings(train={"symbols": 768}, validation={**often, "sequences": 4}, checkpoint=often)
     folder = tmp_path_factory.mktemp("trained")
-    train(resolve([], settings), folder / "checkpoints", lambda *_: None)
+    train(resolve([], tiny), folder / "checkpoints", lambda *_: None)
     assert len(checkpoints.complete(folder / "checkpoints")) == 3
     return folder
 

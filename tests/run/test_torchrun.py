@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from tiny import settings
 
 from tokenv.cli.main import run_command
 from tokenv.config.files import merge
@@ -19,15 +20,12 @@ from tokenv.errors import UserError
 from tokenv.storage import checkpoints
 
 pytestmark = pytest.mark.slow
-SETTINGS: dict[str, Any] = {
-    "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
-    "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
-    "agent": {"name": "learned", "window": 2},
-    "train": {"symbols": 40960, "batch_size": 4, "accumulate": 1, "warmup_symbols": 512},
-    "validation": {"every_symbols": 8192, "sequences": 8, "batch_size": 4},
-    "checkpoint": {"every_symbols": 8192, "keep": 10},
-    "hardware": {"device": "cpu", "precision": "float64", "compile": "off", "threads": 1},
-}
+SETTINGS = settings(
+    train={"symbols": 40960, "accumulate": 1},
+    validation={"every_symbols": 8192},
+    checkpoint={"every_symbols": 8192},
+    hardware={"precision": "float64"},
+)
 
 
 @pytest.fixture(autouse=True)

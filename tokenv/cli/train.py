@@ -21,7 +21,7 @@ from tokenv.cli.told import Heartbeat, start_line
 from tokenv.config.convert import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.errors import UserError
 from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
@@ -149,11 +149,12 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
         folder / _picture(config),
         folder / "curves.png",
     )
+    corpus = load_corpus(config.data)
     if config.data.kind == "series":
-        draw_patches(_held_out_patches(trained), picture, title=title, context=config.data.series.context)
+        draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
     else:
-        passage = _held_out_passage(trained)
-        tables = habits_tables(_held_out_habits(trained))
+        passage = _held_out_passage(trained, corpus)
+        tables = habits_tables(_held_out_habits(trained, corpus))
         write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
         show(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
@@ -168,20 +169,20 @@ def _stored_in(config: Config, folder: Path) -> str:
     return f"{folder} (curves.png, {_picture(config)}, metrics.json, checkpoints)"
 
 
-def _held_out_passage(trained: Trained, length: int = 2048) -> list[Character]:
-    held_out = load_corpus(trained.config.data).validation(max(1, length // trained.config.data.seq_len))
+def _held_out_passage(trained: Trained, corpus: Corpus, length: int = 2048) -> list[Character]:
+    held_out = corpus.validation(max(1, length // trained.config.data.seq_len))
     return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
 
 
-def _held_out_habits(trained: Trained, count: int = 256) -> Habits:
-    batch = load_corpus(trained.config.data).validation(count)
+def _held_out_habits(trained: Trained, corpus: Corpus, count: int = 256) -> Habits:
+    batch = corpus.validation(count)
     drawn = held_out_rollouts(trained.parts, batch, batch_size=trained.config.validation.batch_size)
     of = joined([{"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()} for td in drawn])
     return habits(batch.symbol_BN[:, :-1], of["action"], of["prob"])
 
 
-def _held_out_patches(trained: Trained, count: int = 4) -> list[Window]:
-    batch = load_corpus(trained.config.data).validation(count)
+def _held_out_patches(trained: Trained, corpus: Corpus, count: int = 4) -> list[Window]:
+    batch = corpus.validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
     return drawn_windows(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
 

@@ -87,7 +87,7 @@ class _Sequences:
 
     def act(self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
         """Put an action from outside into the TensorDict that is to be stepped."""
-        if root is None or bool(root.get("done", torch.zeros(1)).any()):
+        if root is None or _ended(root):
             raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
         array = np.asarray(action)
         # What gives one action often gives it as an array of one.
@@ -126,6 +126,11 @@ class _Sequences:
             key: tensordict[key].float().cpu().numpy().astype(space.dtype)
             for key, space in self.observation_space.items()
         }
+
+
+def _ended(root: TensorDictBase) -> bool:
+    """Whether a row's sequence has."""
+    return bool(root.get("done", torch.zeros(1)).any())
 
 
 class BytesEnv(gymnasium.Env[Any, np.int64]):
@@ -323,8 +328,7 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
             ResetNeeded: ``reset`` was never called.
             ValueError: the actions are not B numbers 0 or 1.
         """
-        ended = self._root is not None and bool(self._root.get("done", torch.zeros(1)).any())
-        if ended and self.autoreset_mode == AutoresetMode.NEXT_STEP:
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP and self._root is not None and _ended(self._root):
             observation, infos = self.reset()
             nothing = np.zeros(self.num_envs)
             return observation, nothing, nothing.astype(bool), nothing.astype(bool), infos

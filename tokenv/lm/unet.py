@@ -23,7 +23,7 @@ from tokenv.lm.layers import Linear, RMSNorm
 from tokenv.lm.packed import Pack, capacity
 from tokenv.lm.poolings.mean import Mean
 from tokenv.lm.poolings.relaxed import relaxed_attention
-from tokenv.lm.poolings.select import Pooling, Select
+from tokenv.lm.poolings.select import Pooling, Segments, Select
 from tokenv.lm.poolings.smooth import Smooth
 
 _POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
@@ -62,7 +62,7 @@ class UNet(Encoder):
         token_BMD: Tensor,
         position_BM: Tensor,
         strength_BM: Tensor | None = None,
-        count_B: Tensor | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
         """Token representations Y' (eq. 4).
 
@@ -70,15 +70,15 @@ class UNet(Encoder):
             token_BMD: tokens.
             position_BM: byte position of each token's boundary, for RoPE.
             strength_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
-            count_B: tokens of each sequence; what follows is padding, and where the model packs (``pack_tokens``), it
-                costs nothing.
+            segments: how many tokens each sequence has; what follows is padding, and where the model packs
+                (``pack_tokens``), it costs nothing.
 
         Returns:
             Y', [B, M, D].
         """
         softcap = self.config.attention_softcap
-        if self.packs and count_B is not None:
-            pack = Pack.of(count_B, token_BMD.shape[1], capacity(int(count_B.sum())))
+        if self.packs and segments is not None:
+            pack = Pack.of(segments.count_B, token_BMD.shape[1], capacity(segments.total))
             packed = self._token_layers(pack.packed(token_BMD), pack.packed(position_BM), pack.attention(softcap))
             return pack.padded(packed)
         if strength_BM is None:

@@ -14,6 +14,7 @@ from tokenv.run.habits import CONTEXT, Habits
 from tokenv.run.stored import Segmented
 from tokenv.storage.atomic import write_atomically
 
+TITLE = "Token boundaries"
 PAGE_CHARACTERS = 100_000  # of a web page; more make a browser slow
 
 
@@ -37,7 +38,7 @@ def page(title: str, passage: list[Character], step: int) -> str:
         passage: at least one character.
         step: of the model that drew the boundaries.
     """
-    return _page({title: passage}, facts_of(passage, step), _scale(passage))
+    return segment_page({title: passage}, title=TITLE, facts=facts_of(passage, step), scale=_scale(passage))
 
 
 def facts_of(passage: list[Character], step: int) -> dict[str, str]:
@@ -96,18 +97,9 @@ def write_pages(
         more = {"characters": f"{start + 1:,} to {stop:,} of {length:,}"} if len(paths) > 1 else {}
         near = {"previous page": number - 1, "next page": number + 1}
         links = {name: paths[at].name for name, at in near.items() if 0 <= at < len(paths)}
-        write_atomically(own, _page(here, {**facts, **more}, scale, links, tables))
+        drawn = segment_page(here, title=TITLE, facts={**facts, **more}, scale=scale, links=links, tables=tables)
+        write_atomically(own, drawn)
     return paths
-
-
-def _page(
-    passages: Mapping[str, list[Character]],
-    facts: Mapping[str, str],
-    scale: tuple[float, float],
-    links: Mapping[str, str] | None = None,
-    tables: Mapping[str, list[list[str]]] | None = None,
-) -> str:
-    return segment_page(passages, title="Token boundaries", facts=facts, scale=scale, links=links, tables=tables)
 
 
 def _scale(*passages: list[Character]) -> tuple[float, float]:

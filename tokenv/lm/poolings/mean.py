@@ -78,7 +78,7 @@ class Mean(Pooling):
             weight_BT = weight_BT + (earlier_BT - earlier_BT.detach())
         group_BT = segments.newest_BT + 1 - action_BT
         token_BMD = segment_mean(torch.cat([null_B1D, x_BTD], 1), group_BT, weight_BT, segments.boundary_BM.shape[1])
-        token_BMD = contextualise(self.normalise(token_BMD), segments.boundary_BM - 1, count_B=segments.count_B)
+        token_BMD = contextualise(self.normalise(token_BMD), segments.boundary_BM - 1, segments=segments)
         return x_BTD + distribute(token_BMD, segments)[:, 1:]
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:

@@ -16,17 +16,20 @@ class Segments(NamedTuple):
         boundary_BM: position of the byte that closed token m; padding repeats position 0.
         newest_BT: number of the newest token closed at or before each byte.
         count_B: tokens of each sequence.
+        total: tokens of all.
     """
 
     boundary_BM: Tensor
     newest_BT: Tensor
     count_B: Tensor
+    total: int
 
 
 def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
     """Turn boundary decisions into token positions.
 
-    The longest token sequence of the batch fixes M; learning it is the only host synchronisation of a pass.
+    The longest token sequence of the batch fixes M; learning it and the total is the only host synchronisation of a
+    pass.
 
     Args:
         action_BT: 1 where a token ends; column 0 must be 1, so that every byte has a token to see.
@@ -35,11 +38,12 @@ def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
     batch, length = action_BT.shape
     newest_BT = action_BT.cumsum(1) - 1
     count_B = newest_BT[:, -1] + 1
-    longest = -(-int(count_B.max()) // multiple) * multiple
+    most, total = torch.stack([count_B.max(), count_B.sum()]).tolist()
+    longest = -(-most // multiple) * multiple
     slot_BT = torch.where(action_BT.bool(), newest_BT, longest)
     position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
     boundary = torch.zeros(batch, longest + 1, dtype=torch.long, device=action_BT.device)
-    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], newest_BT, count_B)
+    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], newest_BT, count_B, total)
 
 
 def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
@@ -96,7 +100,7 @@ class Contextualise(Protocol):
         token_BMD: Tensor,
         position_BM: Tensor,
         strength_BM: Tensor | None = None,
-        count_B: Tensor | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
 
@@ -206,7 +210,7 @@ class Select(Pooling):
         if boundary_BT is not None:
             return x_BTD + relaxed_tokens(x_BTD, boundary_BT, contextualise)
         segments = segment(action_BT, multiple)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, count_B=segments.count_B)
+        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, segments=segments)
         return x_BTD + distribute(token_BMD, segments)
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:

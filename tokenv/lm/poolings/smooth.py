@@ -45,7 +45,7 @@ class Smooth(Pooling):
         """``Y_t = z_k STE(c_t) + residual_proj(X_t)``."""
         segments = segment(action_BT, multiple)
         residual_BTD = self.residual(x_BTD)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, count_B=segments.count_B)
+        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, segments=segments)
         token_BMD = token_BMD.to(residual_BTD.dtype)
         if boundary_BT is None:
             y_BTD = distribute(token_BMD, segments)
