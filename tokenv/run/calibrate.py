@@ -17,8 +17,9 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
+from tokenv.env.rollout import observe
 from tokenv.errors import UserError
-from tokenv.run.evaluate import held_out_rollouts, shifted
+from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.parts import Parts
 from tokenv.run.stored import Trained, text_rollouts
 
@@ -60,23 +61,18 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: in
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
-    observed = [
-        td.select(*parts.agent.in_keys, keys.POSITION, keys.DECISION_MASK, strict=False)
-        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed)
-    ]
-    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
-    noises = [
-        torch.rand(SAMPLES, *td.shape, device=parts.lm.head.weight.device, generator=generator) for td in observed
-    ]
-    was_training = parts.agent.training
-    parts.agent.eval()
-    try:
+    device = parts.lm.head.weight.device
+    with evaluating(parts), torch.no_grad():
+        observed = [
+            parts.whole(partial(observe, parts.lm, parts.agent, symbol_BN.to(device)))
+            for symbol_BN in batch.symbol_BN.split(batch_size)
+        ]
+        generator = torch.Generator(device).manual_seed(seed)
+        noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
         excess = partial(_excess, parts, observed, noises, rate)
         if not excess(-WIDEST) < 0 < excess(WIDEST):
             return None
         return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
-    finally:
-        parts.agent.train(was_training)
 
 
 def calibrate_text(
@@ -102,15 +98,15 @@ def calibrate_text(
     if not any(td[keys.DECISION_MASK].any() for td in rollouts):
         return 0.0
     excess = partial(_excess, parts, rollouts, [td[keys.NOISE] for td in rollouts], rate)
-    least, most = excess(-WIDEST), excess(WIDEST)
-    if least == most:
-        return None
-    if least >= 0 or most <= 0:
-        return -WIDEST if least >= 0 else WIDEST
-    return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-5))
+    with evaluating(parts), torch.no_grad():
+        least, most = excess(-WIDEST), excess(WIDEST)
+        if least == most:
+            return None
+        if least >= 0 or most <= 0:
+            return -WIDEST if least >= 0 else WIDEST
+        return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-7))
 
 
-@torch.no_grad()
 def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
     """By how much boundaries per symbol exceed a rate: not falling in the bias."""
     drawn = [
