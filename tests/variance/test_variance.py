@@ -289,7 +289,8 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
     assert [face == "white" for face in faces] == [False, True]
 
     for noise, marker in ((math.inf, "^"), (0.0, "v"), (-1.0, "v")):
-        axes, texts, _ = drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]))
+        axes, texts, legend = drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]))
+        assert ("No signal seen at 1.00 MB: other." in legend) == (marker == "^")
         (missing,) = (line for line in axes.lines if line.get_marker() == marker)
         low, high = axes.get_ylim()
         assert low < missing.get_ydata()[0] < high

@@ -97,7 +97,7 @@ def answer(shelf: Shelf, asked: Asked, seed: int) -> dict[str, Any]:
 def facts(cut: Spans) -> Mapping[str, str]:
     """What a run's table says of a text."""
     bits = cut.bits_per_byte
-    shifted = {"logits shifted by": f"{cut.logit_bias:+.2f}"} if cut.logit_bias else {}
+    shifted = {"logits shifted by": f"{cut.logit_bias:+.2f}".replace("-", "−")} if cut.logit_bias else {}
     return {
         "bits per byte": "–" if bits is None else f"{bits:.3f}",
         "boundaries per byte": f"{cut.rate:.3f}",

@@ -135,10 +135,10 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         UserError: the port is in use, or the address none of this machine's.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError, TypeError) as error:  # the last two of what is no name of a host
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, UnicodeError) as error:  # no name of a host has such characters
         number, said = (error.errno, error.strerror) if isinstance(error, OSError) else (None, error)
         if number == errno.EADDRINUSE:
             message = f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"

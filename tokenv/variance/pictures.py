@@ -136,15 +136,31 @@ def _refused(result: Mapping[str, Any]) -> list[str]:
     return [f"Not measured, for they refuse this policy: {', '.join(names)}."] if names else []
 
 
+def _unseen(result: Mapping[str, Any], component: str) -> list[str]:
+    """A sentence on estimators without a signal, by moment; none without any."""
+    found = {
+        f"{moment['symbols'] / 1e6:.2f} MB": [
+            label for label in result["costs"] if _found(moment, label, component, "noise")[0] == math.inf
+        ]
+        for moment in result["moments"]
+    }
+    told = "; ".join(f"at {when}: {', '.join(labels)}" for when, labels in found.items() if labels)
+    return [f"No signal seen {told}."] if told else []
+
+
 def draw_progress(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
     """Noise (1 / SNR^2) against training progress, a line for each estimator, direct labels at the right."""
     figure = Figure(figsize=(9, 7.2), dpi=140, layout="constrained")
     axes = figure.subplots()
+    moments, labels = result["moments"], list(result["costs"])
+    at = [moment["symbols"] / 1e6 for moment in moments]
+    aside = 0.06 * ((max(at) - min(at)) or at[0]) / len(labels)
     lines = {
         label: [
-            _Point(moment["symbols"] / 1e6, *_found(moment, label, component, "noise")) for moment in result["moments"]
+            _Point(x + aside * (number - (len(labels) - 1) / 2), *_found(moment, label, component, "noise"))
+            for x, moment in zip(at, moments, strict=True)
         ]
-        for label in result["costs"]
+        for number, label in enumerate(labels)
     }
     _set_noise_axis(axes, [point for points in lines.values() for point in points])
     ends: list[tuple[float, float, str, str]] = []
@@ -156,7 +172,8 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
     axes.set(xlabel="training megabytes", ylabel=_NOISE)
     axes.set_title(f"Variance of the {component} gradient along one training run", loc="left")
     _label_at_right(axes, ends)
-    _explained(figure, [], _refused(result))
+    said = ["Estimators stand a little aside of one another, so that no bar hides another; they share their moments."]
+    _explained(figure, [], [*said, *_unseen(result, component), *_refused(result)])
     return save_png(figure, path)
 
 
@@ -229,7 +246,7 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
         Line2D([], [], color="grey", ls=":", label="half of that"),
     ]
     said = ["In brackets, and as colour: bias of direction ± standard error; 0 points where the true gradient does."]
-    _explained(figure, lines, [*said, *_refused(result)])
+    _explained(figure, lines, [*said, *_unseen(result, component), *_refused(result)])
     return save_png(figure, path)
 
 
