@@ -281,7 +281,7 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
     floor = axes.get_ylim()[0]
     assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]  # the second error is larger than its value
     assert axes.get_ylim()[1] > 10
-    for said in ("0 is inside", "standard error not measurable", "noise infinite", "refuse this policy: arm"):
+    for said in ("goes on below it", "standard error not measurable", "noise infinite", "refuse this policy: arm"):
         assert said in legend
 
     axes, _, _ = drawn(monkeypatch, draw, a_result(noise=[3.0, math.nan]))
@@ -326,6 +326,8 @@ def test_products_are_relative_to_the_papers_estimator():
     result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
     moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
     assert products(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
+    nothing = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(math.inf)}}
+    assert all(math.isnan(product) for product in products(result, nothing).values())
 
 
 def test_policies_with_a_past_are_refused_by_name(options, tmp_path):

@@ -49,17 +49,19 @@ def _found(moment: Mapping[str, Any], label: str, component: str, figure: str) -
 
 
 def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
-    """A logarithmic axis with room for all bars, and above them for what has no signal."""
+    """A logarithmic axis with room for all bars that do not come near 0, and above them for what has no signal."""
     seen = [point for point in points if point.seen]
-    tops = [p.noise + (p.error if math.isfinite(p.error) else 0) for p in seen] or [10.0]
-    axes.set(yscale="log", ylim=(min([p.noise for p in seen] or [0.1]) / 2, max(tops) * 2))
+    errors = [point.error if math.isfinite(point.error) else 0.0 for point in seen]
+    tops = [point.noise + error for point, error in zip(seen, errors, strict=True)] or [10.0]
+    ends = [max(point.noise - error, point.noise / 10) for point, error in zip(seen, errors, strict=True)] or [0.1]
+    axes.set(yscale="log", ylim=(min(ends) / 2, max(tops) * 2))
 
 
 def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()) -> None:
     """Points with their standard errors, on an axis that ``_set_noise_axis`` has set.
 
-    A bar that reaches 0 ends at the axis; without a known error the point is hollow; a noise that is infinite, or was
-    estimated at 0 or below, is a triangle at the edge.
+    A bar that comes too near 0 ends at the axis; without a known error the point is hollow; a noise that is infinite,
+    or was estimated at 0 or below, is a triangle at the edge.
 
     Args:
         axes: where to draw.
@@ -103,7 +105,7 @@ def _explained(figure: Figure, more: Sequence[Line2D], said: Sequence[str]) -> N
             marker="o",
             ms=6,
             lw=0.8,
-            label="value ± standard error (a bar to the lower edge: 0 is inside)",
+            label="value ± standard error (a bar to the lower edge goes on below it)",
         ),
         Line2D([], [], color="black", marker="o", ms=6, mfc="white", ls="", label="standard error not measurable"),
         Line2D(

@@ -48,7 +48,8 @@ def products(result: Mapping[str, Any], moment: Mapping[str, Any], component: st
         label: moment["estimators"][label]["components"][component]["noise"][0] * cost["flops"]
         for label, cost in costs.items()
     }
-    return {label: value / raw[basis] if raw[basis] > 0 else math.nan for label, value in raw.items()}
+    known = 0 < raw[basis] < math.inf
+    return {label: value / raw[basis] if known else math.nan for label, value in raw.items()}
 
 
 def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Iterator[Table]:
