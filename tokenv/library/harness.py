@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from tqdm import tqdm
 
 from tokenv.library.model import load
@@ -63,6 +64,8 @@ class Harness(LM):
         **_: Any,
     ) -> None:
         super().__init__()
+        if device == "cuda:0" and not torch.cuda.is_available():
+            device = None  # the harness's default, whatever the machine has
         self.model = load(run, checkpoint=checkpoint, device=device, trust=trust)
         self._seed, self._threshold, self._max_new = seed, threshold, max_new
 
