@@ -24,7 +24,7 @@ LEFT_OUT = {
     "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
     "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
     "from stable_baselines3": "an extra; test_sb3 runs it",
-    "python -m tokenv.library.harness": "an extra; test_harness runs the like",
+    "import lm_eval": "an extra; test_harness runs the like",
     "td = env.one_pass(": "the method in three lines of somebody's function",
 }
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,8 +1,6 @@
 """The lm-evaluation-harness asks a model what the library says of it."""
 
 import json
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -128,18 +126,3 @@ def test_the_harness_may_find_it_by_itself() -> None:
 
     (found,) = entry_points(group="lm_eval.models", name="tokenv")
     assert found.load() is Harness
-
-
-@pytest.mark.slow
-def test_its_command_finds_the_model(model: Model, tiny_run: Path, tasks: Path) -> None:
-    command = [sys.executable, "-m", "tokenv.library.harness", "run", "--model", "tokenv"]
-    command += ["--model_args", f"run={tiny_run}"]
-    command += ["--tasks", "tokenv_choice", "--include_path", str(tasks), "--output_path", str(tasks / "out")]
-    subprocess.run(command, cwd=tasks, check=True, capture_output=True)
-    (told,) = (tasks / "out").rglob("results_*.json")
-    right = [
-        model.log_likelihood(row["ending"], context=row["context"])
-        > model.log_likelihood(row["other"], context=row["context"])
-        for row in ROWS
-    ]
-    assert json.loads(told.read_text())["results"]["tokenv_choice"]["acc,none"] == sum(right) / 2

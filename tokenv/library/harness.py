@@ -2,10 +2,12 @@
 
 ::
 
-    python -m tokenv.library.harness run --model tokenv --model_args run=runs/7 --tasks piqa
+    import lm_eval, tokenv.library.harness  # which registers the model
 
-is ``lm-eval run ...`` with this model registered. Needs ``pip install tokenv[lm-eval]``. A harness that looks for
-plug-ins (0.4.13 does not yet) finds it by itself, by its entry point.
+    lm_eval.simple_evaluate(model="tokenv", model_args="run=runs/7", tasks=["piqa"])
+
+Needs ``pip install tokenv[lm-eval]``. A harness that looks for plug-ins (0.4.13 does not yet) finds it by itself, by
+its entry point.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from tokenv.library.model import load
 
 try:
     import lm_eval.models  # noqa: F401  its own, which it looks up only while it knows none
-    from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
@@ -135,7 +136,3 @@ def _before(text: str, stops: Iterable[str]) -> str:
     for stop in stops:
         text = text.partition(stop)[0]
     return text
-
-
-if __name__ == "__main__":
-    cli_evaluate()
