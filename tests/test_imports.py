@@ -39,7 +39,7 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "config", "run"),
+    "library": ("errors", "storage", "data", "env", "config", "run"),
     "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
