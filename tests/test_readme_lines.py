@@ -20,6 +20,7 @@ LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",
     ".venv/bin/python -m pytest": "these tests",
+    "tokenv serve": "stays until it is stopped; test_app does that",
     "torchrun": "several processes; test_torchrun runs the like",
     "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
     "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
