@@ -31,6 +31,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Lay the package out as it is installed, agents and estimators inside tokenv: the reference is read from there."""
     for source, target in (("tokenv", ""), ("agents", "agents"), ("estimators", "estimators")):
         shutil.copytree(ROOT / source, Path(TREE.name) / "tokenv" / target, dirs_exist_ok=True)
+    for path in Path(TREE.name).rglob("*.py"):  # examples in docstrings are introduced as reStructuredText has it
+        told = re.sub(r"^( *)::$", r"\1", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        path.write_text(re.sub(r"(?<=\w)::$", ":", told, flags=re.MULTILINE), encoding="utf-8")
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [TREE.name]
     return config
 
@@ -64,7 +67,8 @@ def on_page_content(html: str, **_: Any) -> str:
     """Equations as MathML, which browsers draw themselves."""
 
     def drawn(match: re.Match[str]) -> str:
-        return convert(unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline")
+        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it
+        return convert(latex, display="block" if match[1] == "div" else "inline")
 
     return MATHS.sub(drawn, html)
 

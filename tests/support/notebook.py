@@ -43,7 +43,9 @@ def _outputs(tree: ast.Module, number: int, space: dict[str, Any]) -> list[dict[
         if hasattr(value, "_repr_html_"):
             data["text/html"] = value._repr_html_().splitlines(keepends=True)
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
-    return outputs
+    return json.loads(
+        json.dumps(outputs).replace(f"{Path.cwd()}/", "")
+    )  # a folder of this machine is nobody's business
 
 
 if __name__ == "__main__":
