@@ -67,7 +67,8 @@ def on_page_content(html: str, **_: Any) -> str:
     """Equations as MathML, which browsers draw themselves."""
 
     def drawn(match: re.Match[str]) -> str:
-        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it
+        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it,
+        latex = latex.replace(r"\log ", r"\log\, ")  # and it leaves no space after a function
         return convert(latex, display="block" if match[1] == "div" else "inline")
 
     return MATHS.sub(drawn, html)
