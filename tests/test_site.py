@@ -20,7 +20,7 @@ LOADED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*\b(?:src|hr
 
 
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
 

@@ -3,6 +3,7 @@
 Pages are written for GitHub and read there, too; what differs here is changed while they are built.
 """
 
+import atexit
 import json
 import posixpath
 import re
@@ -23,18 +24,19 @@ OUTSIDE = {"README.md": "index.md"} | {name: name for name in ("CONTRIBUTING.md"
 NOTEBOOK = "tutorial"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-TREE = tempfile.TemporaryDirectory()  # the package as it is installed; gone when the build has ended
+TREE = Path(tempfile.mkdtemp(prefix="tokenv-site-"))  # the package as it is installed
+atexit.register(shutil.rmtree, TREE, ignore_errors=True)
 
 
 @event_priority(100)  # before mkdocstrings reads where to look
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Lay the package out as it is installed, agents and estimators inside tokenv: the reference is read from there."""
     for source, target in (("tokenv", ""), ("agents", "agents"), ("estimators", "estimators")):
-        shutil.copytree(ROOT / source, Path(TREE.name) / "tokenv" / target, dirs_exist_ok=True)
-    for path in Path(TREE.name).rglob("*.py"):  # examples in docstrings are introduced as reStructuredText has it
+        shutil.copytree(ROOT / source, TREE / "tokenv" / target, dirs_exist_ok=True)
+    for path in TREE.rglob("*.py"):  # examples in docstrings are introduced as reStructuredText has it
         told = re.sub(r"^( *)::$", r"\1", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
         path.write_text(re.sub(r"(?<=\w)::$", ":", told, flags=re.MULTILINE), encoding="utf-8")
-    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [TREE.name]
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(TREE)]
     return config
 
 
