@@ -26,7 +26,10 @@ ALLOWED = {
     "lm": ("errors",),
     "env": ("keys", "sharing", "contracts", "data", "lm"),
     "config": ("errors", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("lazy", "keys", "errors", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
+    "testing": (
+        *("lazy", "keys", "errors", "contracts", "enumeration"),
+        *("data", "agents", "estimators", "lm", "env", "config"),
+    ),
     "run": (
         *("keys", "errors", "sharing", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),

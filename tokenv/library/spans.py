@@ -122,5 +122,6 @@ class Spans(Sequence[Span]):
         cut = Segmented(self.text[some], self.probabilities[some], self.boundaries[some], [])
         left = f"the first {SHOWN:,} of {len(self.text):,} bytes" if len(self.text) > SHOWN else "text"
         drawn = page(left, passage_of(cut), self._step)
-        height = 16 + min(30, len(cut.text) // 80)
+        lines = sum(1 + len(line) // 80 for line in cut.text.split(b"\n"))
+        height = 22 + min(30, 2 * lines)  # heading, legend, and the text; what is longer scrolls
         return f'<iframe srcdoc="{escape(drawn)}" style="width: 100%; height: {height}em; border: 0"></iframe>'
