@@ -39,9 +39,9 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "config", "run"),
+    "library": ("errors", "storage", "config", "run", "forecast"),
     "cli": (
-        *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
+        *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare", "library"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
