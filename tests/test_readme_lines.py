@@ -131,7 +131,9 @@ def run_piece(language: str, text: str) -> None:
     if language == "sh":
         run_line(text)
     elif language == "python":
-        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(kind="text")[0]), text)
+        wanted = {"kind": "series", "horizon": True} if ".forecast(" in text else {"kind": "text"}
+        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**wanted)[0]), text)
+        text = re.sub(r"horizon=\d+", "horizon=8", text)
         exec(compile(text, "README.md", "exec"), {"__name__": "readme"})
         if "\ndef " in text:
             Path("myfile.py").write_text(text)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from tokenv.errors import UserError
 from tokenv.forecast.forecast import forecast
 from tokenv.forecast.histories import held_out_windows, history_steps, last_windows
 from tokenv.forecast.laws import Densities, Draws, crps
+from tokenv.forecast.scores import Scores
+from tokenv.forecast.yardsticks import yardsticks
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -151,6 +154,24 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
     truth_BHC = many[0]
     grid_SBHC = np.moveaxis(made.law.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), 1, 0)
     np.testing.assert_allclose(made.law.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01)
+
+
+def test_windows_some_at_a_time_are_all_at_once():
+    """Forecasts and scores, to rounding: noise is drawn window by window."""
+    parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
+    scored = []
+    for size in (1000, 16, 7):
+        generator, scores, quantiles = torch.Generator().manual_seed(3), Scores([0.1, 0.5, 0.9]), []
+        for batch in found.batches(size):
+            made = forecast(parts, batch, 8, generator=generator, direct=True)
+            quantiles.append(made.law.quantile([0.1, 0.5, 0.9]))
+            points = {name: point(batch) for name, point in yardsticks(8, 5).items()}
+            scores.add(made.law, quantiles[-1], batch, points)
+        scored.append((np.concatenate(quantiles), scores.result()))
+    (whole, score), *rest = scored
+    for quantile_PQHC, other in rest:
+        np.testing.assert_allclose(quantile_PQHC, whole, rtol=1e-9)
+        assert asdict(other) == pytest.approx(asdict(score), rel=1e-9)
 
 
 def test_a_head_that_is_too_short_is_named():

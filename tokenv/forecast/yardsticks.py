@@ -16,7 +16,7 @@ from tokenv.lm.codecs.series import LAST, LOCATION, VALUE
 
 Points: TypeAlias = dict[str, Callable[[Batch], Array]]  # name to forecasts [B, H, C] of single values
 CLEAR = 0.1  # an autocorrelation below this is no season, nor one within four standard errors of noise
-NEARLY = 0.9  # of the best, or three standard errors below: the shortest such season is taken, not its multiples
+NEARLY = 0.8  # of the best, or three standard errors below: the shortest such season is taken, not its multiples
 AROUND = 1.2  # times that season: the highest peak up to here, as a broad one has noise upon it
 
 
