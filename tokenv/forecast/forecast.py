@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from tokenv import keys
 from tokenv.env.generate import generate
-from tokenv.env.rollout import rollout
+from tokenv.env.rollout import observe
 from tokenv.errors import UserError
 from tokenv.forecast.histories import Array, Batch
 from tokenv.forecast.laws import Densities, Draws, Law
@@ -86,8 +85,13 @@ def forecast(
     assert isinstance(lm.codec, SeriesCodec)
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
     if direct:
-        action_BL, probability_BL, boundary = _boundaries(parts, history_BL, generator)
-        y_BLD = lm.read_out(lm.encode(history_BL.to(action_BL.device)), action_BL, boundary)
+        # Nothing is decided at the last symbol of a sequence, so one more is put there.
+        symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
+        observed = observe(lm, parts.agent, symbol_BN)
+        noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
+        drawn = parts.agent.draw(observed, noise_BL)
+        action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
+        y_BLD = lm.read_out(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
         parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
         base_BC = lm.codec.base(history_BL[:, -1])
         law: Law = Densities(lm.codec, parameters_BHP, location_BC + scale_BC * base_BC, scale_BC)
@@ -100,11 +104,3 @@ def forecast(
         law = Draws((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())
         action_BL, probability_BL = (x[::samples, :known] for x in (written.action_BN, written.boundary_prob_BN))
     return Forecast(law, action_BL.bool().cpu().numpy(), probability_BL.float().cpu().numpy())
-
-
-def _boundaries(parts: Parts, history_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Boundaries of histories, their probabilities, and what the pooling reads of them: [B, L] each."""
-    # A rollout decides nothing at its last symbol, so one more is put there.
-    symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
-    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator)
-    return td[keys.ACTION], td[keys.BOUNDARY_PROB], td.get(keys.BOUNDARY, None)
