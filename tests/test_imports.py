@@ -39,7 +39,7 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "config", "run", "forecast"),
+    "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare", "library"),
