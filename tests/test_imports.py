@@ -42,10 +42,10 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "data", "env", "config", "run"),
+    "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
     "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
-        *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
+        *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare", "library", "serve"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),

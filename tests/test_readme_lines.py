@@ -152,7 +152,9 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
     if language == "sh":
         run_line(text)
     elif language == "python":
-        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(kind="text")[0]), text)
+        wanted = {"kind": "series", "horizon": True} if ".forecast(" in text else {"kind": "text"}
+        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**wanted)[0]), text)
+        text = re.sub(r"horizon=\d+", "horizon=8", text)
         exec(compile(text, file or "README.md", "exec"), space)
     elif language == "yaml":
         Path(file or "mine.yaml").write_text(text)

@@ -226,17 +226,22 @@ class EvaluateOptions(FoundOptions):
         return [files] if isinstance(files, str) else list(files)
 
 
+PEERS = ("dlinear",)
+
+
 @dataclass(frozen=True)
 class ForecastOptions(FoundOptions):
     """Options of ``tokenv forecast``.
 
     Args:
-        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
-            held against what came.
+        csv: file to go on from its last rows, CSV or parquet, wide or long (``unique_id, ds, y``); null for the test
+            windows of the run's own data, whose forecasts are held against what came.
         horizon: steps to forecast.
         samples: continuations that a forecast is made of.
         windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
-        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
+        direct: ask the direct head for the densities of all steps at once, instead of drawing value after value.
+        season: steps of a season, whose last one is a yardstick; null finds it in the training steps.
+        peers: further forecasts to hold the model's against: ``dlinear``, trained on the training windows.
         quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
         out: name of the files to write, without their endings .csv and .png.
     """
@@ -246,6 +251,8 @@ class ForecastOptions(FoundOptions):
     samples: int = 100
     windows: int = 16
     direct: bool = False
+    season: int | None = None
+    peers: list[str] | str = field(default_factory=list)
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     out: str = "forecast"
 
@@ -254,6 +261,15 @@ class ForecastOptions(FoundOptions):
         for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        if self.season is not None and self.season < 1:
+            raise UserError(f"season = {self.season}: expected the steps of one, such as 24, or null to find it")
+        if isinstance(self.peers, str):
+            object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
+        for name in self.peers:
+            if name not in PEERS:
+                raise UserError(f"peers = {self.peers!r}: expected names among {', '.join(PEERS)}")
+        if self.peers and self.csv is not None:
+            raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
         if self.csv is not None and not Path(self.csv).is_file():
             raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
         inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)

@@ -33,7 +33,7 @@ from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.passages import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.run.ranks import Ranks, started_together
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History, Log, RunState, check_checkpoint
+from tokenv.run.state import History, Log, RunState, check_checkpoint, misses
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
@@ -188,10 +188,11 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
     words, unit = WORDS[config.data.kind], in_words(last.unit)
+    missed = ", which it misses" if misses(config, last.boundary_rate) else ""
     rows = {
         "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
         "early exit": f"{last.loss_early:.4f} {unit}",
-        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
+        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
 from tokenv.run.calibrate import calibrate_text
 from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
 from tokenv.storage.trust import allowing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Text = TypeVar("Text", str, bytes)
 
@@ -52,7 +57,7 @@ def load(
 
 
 class Model:
-    """A trained model: it cuts text, weighs it and writes it.
+    """A trained model: it cuts text, weighs it and writes it; or, of series, continues them.
 
     What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
     probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes.
@@ -193,6 +198,41 @@ class Model:
             return written.text
         return prompt + written.text[len(given) :].decode("utf-8", errors="replace")
 
+    def forecast(
+        self,
+        frame: pd.DataFrame,
+        horizon: int = 96,
+        *,
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        samples: int = 100,
+        direct: bool | None = None,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Continue series from their last rows.
+
+        Args:
+            frame: a row for every step: long, with the columns ``unique_id``, ``ds`` and ``y``, or wide, with a column
+                for every series (those that the run's ``data.series.columns`` names, or all) beside the dates, which
+                are the column that ``data.series.date`` names or a ``DatetimeIndex``. Series may differ in length.
+            horizon: steps to forecast.
+            quantiles: probabilities in (0, 1), ascending.
+            samples: continuations that a forecast is made of, where it is drawn value by value.
+            direct: ask the direct head for exact quantiles of every step; None where it reaches so far.
+            seed: of boundaries and values.
+
+        Returns:
+            A row for every series and step: ``unique_id``, ``ds`` (the dates that follow, at the series' frequency; the
+            number of the step where there are none), ``mean`` and a column such as ``q0.1`` for every quantile. The
+            series come as they do in the frame.
+
+        Raises:
+            UserError: the model is of text; the horizon is longer than the direct head, or leaves no history; or the
+                frame lacks columns, repeats or disorders dates, has irregular steps, or holds too short a series.
+        """
+        if self.config.data.kind != "series":
+            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
+        return forecast_frame(self._trained, frame, horizon, quantiles, samples=samples, direct=direct, seed=seed)
+
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model, so that ``tokenv.load`` and every command that takes ``run=`` can read it.
 
@@ -222,9 +262,7 @@ class Model:
 
     def _of_text(self) -> Trained:
         if self.config.data.kind != "text":
-            raise UserError(
-                f"data.kind = {self.config.data.kind!r}: expected a model of text; tokenv forecast does these"
-            )
+            raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these")
         return self._trained
 
     def _facts(self) -> dict[str, str]:

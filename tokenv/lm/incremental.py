@@ -25,6 +25,10 @@ class _Cache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.softcap = model.config.attention_softcap
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side."""
+        self.keys, self.values = (store.repeat_interleave(times, 1) for store in (self.keys, self.values))
+
     def attend(self, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int) -> "_Attend":
         return _Attend(self, layer, slot_B, visible_BS, write_B, used)
 
@@ -102,6 +106,10 @@ class Reader:
         everyone = torch.ones_like(position_B, dtype=torch.bool)
         return self._down.step(self._encoder.embed(symbol_B), position_B, everyone)
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side."""
+        self._down.cache.repeat(times)
+
 
 class Decoder:
     """A batch of sequences in the middle of being read or written.
@@ -137,6 +145,14 @@ class Decoder:
         self._lead(rows_B)
         if bool(rows_B.all()):
             self._steps = 0
+
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side, that have all read the same so far."""
+        for cache in (self.down.cache, self.up.cache, self.tokens):
+            cache.repeat(times)
+        self.pooling.repeat(times)
+        self.position_B = self.position_B.repeat_interleave(times)
+        self.count_B = self.count_B.repeat_interleave(times)
 
     @torch.no_grad()
     def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:
