@@ -26,7 +26,10 @@ ALLOWED = {
     "lm": ("errors",),
     "env": ("keys", "sharing", "contracts", "data", "lm"),
     "config": ("errors", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("lazy", "keys", "errors", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
+    "testing": (
+        *("lazy", "keys", "errors", "contracts", "enumeration"),
+        *("data", "agents", "estimators", "lm", "env", "config"),
+    ),
     "run": (
         *("keys", "errors", "sharing", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
@@ -40,9 +43,10 @@ ALLOWED = {
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
     "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
+    "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
-        *("bench", "tasks", "forecast", "variance", "compare", "library"),
+        *("bench", "tasks", "forecast", "variance", "compare", "library", "serve"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
 }

@@ -15,6 +15,7 @@ from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
+from tokenv.run.calibrate import calibrate_text
 from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
 from tokenv.storage.trust import allowing
 
@@ -80,19 +81,35 @@ class Model:
         """The same as ``tokenv.load``."""
         return load(name, **options)
 
-    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> Spans:
+    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None) -> Spans:
         """A text in tokens, with boundary probabilities and the bits of each byte.
 
         Args:
             text: at least one byte.
             seed: of the drawn boundaries.
             threshold: see the class.
+            rate: boundaries per byte, in (0, 1], that this text is to have: the logits of all decisions are shifted
+                until it has them, as near as it can. None for the model's own.
 
         Raises:
-            UserError: the text is empty, or the model is of series.
+            UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
+                series.
         """
-        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold)
-        return Spans(cut, self._trained.step)
+        trained, whole = self._of_text(), _bytes(text)
+        how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+        bias = 0.0 if rate is None else self._bias(whole, rate, how)
+        return Spans(segment(trained, whole, logit_bias=bias, **how), self._trained.step)
+
+    def _bias(self, text: bytes, rate: float, how: dict[str, Any]) -> float:
+        if not 0 < rate <= 1:
+            raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+        found = calibrate_text(self._trained, text, rate, **how)
+        if found is None:
+            raise UserError(
+                f"rate = {rate}: the agent {self.config.agent['name']} does not draw by logits that could be shifted: "
+                "expected none, which is its own"
+            )
+        return found
 
     def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
         """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
