@@ -5,7 +5,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action
+from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action, refuse_other_counts
 from tokenv.agents.learned import Learned
 
 
@@ -88,11 +88,7 @@ class Strict(Learned):
         """
         with torch.no_grad():
             dist = self._given(self._project(observation[keys.ENCODING]), action, observation)
-        if (~dist.decision_mask & (action != dist.forced)).any():
-            raise ValueError(
-                f"the strict agent draws {self.count} boundaries in every sequence, and these are more or fewer: "
-                "choose an estimator that learns from the policy's own draws, or agent.name=learned"
-            )
+        refuse_other_counts(dist, action, "strict", self.count)
         return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

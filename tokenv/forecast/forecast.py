@@ -63,9 +63,14 @@ def history_steps(config: Config, horizon: int) -> int:
     """Steps of history that a model reads before a forecast: all that its sequences leave.
 
     Raises:
-        UserError: ``horizon`` is below 1, or leaves no step between the context and the forecast.
+        UserError: ``horizon`` is below 1, leaves no step between the context and the forecast, or is another than
+            that of a model which predicts nothing else.
     """
-    known = config.data.seq_len - horizon
+    known, reach = config.data.seq_len - horizon, config.model.horizon
+    if config.model.direct:
+        if horizon != reach:
+            raise UserError(f"horizon = {horizon}: expected {reach}, all that a model with model.direct=True predicts")
+        return known
     if horizon < 1 or known <= config.data.series.context:
         most = config.data.seq_len - config.data.series.context - 1
         raise UserError(
@@ -92,7 +97,7 @@ def last_windows(recording: Recording, config: Config, horizon: int) -> tuple[li
     """
     wanted, options = history_steps(config, horizon), config.data.series
     value_LC = recording.value_LC[-wanted:]
-    if len(value_LC) <= options.context:
+    if len(value_LC) < min(options.context + 1, wanted):
         raise UserError(
             f"{recording.name} has {len(recording.value_LC)} rows: expected more than the data.series.context = "
             f"{options.context} that the model reads first"
@@ -139,7 +144,8 @@ def forecast(
         progress: show a bar.
 
     Raises:
-        UserError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far.
+        UserError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far; not ``direct``,
+            and the model predicts nothing else.
     """
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
@@ -150,6 +156,8 @@ def forecast(
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
             f"model.horizon={horizon}, or let it write value by value (direct=False)"
         )
+    if lm.config.direct and not direct:
+        raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
     generator = torch.Generator(lm.head.weight.device).manual_seed(seed)
     rows = batch_size if direct else max(1, batch_size // samples)
     bar = tqdm(history_BL.split(rows), desc="forecast", unit="batch", leave=False, disable=not progress)
@@ -175,9 +183,11 @@ def forecast(
 
 def _boundaries(parts: Parts, history_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
     """Boundaries of histories, their probabilities, and what the pooling reads of them: [B, L] each."""
-    # A rollout decides nothing at its last symbol, so one more is put there.
-    symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
-    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator)
+    # A rollout decides nothing at its last symbol, nor at those that are predicted at once: so many more are put there.
+    length, config = history_BL.shape[1], parts.lm.config
+    more = [history_BL[:, -1:]] * (config.horizon if config.direct else 1)
+    td = rollout(parts.lm, parts.agent, torch.cat([history_BL, *more], 1).to(generator.device), generator=generator)
+    td = td[:, :length]
     return td[keys.ACTION], td[keys.BOUNDARY_PROB], td.get(keys.BOUNDARY, None)
 
 

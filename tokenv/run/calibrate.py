@@ -18,7 +18,7 @@ from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.errors import UserError
-from tokenv.run.evaluate import held_out_rollouts, shifted
+from tokenv.run.evaluate import drawn_share, held_out_rollouts, shifted
 from tokenv.run.parts import Parts
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
@@ -87,4 +87,5 @@ def _rate(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], bi
     drawn = [
         parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
     ]
-    return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn)
+    masks = [td[keys.DECISION_MASK].expand(action.shape) for td, action in zip(observed, drawn, strict=True)]
+    return drawn_share(torch.cat(drawn, -2), torch.cat(masks, -2))
