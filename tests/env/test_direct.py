@@ -18,7 +18,7 @@ from tokenv.contracts import Sampling
 from tokenv.data.series.windows import frame
 from tokenv.data.source import TensorSource
 from tokenv.env.generate import generate
-from tokenv.env.rollout import rescore, rollout
+from tokenv.env.rollout import observe, rescore, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.lm.codecs.series import VALUE, SeriesCodec
@@ -87,6 +87,14 @@ def test_the_last_value_of_the_history_moves_early_boundaries():
         rollout(lm, agent, symbols, noise=torch.full((2, LENGTH - 1), 0.5)) for symbols in (symbol_BN, other_BN)
     )
     assert (one[keys.BOUNDARY_PROB] != other[keys.BOUNDARY_PROB])[:, 1].any()
+
+
+def test_what_is_observed_before_any_decision_is_what_a_rollout_decides_by():
+    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+    noise = torch.rand(2, LENGTH - 1).double()
+    td, seen = rollout(lm, agent, symbol_BN, noise=noise), observe(lm, agent, symbol_BN)
+    assert torch.equal(seen[keys.DECISION_MASK], td[keys.DECISION_MASK])
+    assert torch.equal(agent.draw(seen, noise)[keys.ACTION], td[keys.ACTION])
 
 
 @pytest.mark.parametrize("agent", [Uniform(0.5, HISTORY + 1), Strict(WIDTH, HISTORY + 1, 0.5).double()])

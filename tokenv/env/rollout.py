@@ -47,8 +47,8 @@ class _Sequences:
     known: int
 
     @classmethod
-    def of(cls, symbol_BN: Tensor, length_B: Tensor | None, ahead: int = 0) -> _Sequences:
-        batch, length = symbol_BN.shape[:2]
+    def of(cls, lm: UNet, symbol_BN: Tensor, length_B: Tensor | None) -> _Sequences:
+        (batch, length), ahead = symbol_BN.shape[:2], lm.config.horizon if lm.config.direct else 0
         if ahead and (length <= ahead or length_B is not None):
             raise ValueError(
                 f"sequences of {length} symbols with model.direct: expected more than model.horizon = {ahead}, and all "
@@ -109,14 +109,28 @@ def rollout(
     """
     check_sight(agent, direct=lm.config.direct)
     observer = (observer or Observer.of(agent)).serving(agent)
-    sequences = _Sequences.of(symbol_BN, length_B, lm.config.horizon if lm.config.direct else 0)
+    sequences = _Sequences.of(lm, symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
-    encoding_BND = lm.encode(symbol_BN)
-    at_symbols = observer.at_symbols(lm, symbol_BN, encoding_BND, sequences.position_BN, sequences.decision_mask_BN)
+    at_symbols = _observe(lm, observer, sequences)
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
-    predicted = _predict(lm, encoding_BND[:, :-1], sequences, drawn, sampling, generator)
+    predicted = _predict(lm, at_symbols[keys.ENCODING][:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
+
+
+def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor) -> TensorDictBase:
+    """What an agent decides by in whole sequences [B, N, *symbol_shape], before any decision: the encoder's pass alone.
+
+    Returns:
+        A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
+    """
+    return _observe(lm, Observer.of(agent), _Sequences.of(lm, symbol_BN, None))[:, :-1]
+
+
+def _observe(lm: UNet, observer: Observer, sequences: _Sequences) -> TensorDict:
+    """Observations at all N symbols, but for what was decided before: [B, N]."""
+    symbol_BN = sequences.symbol_BN
+    return observer.at_symbols(lm, symbol_BN, lm.encode(symbol_BN), sequences.position_BN, sequences.decision_mask_BN)
 
 
 def _coupled_noise(

@@ -8,6 +8,7 @@ are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from scipy import optimize
@@ -17,8 +18,9 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
+from tokenv.env.rollout import observe
 from tokenv.errors import UserError
-from tokenv.run.evaluate import drawn_share, held_out_rollouts, shifted
+from tokenv.run.evaluate import drawn_share, evaluating, shifted
 from tokenv.run.parts import Parts
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
@@ -59,20 +61,15 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: in
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
-    observed = [
-        td.select(*parts.agent.in_keys, keys.POSITION, keys.DECISION_MASK, strict=False)
-        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed)
-    ]
-    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
-    noises = [
-        torch.rand(SAMPLES, *td.shape, device=parts.lm.head.weight.device, generator=generator) for td in observed
-    ]
-    was_training = parts.agent.training
-    parts.agent.eval()
-    try:
+    device = parts.lm.head.weight.device
+    with evaluating(parts), torch.no_grad():
+        observed = [
+            parts.whole(partial(observe, parts.lm, parts.agent, symbol_BN.to(device)))
+            for symbol_BN in batch.symbol_BN.split(batch_size)
+        ]
+        generator = torch.Generator(device).manual_seed(seed)
+        noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
         return _zero(lambda bias: _rate(parts, observed, noises, bias) - rate)
-    finally:
-        parts.agent.train(was_training)
 
 
 def _zero(excess: Callable[[float], float]) -> float | None:
@@ -82,7 +79,6 @@ def _zero(excess: Callable[[float], float]) -> float | None:
     return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
 
 
-@torch.no_grad()
 def _rate(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], bias: float) -> float:
     drawn = [
         parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
