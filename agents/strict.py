@@ -17,6 +17,11 @@ class Strict(Learned):
     replacement. The log-probability is exactly this law's own, so score-function estimators stay unbiased for it.
     (Strictly enforced compression as in ReinPatch, arXiv 2603.26097, which does not say how.)
 
+    **It spends its count early**, whatever the discount: what is left per place that is left stays put on average only
+    while the odds ``exp(l_learned) (1 - rate) / rate`` are 1 on average, and both an even push on all logits, which an
+    earlier boundary's longer use rewards, and mere contrast between them raise these (docs/series.md, Exactly k
+    boundaries). Where the whole history is known, ``Conditional`` has no such direction.
+
     What it is not: the learned policy's own law *given* the count. That law weighs every decision by all that the
     rest of the sequence would like, which a causal model may not know. Its decisions depend on earlier ones through
     the count, whatever the window; estimators for policies that ignore their past refuse it. Drawing is sequential.
