@@ -39,10 +39,11 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "config", "run"),
+    "library": ("errors", "storage", "data", "env", "config", "run"),
+    "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
-        *("bench", "tasks", "forecast", "variance", "compare", "library"),
+        *("bench", "tasks", "forecast", "variance", "compare", "library", "serve"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
 }

@@ -24,13 +24,11 @@ class RunOptions:
         run: run folder, such as ``runs/7``.
         checkpoint: ``best`` by validation bits per byte, or ``latest``.
         seed: of drawn boundaries and symbols.
-        json: file for all that is found, beside what is printed; null for none.
     """
 
     run: str = ""
     checkpoint: str = "best"
     seed: int = 0
-    json: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -39,9 +37,50 @@ class RunOptions:
         if self.checkpoint not in ("best", "latest"):
             raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
 
+    def check_others(self, also: list[str]) -> None:
+        """Refuse further runs that are not there, or are the same ones."""
+        for run in also:
+            folders.find(run, self.checkpoint)
+        if len({self.run, *also}) <= len(also):
+            raise UserError(f"also = {also!r}: expected other runs than run = {self.run!r}, each once")
+
 
 @dataclass(frozen=True)
-class TextOptions(RunOptions):
+class FoundOptions(RunOptions):
+    """Options of every command that finds something in a run.
+
+    Args:
+        json: file for all that is found, beside what is printed; null for none.
+    """
+
+    json: str | None = None
+
+
+@dataclass(frozen=True)
+class ServeOptions(RunOptions):
+    """Options of ``tokenv serve``.
+
+    Args:
+        also: further runs that cut the same text, side by side.
+        host: address to listen on; another than this machine's own 127.0.0.1 lets others in.
+        port: to listen on; 0 for any that is free.
+    """
+
+    also: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
+    port: int = 8123
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_others(self.also)
+        if not self.host:
+            raise UserError("host is empty: expected an address of this machine, such as 127.0.0.1")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"port = {self.port}: expected a number from 0 (any free one) to 65535")
+
+
+@dataclass(frozen=True)
+class TextOptions(FoundOptions):
     """Options of commands that read a text.
 
     Args:
@@ -97,10 +136,7 @@ class SegmentOptions(TextOptions):
         super().__post_init__()
         if self.shown < 0:
             raise UserError(f"shown = {self.shown}: expected 0 characters or more")
-        for run in self.also:
-            folders.find(run, self.checkpoint)
-        if len({self.run, *self.also}) <= len(self.also):
-            raise UserError(f"also = {self.also!r}: expected other runs than run = {self.run!r}, each once")
+        self.check_others(self.also)
 
 
 @dataclass(frozen=True)
@@ -132,7 +168,7 @@ class GenerateOptions(TextOptions):
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(RunOptions):
+class EvaluateOptions(FoundOptions):
     """Options of ``tokenv evaluate``.
 
     Args:
@@ -191,7 +227,7 @@ class EvaluateOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class ForecastOptions(RunOptions):
+class ForecastOptions(FoundOptions):
     """Options of ``tokenv forecast``.
 
     Args:

@@ -13,7 +13,8 @@ from tokenv.errors import UserError
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
-from tokenv.run.stored import Trained, load_run, log_likelihoods, segment, write_on
+from tokenv.run.calibrate import calibrate_text
+from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
 from tokenv.storage.trust import allowing
 
 Text = TypeVar("Text", str, bytes)
@@ -75,19 +76,35 @@ class Model:
         """The same as ``tokenv.load``."""
         return load(name, **options)
 
-    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> Spans:
+    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None) -> Spans:
         """A text in tokens, with boundary probabilities and the bits of each byte.
 
         Args:
             text: at least one byte.
             seed: of the drawn boundaries.
             threshold: see the class.
+            rate: boundaries per byte, in (0, 1], that this text is to have: the logits of all decisions are shifted
+                until it has them, as near as it can. None for the model's own.
 
         Raises:
-            UserError: the text is empty, or the model is of series.
+            UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
+                series.
         """
-        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold)
-        return Spans(cut, self._trained.step)
+        trained, whole = self._of_text(), _bytes(text)
+        how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+        bias = 0.0 if rate is None else self._bias(whole, rate, how)
+        return Spans(segment(trained, whole, logit_bias=bias, **how), self._trained.step)
+
+    def _bias(self, text: bytes, rate: float, how: dict[str, Any]) -> float:
+        if not 0 < rate <= 1:
+            raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+        found = calibrate_text(self._trained, text, rate, **how)
+        if found is None:
+            raise UserError(
+                f"rate = {rate}: the agent {self.config.agent['name']} does not draw by logits that could be shifted: "
+                "expected none, which is its own"
+            )
+        return found
 
     def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
         """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
@@ -120,11 +137,25 @@ class Model:
         Raises:
             UserError: there is nothing to predict, or the model is of series.
         """
-        given, whole = len(_bytes(context)), _bytes(context) + _bytes(text)
-        if len(whole) == given or len(whole) < 2:
+        return self._weigh(text, context, seed=seed, threshold=threshold)[0]
+
+    def weigh(
+        self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False
+    ) -> tuple[float, bool]:
+        """As ``log_likelihood``, which has the arguments; and whether the model itself would have written this text.
+
+        Returns:
+            ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
+            before it, under the same boundaries.
+        """
+        return self._weigh(text, context, seed=seed, threshold=threshold, greedy=True)
+
+    def _weigh(self, text: str | bytes, context: str | bytes, **how: Any) -> tuple[float, bool]:
+        first, whole = max(len(_bytes(context)), 1), _bytes(context) + _bytes(text)
+        if len(whole) <= first:
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        nats_N = log_likelihoods(self._of_text(), whole, seed=seed, threshold=threshold)
-        return math.fsum(nats_N[max(given, 1) :])
+        nats_N, best_N = weigh(self._of_text(), whole, **how)
+        return math.fsum(nats_N[first:]), all(best_N[first:])
 
     def generate(
         self,

@@ -2,18 +2,21 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from tokenv import keys
 from tokenv.config.schema import Config
 from tokenv.env.generate import generate
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
-from tokenv.run.evaluate import evaluating
+from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
@@ -52,12 +55,14 @@ class Segmented:
         boundary_N: whether one was drawn there.
         log_likelihood_N: of each byte given those before it, in nats; NaN where there are none: at the first byte, and
             where the text was cut because it is longer than the model was trained on.
+        logit_bias: by which the logits of all decisions were shifted.
     """
 
     text: bytes
     probability_N: list[float]
     boundary_N: list[bool]
     log_likelihood_N: list[float]
+    logit_bias: float = 0.0
 
 
 def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> Trained:
@@ -98,7 +103,9 @@ def _load(path: Path, device: str | None) -> Trained:
     return Trained(parts, config, path, state)
 
 
-def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> Segmented:
+def segment(
+    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
+) -> Segmented:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
     Args:
@@ -106,25 +113,33 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: added to the logits of all decisions, hence in their probabilities: see ``tokenv.run.calibrate``.
 
     Raises:
         UserError: the text is empty.
     """
-    if not text:
-        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    length = trained.config.data.seq_len
     probability_N: list[float] = []
     boundary_N: list[bool] = []
     log_likelihood_N: list[float] = []
-    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+    for td in text_rollouts(trained, text, seed=seed, threshold=threshold, logit_bias=logit_bias):
+        prob_T = td[keys.BOUNDARY_PROB][0].float().clamp(0, 1)
+        probability_N += (shifted(prob_T, -logit_bias) if logit_bias else prob_T).tolist()
+        boundary_N += td[keys.ACTION][0].bool().tolist()
+        log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
+    return Segmented(text, probability_N, boundary_N, log_likelihood_N, logit_bias)
+
+
+def text_rollouts(
+    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
+) -> Iterator[TensorDictBase]:
+    """Rollouts [1, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
+    if not text:
+        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
+    length = trained.config.data.seq_len
+    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
         for start in range(0, len(text), length):
             # A rollout decides nothing at its last symbol, so one more is put there.
-            symbol_N = F.pad(torch.tensor(list(text[start : start + length])), (0, 1))
-            td = draw(symbol_N.unsqueeze(0))
-            probability_N += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
-            boundary_N += td[keys.ACTION][0].bool().tolist()
-            log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
-    return Segmented(text, probability_N, boundary_N, log_likelihood_N)
+            yield draw(F.pad(torch.tensor(list(text[start : start + length])), (0, 1)).unsqueeze(0))
 
 
 def write_on(
@@ -188,15 +203,53 @@ def log_likelihoods(
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         batch_size: windows of one pass.
     """
+    return weigh(trained, text, seed=seed, threshold=threshold, batch_size=batch_size)[0]
+
+
+def weigh(
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    batch_size: int = 16,
+    greedy: bool = False,
+) -> tuple[list[float], list[bool]]:
+    """As ``log_likelihoods``, which has the arguments; and which bytes the model itself would have written.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        seed: see there.
+        threshold: see there.
+        batch_size: see there.
+        greedy: whether to find out, at the cost of a further pass of the decoder, which bytes are the most probable
+            ones after what stands before them, under the same boundaries.
+
+    Returns:
+        Log-likelihoods, and whether a byte is the most probable one; False at the first, and of all if not asked for.
+    """
     length = min(trained.config.data.seq_len, len(text))
     starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
-    found = [math.nan] * len(text)
+    found, best = [math.nan] * len(text), [False] * len(text)
     known = 0  # the last byte that has one
     with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
         for first in range(0, len(starts) if length > 1 else 0, batch_size):
             some = starts[first : first + batch_size]
             td = draw(torch.tensor([list(text[start : start + length]) for start in some]))
-            for start, nats_T in zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), strict=True):
-                found[known + 1 : start + length] = nats_T[known - start :]
+            likely_BT = _most_probable(trained.parts, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
+            figures = zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), likely_BT.tolist(), strict=True)
+            for start, nats_T, likely_T in figures:
+                place = slice(known + 1, start + length)
+                found[place], best[place] = nats_T[known - start :], likely_T[known - start :]
                 known = start + length - 1
-    return found
+    return found, best
+
+
+@torch.no_grad()
+def _most_probable(parts: Parts, td: TensorDictBase) -> Tensor:
+    """Whether the symbol after each step of a rollout is the one that its model would choose: bool [B, T]."""
+    codec = parts.lm.codec
+    parameters = parts.whole(lambda: parts.lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))
+    chosen: Tensor = codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
+    return chosen
