@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from tokenv import keys
 from tokenv.agents.conditional import Conditional
 from tokenv.agents.fixed import Uniform
+from tokenv.agents.loaded import Loaded
 from tokenv.agents.strict import Strict
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
@@ -106,6 +107,9 @@ def test_exact_counts_are_those_of_the_history(agent):
 def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     with pytest.raises(ValueError, match=r"Conditional agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), make_agent(), make_series())
+    loaded = Loaded(make_agent(), make_lm(), lambda rows: make_lm())
+    with pytest.raises(ValueError, match=r"Loaded agent reads the whole history .* would look ahead"):
+        rollout(make_lm(direct=False), loaded, make_series())
     for name in ("quick", "series-synthetic", "etth1"):
         with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*model\.direct=True"):
             check_parts(resolve([name], {"agent": {"name": "conditional"}}))
