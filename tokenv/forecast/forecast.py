@@ -88,7 +88,7 @@ def forecast(
     assert isinstance(lm.codec, SeriesCodec)
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
     if direct:
-        # Nothing is decided at a sequence's last symbol, nor at those that are predicted at once: so many more are put there.
+        # Nothing is decided at the last symbol, nor at those that are predicted at once: so many more are put there.
         more = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
         symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
         observed = observe(lm, parts.agent, symbol_BN)[:, : history_BL.shape[1]]
