@@ -20,6 +20,7 @@ from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
+from tokenv.rates import mean_rate
 from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.update import backward, descend, make_optimizer
@@ -38,11 +39,11 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     parts.train()
     batch, length = config.train.batch_size, config.data.seq_len
     symbol_BN = torch.randint(0, 256, (batch, length))
-    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window)
+    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window, rates=parts.agent.rates)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
     symbol_BN = symbol_BN.to(device)
-    given_BT = (torch.rand(batch, length - 1, device=device) < config.rate).long()
+    given_BT = (torch.rand(batch, length - 1, device=device) < mean_rate(config.rate)).long()
     given_BT[:, 0] = 1
     tokens = int(given_BT.sum(1).max()) * batch
 

@@ -19,6 +19,7 @@ from tokenv.forecast.report import as_dicts, draw_forecasts, write_forecasts
 from tokenv.forecast.scores import score_forecasts
 from tokenv.lm.codecs.series import VALUE
 from tokenv.report.table import console, summary_table
+from tokenv.run.asked import rate_to_tell
 from tokenv.run.hardware import prepare
 from tokenv.run.memory import check_forecast
 from tokenv.run.stored import load_run
@@ -49,6 +50,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         samples=options.samples,
         seed=options.seed,
         direct=options.direct,
+        rate=rate_to_tell(trained.parts, config, options.rate),
         progress=sys.stderr.isatty(),
     )
     truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import ActsAtOnePosition
+from tokenv.env.asked import told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
@@ -41,6 +42,7 @@ def generate(
     top_p: float = 1.0,
     stop: Sequence[Any] | bytes | None = None,
     generator: torch.Generator | None = None,
+    rate: float | Tensor | None = None,
 ) -> Generated:
     """Continue prompts.
 
@@ -56,10 +58,11 @@ def generate(
         top_p: nucleus that symbols are drawn from.
         stop: a row is finished once this sequence of symbols stands in its continuation.
         generator: of noise and symbols, on the model's device.
+        rate: that the agent is told, one number or [B]; None for the mean of its range, if it has one.
 
     Raises:
         ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` is below 1, ``stop`` is empty, or
-            ``temperature`` or ``top_p`` is out of range.
+            ``temperature``, ``top_p`` or ``rate`` is out of range.
     """
     shape = lm.codec.symbol_shape
     if prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape:
@@ -77,6 +80,8 @@ def generate(
     noise_BN = torch.rand(batch, longest, device=device, generator=generator)
     decoder = Decoder(lm, batch, longest)
     observer = Observer.of(agent)
+    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
+    rate_B = told_rates(observer, agent.rates, rate, batch, device)
     last_actions_Bw = observer.nothing_yet(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt
@@ -85,7 +90,7 @@ def generate(
     for i in range(longest):
         x_BD = decoder.encode(symbol_BN[:, i])
         position_B = decoder.position_B.clone()
-        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0)
+        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
         observation.update(
             {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B.clone(), keys.NOISE: noise_BN[:, i]}
         )

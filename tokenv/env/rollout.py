@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling
+from tokenv.env.asked import told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 from tokenv.sharing import ALONE, rows_of, sharers
@@ -69,6 +70,7 @@ def rollout(
     length_B: Tensor | None = None,
     generator: torch.Generator | None = None,
     observer: Observer | None = None,
+    rate: float | Tensor | None = None,
 ) -> TensorDictBase:
     """Let an agent draw the boundaries of whole sequences, and reward it.
 
@@ -83,6 +85,8 @@ def rollout(
         generator: of the noise, which is drawn where the generator is; None for torch's own, where the sequences are.
             It draws for the whole batch, of which the sequences may be some rows (``tokenv.sharing``).
         observer: what the observations hold; None for what the agent reads.
+        rate: that the sequences are asked for, one number or [B], of an agent that is told it; None draws every
+            sequence's from the agent's range, with ``generator`` and after the noise. All samples share it.
 
     Returns:
         A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
@@ -97,7 +101,15 @@ def rollout(
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
     encoding_BND = lm.encode(symbol_BN)
-    at_symbols = observer.at_symbols(lm, symbol_BN, encoding_BND, sequences.position_BN, sequences.decision_mask_BN)
+    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
+    at_symbols = observer.at_symbols(
+        lm,
+        symbol_BN,
+        encoding_BND,
+        sequences.position_BN,
+        sequences.decision_mask_BN,
+        None if rate_B is None else rate_B[:, None].expand(sequences.position_BN.shape),
+    )
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
     predicted = _predict(lm, encoding_BND[:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
@@ -251,13 +263,14 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
         as ``old_log_prob``. Likelihoods and whatever an estimator wrote stay.
     """
     one_sample = _one_sample(tensordict)
-    observer = Observer(0, keys.EARLY_ENTROPY in tensordict)
+    observer = Observer(0, keys.EARLY_ENTROPY in tensordict, keys.TARGET_RATE in tensordict)
     observation = observer.at_symbols(
         lm,
         one_sample[keys.SYMBOL],
         lm.encode(one_sample[keys.SYMBOL]),
         one_sample[keys.POSITION],
         one_sample[keys.DECISION_MASK],
+        one_sample.get(keys.TARGET_RATE, None),
     )
     fresh = observation.detach().expand(tensordict.shape)
     again = _score_again(agent, observation, tensordict)
@@ -278,7 +291,10 @@ def rescore_head(agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDi
         The rollout with fresh agent outputs, which carry gradients into the agent alone, and the earlier
         log-probabilities as ``old_log_prob``. Everything else stays.
     """
-    seen = (keys.SYMBOL, keys.ENCODING, keys.POSITION, keys.DECISION_MASK, keys.EARLY_ENTROPY)
+    seen = (
+        *(keys.SYMBOL, keys.ENCODING, keys.POSITION, keys.DECISION_MASK),
+        *(keys.EARLY_ENTROPY, keys.TARGET_RATE),
+    )
     return _score_again(agent, _one_sample(tensordict).select(*seen, strict=False).detach(), tensordict)
 
 

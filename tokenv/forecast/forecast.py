@@ -122,6 +122,7 @@ def forecast(
     seed: int = 0,
     batch_size: int = 512,
     direct: bool = False,
+    rate: float | None = None,
     progress: bool = False,
 ) -> list[Forecast]:
     """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
@@ -136,6 +137,7 @@ def forecast(
         batch_size: continuations written together.
         direct: ask the direct head: every step's quantiles (k - 1/2) / S instead of draws, a density per step and
             nothing of how steps hang together.
+        rate: that the agent is told, if it is told one.
         progress: show a bar.
 
     Raises:
@@ -155,13 +157,13 @@ def forecast(
     bar = tqdm(history_BL.split(rows), desc="forecast", unit="batch", leave=False, disable=not progress)
     made: list[tuple[Array, ...]] = []
     for history in bar:
-        action, probability, boundary = _boundaries(parts, history, generator)
+        action, probability, boundary = _boundaries(parts, history, generator, rate)
         if direct:
             y_RLD = lm.read_out(lm.encode(history.to(action.device)), action, boundary)
             value_RSHC = _quantiles(lm.codec, lm.direct(y_RLD[:, -1])[:, :horizon], history[:, -1], samples)
         else:
             prompt = history.repeat_interleave(samples, 0).to(action.device)
-            written = generate(lm, parts.agent, prompt, horizon, generator=generator)
+            written = generate(lm, parts.agent, prompt, horizon, generator=generator, rate=rate)
             value_RSHC = written.symbol_BN[:, history.shape[1] :, :, VALUE].unflatten(0, (-1, samples)).cpu()
         frame_RC5 = history[:, 0]
         sample = value_RSHC * frame_RC5[:, None, None, :, SCALE] + frame_RC5[:, None, None, :, LOCATION]
@@ -173,11 +175,13 @@ def forecast(
     ]
 
 
-def _boundaries(parts: Parts, history_BL: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
+def _boundaries(
+    parts: Parts, history_BL: Tensor, generator: torch.Generator, rate: float | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Boundaries of histories, their probabilities, and what the pooling reads of them: [B, L] each."""
     # A rollout decides nothing at its last symbol, so one more is put there.
     symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
-    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator)
+    td = rollout(parts.lm, parts.agent, symbol_BN, generator=generator, rate=rate)
     return td[keys.ACTION], td[keys.BOUNDARY_PROB], td.get(keys.BOUNDARY, None)
 
 

@@ -54,7 +54,8 @@ class Model:
     """A trained model: it cuts text, weighs it and writes it.
 
     What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
-    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes.
+    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes. A model that was trained for a range of
+    rates takes ``rate``, the boundaries per byte that it is asked for; None is the range's mean.
 
     Args:
         trained: model, agent and configuration as a run left them.
@@ -75,35 +76,47 @@ class Model:
         """The same as ``tokenv.load``."""
         return load(name, **options)
 
-    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> Spans:
+    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None) -> Spans:
         """A text in tokens, with boundary probabilities and the bits of each byte.
 
         Args:
             text: at least one byte.
             seed: of the drawn boundaries.
             threshold: see the class.
+            rate: see the class.
 
         Raises:
-            UserError: the text is empty, or the model is of series.
+            UserError: the text is empty, the model is of series, or it is not told a rate.
         """
-        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold)
+        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold, rate=rate)
         return Spans(cut, self._trained.step)
 
-    def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
+    def tokens(
+        self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[bytes]:
         """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
-        return self.spans(text, seed=seed, threshold=threshold).tokens
+        return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
 
-    def pre_tokenizer(self) -> PreTokenizer:
+    def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
         """The boundaries for Hugging Face's ``tokenizers``.
+
+        Args:
+            rate: see the class.
 
         Raises:
             UserError: the model is of series.
         """
         self._of_text()
-        return PreTokenizer(functools.partial(self.spans, threshold=True))
+        return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
 
     def log_likelihood(
-        self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False
+        self,
+        text: str | bytes,
+        *,
+        context: str | bytes = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
     ) -> float:
         """``log p(text | context)`` in nats; without a context, of all bytes but the first.
 
@@ -116,14 +129,15 @@ class Model:
             context: what stands before it.
             seed: of the drawn boundaries.
             threshold: see the class.
+            rate: see the class.
 
         Raises:
-            UserError: there is nothing to predict, or the model is of series.
+            UserError: there is nothing to predict, the model is of series, or it is not told a rate.
         """
         given, whole = len(_bytes(context)), _bytes(context) + _bytes(text)
         if len(whole) == given or len(whole) < 2:
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        nats_N = log_likelihoods(self._of_text(), whole, seed=seed, threshold=threshold)
+        nats_N = log_likelihoods(self._of_text(), whole, seed=seed, threshold=threshold, rate=rate)
         return math.fsum(nats_N[max(given, 1) :])
 
     def generate(
@@ -135,6 +149,7 @@ class Model:
         top_p: float = 0.95,
         stop: str | bytes | None = None,
         seed: int = 0,
+        rate: float | None = None,
     ) -> Text:
         """Continue a text.
 
@@ -145,18 +160,19 @@ class Model:
             top_p: nucleus that bytes are drawn from.
             stop: text after which to stop.
             seed: of boundaries and bytes.
+            rate: see the class.
 
         Returns:
             Prompt and continuation, of the prompt's type; in a str, bytes that are no UTF-8 are replaced.
 
         Raises:
-            UserError: the prompt is empty, or the model is of series.
+            UserError: the prompt is empty, the model is of series, or it is not told a rate.
             ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
         """
         ending = None if stop is None else _bytes(stop)
         given = _bytes(prompt)
         written = write_on(
-            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed
+            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
         )
         if isinstance(prompt, bytes):
             return written.text

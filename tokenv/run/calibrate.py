@@ -18,6 +18,7 @@ from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.errors import UserError
+from tokenv.rates import Rate, RateRange
 from tokenv.run.evaluate import held_out_rollouts, shifted
 from tokenv.run.parts import Parts
 
@@ -45,13 +46,14 @@ def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch
     return both[:sequences], both[sequences:]
 
 
-def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: int, seed: int = 0) -> float | None:
+def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0) -> float | None:
     """The logit bias with which an agent draws the asked-for rate.
 
     Args:
         parts: model and agent; left in the mode they were in.
         batch: held-out sequences that are measured nowhere else.
-        rate: boundaries per symbol that predicts another, the first ones included.
+        rate: boundaries per symbol that predicts another, the first ones included. An agent that is told its rate is
+            told this one; with its range it is told rates of that, and the bias is for their mean.
         batch_size: sequences of one pass.
         seed: of the noise.
 
@@ -59,9 +61,10 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: in
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
+    told = rate if parts.agent.rates is not None and not isinstance(rate, RateRange) else None
     observed = [
         td.select(*parts.agent.in_keys, keys.POSITION, keys.DECISION_MASK, strict=False)
-        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed)
+        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, rate=told)
     ]
     generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
     noises = [
@@ -70,7 +73,8 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: in
     was_training = parts.agent.training
     parts.agent.eval()
     try:
-        return _zero(lambda bias: _rate(parts, observed, noises, bias) - rate)
+        asked = _asked(observed) if isinstance(rate, RateRange) else rate
+        return _zero(lambda bias: _rate(parts, observed, noises, bias) - asked)
     finally:
         parts.agent.train(was_training)
 
@@ -80,6 +84,10 @@ def _zero(excess: Callable[[float], float]) -> float | None:
     if not excess(-WIDEST) < 0 < excess(WIDEST):
         return None
     return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
+
+
+def _asked(observed: list[TensorDictBase]) -> float:
+    return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.config.schema import LossConfig
 from tokenv.estimators.objective import mean_over_decisions
-from tokenv.estimators.statistics import masked_mean, masked_mean_share
+from tokenv.estimators.statistics import masked_mean, masked_mean_share, mean_over
 from tokenv.lm.codecs.base import Codec
 from tokenv.run.parts import Parts
 from tokenv.sharing import sharers, summed
@@ -89,6 +89,10 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec)
         "reward_std": sharers().gather(reward, -2).std(),
         "tokens": drawn_B.max() * drawn_B.shape[-1],  # of one sample, as padded
     }
+    if keys.TARGET_RATE in td:
+        target = td[keys.TARGET_RATE].double()
+        gap = mean_over(td[keys.BOUNDARY_PROB].double(), decided, -1) - target
+        metrics |= {"target_rate": masked_mean(target, decided), "rate_gap": masked_mean(gap.abs(), decided)}
     if "direct" in losses:
         metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:

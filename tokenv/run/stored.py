@@ -13,6 +13,7 @@ from tokenv.config.schema import Config
 from tokenv.env.generate import generate
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
+from tokenv.run.asked import rate_to_tell
 from tokenv.run.evaluate import evaluating
 from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
@@ -98,7 +99,9 @@ def _load(path: Path, device: str | None) -> Trained:
     return Trained(parts, config, path, state)
 
 
-def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False) -> Segmented:
+def segment(
+    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+) -> Segmented:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
     Args:
@@ -106,9 +109,10 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        rate: boundaries per symbol that a model is asked for that was trained for a range; None for its mean.
 
     Raises:
-        UserError: the text is empty.
+        UserError: the text is empty, or the rate cannot be asked for.
     """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
@@ -116,7 +120,8 @@ def segment(trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = F
     probability_N: list[float] = []
     boundary_N: list[bool] = []
     log_likelihood_N: list[float] = []
-    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+    told = rate_to_tell(trained.parts, trained.config, rate)
+    with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
         for start in range(0, len(text), length):
             # A rollout decides nothing at its last symbol, so one more is put there.
             symbol_N = F.pad(torch.tensor(list(text[start : start + length])), (0, 1))
@@ -136,6 +141,7 @@ def write_on(
     top_p: float = 0.95,
     stop: bytes | None = None,
     seed: int = 0,
+    rate: float | None = None,
 ) -> Segmented:
     """Continue a text, boundaries drawn on the way.
 
@@ -147,12 +153,13 @@ def write_on(
         top_p: nucleus that bytes are drawn from.
         stop: bytes after which to stop.
         seed: of boundaries and bytes.
+        rate: see ``segment``.
 
     Returns:
         Prompt and continuation; no likelihoods.
 
     Raises:
-        UserError: the text is empty, or what is asked for cannot fit in memory.
+        UserError: the text is empty, or what is asked for cannot fit in memory, or the rate cannot be asked for.
         ValueError: ``max_new``, ``temperature`` or ``top_p`` is out of range.
     """
     if not prompt:
@@ -168,13 +175,20 @@ def write_on(
         top_p=top_p,
         stop=stop,
         generator=torch.Generator(device).manual_seed(seed),
+        rate=rate_to_tell(trained.parts, trained.config, rate),
     )
     text = bytes(written.symbol_BN[0].tolist())
     return Segmented(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
 
 
 def log_likelihoods(
-    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, batch_size: int = 16
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    rate: float | None = None,
+    batch_size: int = 16,
 ) -> list[float]:
     """Log-likelihood of each byte given those before it, in nats; NaN at the first.
 
@@ -186,13 +200,15 @@ def log_likelihoods(
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        rate: see ``segment``.
         batch_size: windows of one pass.
     """
     length = min(trained.config.data.seq_len, len(text))
     starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
     found = [math.nan] * len(text)
     known = 0  # the last byte that has one
-    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+    told = rate_to_tell(trained.parts, trained.config, rate)
+    with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
         for first in range(0, len(starts) if length > 1 else 0, batch_size):
             some = starts[first : first + batch_size]
             td = draw(torch.tensor([list(text[start : start + length]) for start in some]))

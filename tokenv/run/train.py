@@ -85,7 +85,8 @@ def _train(
         optimizer = shards.shard(parts, optimizer, config, ranks)
     state.replay(log)
     team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
-    env = TokenizationEnv(parts.lm, OwnSequences(stream, team.slots), len(team.slots.rows), window=parts.agent.window)
+    own = OwnSequences(stream, team.slots)
+    env = TokenizationEnv(parts.lm, own, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates)
     parameters = parts.named_parameters()
     passes, policy = parts.passes, policy_flops(parts.agent)
 

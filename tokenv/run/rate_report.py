@@ -1,0 +1,95 @@
+"""The report of a model at several rates: a table, a CSV file and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from rich.table import Column, Table
+from rich.text import Text
+
+from tokenv.rates import Rate, RateRange
+from tokenv.report.canvas import save_png, titled_figure
+from tokenv.report.characters import visible
+from tokenv.report.table import write_csv
+from tokenv.report.theme import BLUE, ORANGE
+from tokenv.report.words import in_words
+from tokenv.run.rate_curve import CALIBRATED, TOLD, RatePoint
+
+COLOURS = {TOLD: BLUE, CALIBRATED: ORANGE}
+
+
+def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
+    """A row for every point.
+
+    Args:
+        points: at least one.
+        unit: of the losses.
+        title: written above, literally.
+    """
+    right = [
+        Column(name, justify="right") for name in ("asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias")
+    ]
+    table = Table("way", *right, title=Text(visible(title)), title_justify="left")
+    for point in points:
+        table.add_row(
+            point.way,
+            f"{point.asked:.3f}",
+            f"{point.rate:.4f}",
+            f"{point.loss:.4f} ± {point.standard_error:.4f}",
+            f"{point.flops:,.0f}",
+            f"{point.logit_bias:+.3f}" if point.way == CALIBRATED else "",
+        )
+    return table
+
+
+def write_rates(points: Sequence[RatePoint], path: Path) -> Path:
+    """Write them as a CSV file in an existing folder."""
+    return write_csv(path, list(asdict(points[0])), [list(asdict(point).values()) for point in points])
+
+
+def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str, trained: Rate | None = None) -> Path:
+    """Draw the loss against FLOPs per symbol, and drawn rates against asked ones.
+
+    Args:
+        points: at least one.
+        path: the PNG to write, in an existing folder; it is replaced in one step.
+        unit: of the losses.
+        title: written above, literally.
+        trained: the rates that the model was trained for.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure = titled_figure(11, 4.4, dpi=120, title=title)
+    left, right = figure.subplots(1, 2)
+    for way, colour in COLOURS.items():
+        some = sorted((point for point in points if point.way == way), key=lambda point: point.rate)
+        if some:
+            _curve(left, some, colour)
+            right.plot([p.asked for p in some], [p.rate for p in some], "o-", color=colour, label=way, markersize=4)
+    left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
+    right.set(xlabel="asked: boundaries per symbol", ylabel="drawn")
+    ends = min(p.asked for p in points), max(p.asked for p in points)
+    right.plot(ends, ends, color="0.5", linestyle="--", linewidth=1, label="asked = drawn")
+    if isinstance(trained, RateRange):
+        right.axvspan(trained.min, trained.max, color="0.94", zorder=0, label="trained for")
+    elif trained is not None:
+        right.axvline(trained, color="0.8", linewidth=4, zorder=0, label="trained for")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize="small")
+    return save_png(figure, path)
+
+
+def _curve(axes: Axes, points: Sequence[RatePoint], colour: str) -> None:
+    x, y = [p.flops for p in points], [p.loss for p in points]
+    error = [p.standard_error for p in points]
+    axes.errorbar(x, y, error, fmt="o-", color=colour, label=points[0].way, markersize=4, capsize=2, linewidth=1.2)
+    for point in points:
+        where = (point.flops, point.loss)
+        axes.annotate(f"{point.rate:.2f}", where, (4, 5), textcoords="offset points", fontsize="x-small")
