@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tokenv.bench.options import BenchOptions
+from tokenv.bench.ranks import update_figures
 from tokenv.cli.main import run_command
+from tokenv.config.files import resolve
 from tokenv.errors import UserError
+from tokenv.run.ranks import Ranks
 
 
 def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,9 +46,32 @@ def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monk
     assert Path("grown.png").stat().st_size > 10_000
 
 
+def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> None:
+    config = resolve([], tiny_settings | {"train": {"symbols": 1000, "batch_size": 2, "accumulate": 3}})
+    figures = update_figures(BenchOptions(config, repeats=2), Ranks())
+    assert figures["step_seconds_min"] <= figures["step_seconds"] <= figures["step_seconds_max"]
+    symbols = 2 * 3 * config.data.seq_len
+    assert figures["symbols_per_second"] * figures["step_seconds"] == pytest.approx(symbols)
+    assert figures["peak_memory_gib"] > 0
+
+
+@pytest.mark.slow
+def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["repeats=1", "train.accumulate=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32]}"]
+    one, two, size = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
+    assert two["peak_memory_gib"] > 1.5 * one["peak_memory_gib"]  # of both processes
+    assert "model_flops_utilisation" in size
+    assert len(Path("scaling.csv").read_text().splitlines()) == 4
+    assert Path("scaling.png").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["scaling={'ranks': [0]}"], r"scaling.ranks = 0: expected numbers of processes"),
+        (["scaling={'ranks': [1.5]}"], r"scaling.ranks = 1.5: expected numbers of processes"),
+        (["scaling={'ranks': [7]}"], r"7 processes cannot share the \d+ sequences of an update evenly"),
         (["scaling={'data.seq_len': 32}"], r"scaling.data.seq_len = 32: expected a list of sizes"),
         (["scaling={'data.seq_len': []}"], r"scaling.data.seq_len = \[\]: expected a list of sizes"),
         (["scaling={'data.sequence': [32]}"], r"data.sequence"),

@@ -63,3 +63,16 @@ def test_a_run_that_was_found_finished_says_nothing_of_pace() -> None:
     pace = Pace(["a", "a"], [100, 100])
     pace.finish(0, 1e6)
     assert math.isnan(pace.left())
+
+
+@given(st.floats(0.01, 10), st.floats(0, 1000), st.integers(10, 10**6), st.integers(10, 10**6))
+def test_a_runs_start_and_end_take_no_longer_for_more_symbols(
+    seconds: float, beside: float, some: int, many: int
+) -> None:
+    pace = Pace(["a", "a"], [some, many])
+    pace.begin(0, 0.0)
+    pace.see(0, 1, seconds)
+    pace.see(0, some - 1, seconds * (some - 1))
+    pace.finish(0, seconds * (some - 1) + beside)  # what it saw before its first sign of life counts as seen
+    expected = seconds * many + max(beside, 0.0)
+    assert math.isclose(pace.left_of(1), expected, rel_tol=1e-6)

@@ -20,7 +20,7 @@ from tokenv.agents.router import HNet
 from tokenv.agents.strict import Strict
 from tokenv.contracts import Sampling
 from tokenv.data.source import TensorSource
-from tokenv.env.rollout import rollout
+from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -464,3 +464,13 @@ def test_the_reward_is_in_nats():
     td = make_env(random_symbols(2, 6), lm).rollout(100)
     assert_close(td[keys.LOG_LIKELIHOOD], torch.full((2, 5), -math.log(256), dtype=torch.float64))
     assert not td[keys.REWARD].any()
+
+
+@pytest.mark.parametrize("agent", [make_learned(window=2), make_entropy("global", 0.5)], ids=["learned", "entropy"])
+def test_what_an_agent_decides_by_needs_no_decision(agent):
+    lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 12), torch.rand(2, 11)
+    seen, whole = observe(lm, agent, symbol_BN), rollout(lm, agent, symbol_BN, noise=noise_BT)
+    assert seen.batch_size == whole.batch_size
+    for key in set(agent.in_keys) - {keys.LAST_ACTIONS}:
+        assert_close(seen[key], whole[key], rtol=0, atol=0)
+    assert agent.draw(seen, noise_BT)[keys.ACTION].equal(whole[keys.ACTION])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,10 +71,10 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     }
     for _ in range(2):  # with the optimiser's moments
         learned()
-    memory = _peak_memory(device)
+    memory = peak_memory(device)
     if options.plain:
         variants["plain"] = _plain_step(config, parts, symbol_BN)
-    seconds = _interleave(variants, options.repeats, device, progress)
+    seconds = interleave(variants, options.repeats, device, progress=progress)
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
     policy = policy_flops(parts.agent)
@@ -82,10 +82,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
     peak = _matrix_peak(parts, device)
     figures: dict[str, Any] = {
-        "step_seconds": median["learned"],
-        "step_seconds_min": min(seconds["learned"]),
-        "step_seconds_max": max(seconds["learned"]),
-        "symbols_per_second": symbols / median["learned"],
+        **figures_of_time(seconds["learned"], symbols),
         "peak_memory_gib": memory,
         "draw_share": median["draw"] / median["learned"],
         "time_over_given": _ratio(seconds["learned"], seconds["given"]),
@@ -139,8 +136,8 @@ def _time(work: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _interleave(
-    variants: dict[str, Callable[[], None]], repeats: int, device: torch.device, progress: bool
+def interleave(
+    variants: Mapping[str, Callable[[], None]], repeats: int, device: torch.device, *, progress: bool = False
 ) -> dict[str, list[float]]:
     """Seconds of every variant in every round, after two rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -150,6 +147,17 @@ def _interleave(
             if number >= 2:
                 seconds[name].append(elapsed)
     return seconds
+
+
+def figures_of_time(seconds: Sequence[float], symbols: int) -> dict[str, float]:
+    """Seconds of an update of so many symbols: median, least, most; and symbols per second."""
+    median = statistics.median(seconds)
+    return {
+        "step_seconds": median,
+        "step_seconds_min": min(seconds),
+        "step_seconds_max": max(seconds),
+        "symbols_per_second": symbols / median,
+    }
 
 
 def _ratio(a: list[float], b: list[float]) -> float:
@@ -177,8 +185,8 @@ def _stepping_ratio(env: TokenizationEnv, parts: Parts, device: torch.device) ->
     return stepping / statistics.median(one_pass)
 
 
-def _peak_memory(device: torch.device) -> float:
-    """GiB: allocated on the GPU, or resident in this process."""
+def peak_memory(device: torch.device) -> float:
+    """GiB so far: allocated on the GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return peak_resident_memory()

@@ -10,6 +10,9 @@ from tokenv.config.convert import make
 from tokenv.config.files import merge, nested
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.run.slots import Slots
+
+RANKS = "ranks"  # a size that is no key of the configuration
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class BenchOptions:
         plain: also time a plain transformer in the same rounds: as many layers of the same width, all over all bytes,
             with full attention and the middle's MLP.
         scaling: dotted key of the configuration to the sizes at which to measure instead, each in a process of its own,
-            such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``.
+            such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``. With ``ranks: [1, 2, 4]`` so many
+            processes of this machine make the same update together.
         out: where ``scaling`` leaves its figures and its picture: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
@@ -50,7 +54,16 @@ class BenchOptions:
         """Every key and value of ``scaling``, and the configuration with it."""
         for key, values in self.scaling.items():
             for value in values:
-                yield key, value, make(Config, merge(self.config.as_dict(), nested(key, value)))
+                if key == RANKS:
+                    self._check_ranks(value)
+                    yield key, value, self.config
+                else:
+                    yield key, value, make(Config, merge(self.config.as_dict(), nested(key, value)))
+
+    def _check_ranks(self, value: int | float) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
+        Slots.of(self.config.train, world=value)
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores."""

@@ -25,22 +25,24 @@ FIGURES = {
 
 def scaling_table(rows: list[dict[str, Any]]) -> Table:
     """One line a size."""
-    names = [name for name in FIGURES if name in rows[0]]
+    names = [name for name in FIGURES if any(name in row for row in rows)]
     table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
-        table.add_row(f"{row['key']} {row['value']:,}", *(_printed(name, row[name]) for name in names))
+        table.add_row(f"{row['key']} {row['value']:,}", *(_printed(name, row.get(name)) for name in names))
     return table
 
 
-def _printed(name: str, value: float) -> str:
+def _printed(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:.1%}" if name == "model_flops_utilisation" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
     """All figures as ``OUT.csv``, and speed and memory against every size as ``OUT.png``."""
-    figures = [name for name, value in rows[0].items() if isinstance(value, int | float) and name != "value"]
-    names = ["key", "value", *figures]
-    table = write_csv(Path(f"{out}.csv"), names, ([row[name] for name in names] for row in rows))
+    numbers = (name for row in rows for name, value in row.items() if isinstance(value, int | float))
+    names = list(dict.fromkeys(["key", "value", *numbers]))
+    table = write_csv(Path(f"{out}.csv"), names, ([row.get(name, "") for name in names] for row in rows))
     keys = list(dict.fromkeys(row["key"] for row in rows))
     figure = Figure(figsize=(8, 3.2 * len(keys)), layout="constrained")
     for line, key in zip(figure.subplots(len(keys), 2, squeeze=False), keys, strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 
 class Pace:
-    """Seconds a symbol of every method, measured on runs that are going on or were finished meanwhile.
+    """Seconds a symbol of every method, and seconds beside, measured on runs that go on or were finished meanwhile.
 
+    A run's seconds beside are its start and what is drawn and measured after it, which short runs mostly consist of.
     A method that has not begun is taken to be as slow as the others are in the mean; as many runs at a time as now.
 
     Args:
@@ -23,6 +24,7 @@ class Pace:
         self._first: dict[int, tuple[int, float]] = {}
         self._seen: dict[int, int] = {}
         self._pace: dict[int, float] = {}
+        self._beside: dict[int, float] = {}
         self._left = set(range(len(methods)))
 
     def begin(self, number: int, now: float) -> None:
@@ -49,9 +51,11 @@ class Pace:
 
     def finish(self, number: int, now: float) -> None:
         """A run has come to its end, with all that was measured after it."""
-        if number in self._begun and not self._first.get(number, (0, 0.0))[0] > self._symbols[number] // 2:
-            trained = self._symbols[number] - self._first.get(number, (0, 0.0))[0]
-            self._pace[number] = (now - self._begun[number]) / max(trained, 1)
+        before = self._first.get(number, (0, 0.0))[0]
+        if number in self._begun and not before > self._symbols[number] // 2:
+            took, trained = now - self._begun[number], max(self._symbols[number] - before, 1)
+            self._pace.setdefault(number, took / trained)
+            self._beside[number] = max(took - self._pace[number] * trained, 0.0)
         self._left.discard(number)
 
     def leave(self, number: int) -> None:
@@ -61,12 +65,17 @@ class Pace:
 
     def left_of(self, number: int) -> float:
         """Seconds that a run will take from now on; NaN if nothing is known."""
-        own = self._pace.get(number)
-        same = [pace for other, pace in self._pace.items() if self._methods[other] == self._methods[number]]
-        paces = [own] if own is not None else same or list(self._pace.values())
-        if not paces:
-            return math.nan
-        return fmean(paces) * max(self._symbols[number] - self._seen.get(number, 0), 0)
+        pace = self._of_its_like(self._pace, number)
+        beside = 0.0 if number in self._seen else self._of_its_like(self._beside, number)
+        return pace * max(self._symbols[number] - self._seen.get(number, 0), 0) + (0 if math.isnan(beside) else beside)
+
+    def _of_its_like(self, known: Mapping[int, float], number: int) -> float:
+        """What a run has been measured to have, or else its method's runs in the mean, or else all; NaN for none."""
+        if number in known:
+            return known[number]
+        same = [value for other, value in known.items() if self._methods[other] == self._methods[number]]
+        each = same or list(known.values())
+        return fmean(each) if each else math.nan
 
     def left(self) -> float:
         """Seconds that all will take from now on; NaN if nothing is known."""

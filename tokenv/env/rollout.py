@@ -100,19 +100,35 @@ def rollout(
     sequences = _Sequences.of(symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
-    encoding_BND = lm.encode(symbol_BN)
     rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
-    at_symbols = observer.at_symbols(
-        lm,
-        symbol_BN,
-        encoding_BND,
-        sequences.position_BN,
-        sequences.decision_mask_BN,
-        None if rate_B is None else rate_B[:, None].expand(sequences.position_BN.shape),
-    )
+    at_symbols = _observe(lm, observer, sequences, rate_B)
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
-    predicted = _predict(lm, encoding_BND[:, :-1], sequences, drawn, sampling, generator)
+    predicted = _predict(lm, at_symbols[keys.ENCODING][:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
+
+
+def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | Tensor | None = None) -> TensorDictBase:
+    """What an agent decides by in whole sequences [B, N, *symbol_shape], before any decision: the encoder's pass alone.
+
+    Args:
+        lm: the model.
+        agent: who will decide.
+        symbol_BN: the sequences.
+        rate: see ``rollout``.
+
+    Returns:
+        A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
+    """
+    observer = Observer.of(agent)
+    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
+    return _observe(lm, observer, _Sequences.of(symbol_BN, None), rate_B)[:, :-1]
+
+
+def _observe(lm: UNet, observer: Observer, sequences: _Sequences, rate_B: Tensor | None) -> TensorDict:
+    """Observations at all N symbols, but for what was decided before: [B, N]."""
+    symbol_BN, position_BN = sequences.symbol_BN, sequences.position_BN
+    rate_BN = None if rate_B is None else rate_B[:, None].expand(position_BN.shape)
+    return observer.at_symbols(lm, symbol_BN, lm.encode(symbol_BN), position_BN, sequences.decision_mask_BN, rate_BN)
 
 
 def _coupled_noise(

@@ -8,6 +8,7 @@ are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from scipy import optimize
@@ -17,9 +18,11 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
+from tokenv.env.asked import apart, drawn_rates
+from tokenv.env.rollout import observe
 from tokenv.errors import UserError
 from tokenv.rates import Rate, RateRange
-from tokenv.run.evaluate import held_out_rollouts, shifted
+from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.parts import Parts
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
@@ -61,22 +64,17 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
-    told = rate if parts.agent.rates is not None and not isinstance(rate, RateRange) else None
-    observed = [
-        td.select(*parts.agent.in_keys, keys.POSITION, keys.DECISION_MASK, strict=False)
-        for td in held_out_rollouts(parts, batch, batch_size=batch_size, seed=seed, rate=told)
-    ]
-    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
-    noises = [
-        torch.rand(SAMPLES, *td.shape, device=parts.lm.head.weight.device, generator=generator) for td in observed
-    ]
-    was_training = parts.agent.training
-    parts.agent.eval()
-    try:
-        asked = _asked(observed) if isinstance(rate, RateRange) else rate
-        return _zero(lambda bias: _rate(parts, observed, noises, bias) - asked)
-    finally:
-        parts.agent.train(was_training)
+    device, told = parts.lm.head.weight.device, torch.Generator().manual_seed(apart(seed))
+    with evaluating(parts), torch.no_grad():
+        observed = []
+        for symbol_BN in batch.symbol_BN.split(batch_size):
+            asked = None if parts.agent.rates is None else drawn_rates(rate, len(symbol_BN), device, told)
+            see = partial(observe, parts.lm, parts.agent, symbol_BN.to(device), rate=asked)
+            observed.append(parts.whole(see))
+        generator = torch.Generator(device).manual_seed(seed)
+        noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
+        wanted = _asked(observed) if isinstance(rate, RateRange) else rate
+        return _zero(lambda bias: _rate(parts, observed, noises, bias) - wanted)
 
 
 def _zero(excess: Callable[[float], float]) -> float | None:
@@ -90,7 +88,6 @@ def _asked(observed: list[TensorDictBase]) -> float:
     return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
 
 
-@torch.no_grad()
 def _rate(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], bias: float) -> float:
     drawn = [
         parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
