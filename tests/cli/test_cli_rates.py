@@ -53,6 +53,25 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     }
 
 
+def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
+    run_command("train", ["with", *tiny_words])
+    words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
+    found = run_command("evaluate", ["with", *words, "also=['runs/2']"])["points"]
+    assert [(p["run"], p["way"], p["asked"]) for p in found] == [
+        (str(ranged), "told", 0.2),
+        (str(ranged), "told", 0.4),
+        ("runs/2", "calibrated", 0.2),
+        ("runs/2", "calibrated", 0.4),
+    ]
+    alone = run_command("evaluate", ["with", *words, "out=null"])["points"]
+    assert alone == found[:2]
+    run_command("train", ["with", *tiny_words, "data.seq_len=16"])
+    with pytest.raises(UserError, match=r"also: runs/3 has data\.seq_len = 16, and .* has 32: expected the same"):
+        run_command("evaluate", ["with", *words, "also=['runs/3']"])
+    with pytest.raises(UserError, match=r"also = \['runs/2'\]: expected rates or flops beside it"):
+        run_command("evaluate", ["with", f"run={ranged}", "also=['runs/2']"])
+
+
 def test_a_run_of_one_rate(trained: Path) -> None:
     found = run_command("evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"])
     assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]

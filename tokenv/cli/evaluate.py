@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tokenv.run.asked import rate_within
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
-from tokenv.run.rate_curve import rate_curve
+from tokenv.run.rate_curve import RatePoint, rate_curve
 from tokenv.run.rate_report import draw_rates, rates_table, write_rates
 from tokenv.run.stored import Trained, load_run
 from tokenv.tasks.formats import load_questions
@@ -67,27 +68,42 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
 
 
 def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, progress: bool) -> dict[str, Any]:
-    """At every rate that is asked for; a table, and files."""
-    parts, config = trained.parts, trained.config
-    rates = options.rates or [rate_within(parts, options.flops or 0.0)]
-    own, calibrates = None, options.calibrate or parts.agent.rates is None
+    """At every rate that is asked for, all runs on the same text; a table, and files."""
+    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
+    _check_alike(runs)
+    calibrates = options.calibrate or any(each.parts.agent.rates is None for each in runs.values())
+    own = None
     if calibrates and options.split == "validation":
         held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
     else:
         held_out = _held_out(data, options, progress)
         own = load_corpus(data, progress=progress).validation(options.sequences) if calibrates else None
     how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress}
-    points = rate_curve(parts, config, rates, held_out, own, **how)
-    unit, title = parts.lm.codec.unit, f"{options.run}, {len(held_out)} {options.split} sequences of {data.source}"
-    console(wide=100).print(rates_table(points, unit=unit, title=title))
+    points: list[RatePoint] = []
+    for run, each in runs.items():
+        rates = options.rates or [rate_within(each.parts, options.flops or 0.0)]
+        used = own if options.calibrate or each.parts.agent.rates is None else None
+        points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, **how)
+    unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
+    console(wide=110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:
         table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
         write_rates(points, table)
-        draw_rates(points, picture, unit=unit, title=title, trained=config.rate)
+        draw_rates(points, picture, unit=unit, title=f"{options.run}, {title}", trained=trained.config.rate)
         console().print(f"rates: {table}, {picture}")
     result = {"unit": unit, "points": [asdict(point) for point in points]}
     write_found(options.json, result)
     return result
+
+
+def _check_alike(runs: Mapping[str, Trained]) -> None:
+    """Refuse runs that cannot be measured on one text."""
+    first, *_ = runs
+    for run, each in runs.items():
+        for key in ("kind", "seq_len"):
+            one, other = (getattr(of.config.data, key) for of in (runs[first], each))
+            if one != other:
+                raise UserError(f"also: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same")
 
 
 def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> float:

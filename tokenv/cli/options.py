@@ -38,6 +38,19 @@ def check_budget(flops: float | None, beside: bool, key: str) -> None:
         raise UserError(f"flops and {key}: expected one of them")
 
 
+def check_others(key: str, runs: list[str], run: str, checkpoint: str) -> None:
+    """Refuse runs that are not there, or are named twice.
+
+    Raises:
+        MissingFileError: there is no such run.
+        UserError: one is ``run`` itself, or another one's equal.
+    """
+    for other in runs:
+        folders.find(other, checkpoint)
+    if len({run, *runs}) <= len(runs):
+        raise UserError(f"{key} = {runs!r}: expected other runs than run = {run!r}, each once")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of every command that looks at a run.
@@ -122,10 +135,7 @@ class SegmentOptions(TextOptions):
         super().__post_init__()
         if self.shown < 0:
             raise UserError(f"shown = {self.shown}: expected 0 characters or more")
-        for run in self.also:
-            folders.find(run, self.checkpoint)
-        if len({self.run, *self.also}) <= len(self.also):
-            raise UserError(f"also = {self.also!r}: expected other runs than run = {self.run!r}, each once")
+        check_others("also", self.also, self.run, self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,7 @@ class EvaluateOptions(RunOptions):
         rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
             for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
         flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
+        also: further runs to measure at these rates, on the same text and in the same picture.
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
 
@@ -190,6 +201,7 @@ class EvaluateOptions(RunOptions):
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = None
+    also: list[str] = field(default_factory=list)
     out: str | None = "rates"
 
     def __post_init__(self) -> None:
@@ -197,6 +209,9 @@ class EvaluateOptions(RunOptions):
         for rate in self.rates:
             check_rate("rates", rate)
         check_budget(self.flops, bool(self.rates), "rates")
+        if self.also and not self.at_rates:
+            raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
+        check_others("also", self.also, self.run, self.checkpoint)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
         if self.split not in ("validation", "test"):

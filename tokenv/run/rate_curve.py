@@ -29,6 +29,7 @@ class RatePoint:
         standard_error: of the loss.
         flops: of reading a symbol at the drawn rate: ``tokenv.lm.flops.reading_flops``.
         logit_bias: the shift; 0 where none was.
+        run: whose model it is, for people.
     """
 
     way: str
@@ -38,6 +39,7 @@ class RatePoint:
     standard_error: float
     flops: float
     logit_bias: float = 0.0
+    run: str = ""
 
 
 def rate_curve(
@@ -50,6 +52,7 @@ def rate_curve(
     batch_size: int,
     seed: int = 0,
     progress: bool = False,
+    run: str = "",
 ) -> list[RatePoint]:
     """Measure a model at several rates, all on the same text.
 
@@ -62,6 +65,7 @@ def rate_curve(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         progress: show bars.
+        run: name of the model.
 
     Returns:
         Of every rate, a model that is told it at what it makes of that, and with ``own`` any model calibrated to it. An
@@ -89,5 +93,5 @@ def rate_curve(
                 parts, held_out, batch_size=batch_size, seed=seed, logit_bias=bias, rate=rate, progress=progress
             )
             flops = reading_flops(parts.lm, of.boundary_rate, parts.agent)
-            found.append(RatePoint(way, asked, of.boundary_rate, of.loss, of.standard_error, flops, bias))
+            found.append(RatePoint(way, asked, of.boundary_rate, of.loss, of.standard_error, flops, bias, run))
     return found

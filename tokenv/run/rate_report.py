@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from matplotlib.axes import Axes
 from rich.table import Column, Table
 from rich.text import Text
 
 from tokenv.rates import Rate, RateRange
-from tokenv.report.canvas import save_png, titled_figure
+from tokenv.report.canvas import save_png, short, titled_figure
 from tokenv.report.characters import visible
 from tokenv.report.table import write_csv
-from tokenv.report.theme import BLUE, ORANGE
+from tokenv.report.theme import LINES
 from tokenv.report.words import in_words
 from tokenv.run.rate_curve import CALIBRATED, TOLD, RatePoint
 
-COLOURS = {TOLD: BLUE, CALIBRATED: ORANGE}
+STYLES = {TOLD: "o-", CALIBRATED: "s--"}
 
 
 def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
@@ -29,12 +29,12 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
         unit: of the losses.
         title: written above, literally.
     """
-    right = [
-        Column(name, justify="right") for name in ("asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias")
-    ]
-    table = Table("way", *right, title=Text(visible(title)), title_justify="left")
+    names = ("asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias")
+    right = [Column(name, justify="right") for name in names]
+    table = Table("run", "way", *right, title=Text(visible(title)), title_justify="left")
     for point in points:
         table.add_row(
+            Text(visible(point.run)),
             point.way,
             f"{point.asked:.3f}",
             f"{point.rate:.4f}",
@@ -58,18 +58,24 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         path: the PNG to write, in an existing folder; it is replaced in one step.
         unit: of the losses.
         title: written above, literally.
-        trained: the rates that the model was trained for.
+        trained: the rates that the first model was trained for.
 
     Raises:
         OSError: the file cannot be written.
     """
     figure = titled_figure(11, 4.4, dpi=120, title=title)
     left, right = figure.subplots(1, 2)
-    for way, colour in COLOURS.items():
-        some = sorted((point for point in points if point.way == way), key=lambda point: point.rate)
-        if some:
-            _curve(left, some, colour)
-            right.plot([p.asked for p in some], [p.rate for p in some], "o-", color=colour, label=way, markersize=4)
+    runs = list(dict.fromkeys(point.run for point in points))
+    for run, way in dict.fromkeys((point.run, point.way) for point in points):
+        some = sorted((p for p in points if (p.run, p.way) == (run, way)), key=lambda point: point.rate)
+        look: dict[str, Any] = {"color": LINES[runs.index(run) % len(LINES)], "markersize": 4, "linewidth": 1.2}
+        look["label"] = f"{short(run)} {way}" if len(runs) > 1 else way
+        asked, drawn, loss, flops = zip(*((p.asked, p.rate, p.loss, p.flops) for p in some), strict=True)
+        left.errorbar(flops, loss, [p.standard_error for p in some], fmt=STYLES[way], capsize=2, **look)
+        right.plot(asked, drawn, STYLES[way], **look)
+        for point in some if len(runs) == 1 else ():
+            where = (point.flops, point.loss)
+            left.annotate(f"{point.rate:.2f}", where, (4, 5), textcoords="offset points", fontsize="x-small")
     left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
     right.set(xlabel="asked: boundaries per symbol", ylabel="drawn")
     ends = min(p.asked for p in points), max(p.asked for p in points)
@@ -84,12 +90,3 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize="small")
     return save_png(figure, path)
-
-
-def _curve(axes: Axes, points: Sequence[RatePoint], colour: str) -> None:
-    x, y = [p.flops for p in points], [p.loss for p in points]
-    error = [p.standard_error for p in points]
-    axes.errorbar(x, y, error, fmt="o-", color=colour, label=points[0].way, markersize=4, capsize=2, linewidth=1.2)
-    for point in points:
-        where = (point.flops, point.loss)
-        axes.annotate(f"{point.rate:.2f}", where, (4, 5), textcoords="offset points", fontsize="x-small")
