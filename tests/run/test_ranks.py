@@ -156,9 +156,17 @@ def work(rank):
     return rank
 
 
-def all_in_a_pair(ranks, cases, folder, saved_alone):
+def streamed(tables):
+    """The same run on a streamed data set, of 80 shards in 8 streams."""
+    how = {"source": f"hub:{tables}", "shuffle_buffer": 8, "validation": 0.05}
+    return merge(RUN, {"data": how})
+
+
+def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
     """What two processes find, of everything that is asked of two."""
     return {
+        "streamed": trained(ranks, streamed(tables), folder / "streamed"),
+        "streamed, resumed": trained(ranks, streamed(tables), folder / "streamed-resumed", saved_streamed),
         "updates": support.all_updates(ranks, cases),
         "run": trained(ranks, RUN, folder / "run"),
         "resumed": trained(ranks, RUN, folder / "resumed", saved_alone),
@@ -184,11 +192,21 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, alone):
+def streamed_alone(tmp_path_factory):
+    """The streamed run of one process."""
+    tables, folder = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("streamed")
+    support.write_tables(tables)
+    return trained(Ranks(), streamed(tables), folder), folder, tables
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, alone, streamed_alone):
     folder = tmp_path_factory.mktemp("pair")
     cases = {name: case for name, case in every_case(folder).items() if name in QUICK}
     saved = checkpoints.complete(alone[1])[0]
-    found = support.in_processes(2, all_in_a_pair, folder / "told", cases, folder, saved)
+    _, streaming, tables = streamed_alone
+    more = tables, checkpoints.complete(streaming)[0]
+    found = support.in_processes(2, all_in_a_pair, folder / "told", cases, folder, saved, *more)
     assert all(isinstance(each, dict) for each in found), found
     return found, cases, folder
 
@@ -254,6 +272,20 @@ def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_
         assert_same_run(each[resumed], alone[0])
     saved = checkpoints.complete(folder / kind)[0]
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
+
+
+def test_a_streamed_run_of_two_is_that_of_one_and_goes_on_at_either(pair, streamed_alone, tmp_path):
+    found, _, folder = pair
+    history, saved_alone, tables = streamed_alone
+    for each in found:
+        assert_same_run(each["streamed"], history)
+        assert_same_run(each["streamed, resumed"], history)
+    for one, two in zip(checkpoints.complete(saved_alone), checkpoints.complete(folder / "streamed"), strict=True):
+        places = checkpoints.load(one).state["data"]
+        assert checkpoints.load(two).state["data"] == places
+        assert len(places["streams"]) == 8
+    saved = checkpoints.complete(folder / "streamed")[0]
+    assert_same_run(trained(Ranks(), streamed(tables), tmp_path, saved), history)
 
 
 @pytest.mark.slow
@@ -335,14 +367,14 @@ def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
     corpus = load_corpus(resolve([], TINY).data)
     whole = corpus.train(seed=1)
     ranks = [Slots(accumulate, batch_size, rank, world) for rank in range(world)]
-    streams = [corpus.train(seed=1) for _ in ranks]
+    streams = [corpus.streams(1, seed=1) for _ in ranks]
     sources = [OwnSequences(stream, slots) for stream, slots in zip(streams, ranks, strict=True)]
     for _ in range(3):
         expected = [whole.next(batch_size).origin for _ in range(accumulate)]
         for source, slots in zip(sources, ranks, strict=True):
             own = [source.next(len(slots.rows)).origin for _ in slots.passes]
             assert own == [expected[number][slots.rows.start : slots.rows.stop] for number in slots.passes]
-        assert all(stream.state_dict() == whole.state_dict() for stream in streams)
+        assert all(source.state_dict() == whole.state_dict() for source in sources)
 
 
 def test_half_an_environment_is_refused():

@@ -10,6 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from tokenv.config.files import resolve
@@ -70,7 +72,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
     parts.lm.requires_grad_(not frozen)
     team = ranks.team(config.train, together=parts.remembers)
-    source = OwnSequences(load_corpus(config.data).train(seed=config.seed), team.slots)
+    source = OwnSequences(load_corpus(config.data).streams(1, seed=config.seed), team.slots)
     rows, agent = len(team.slots.rows), parts.agent
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
@@ -128,3 +130,10 @@ def write_series(path: Path) -> None:
     value_LC[100:140, 1] = np.nan
     rows = [",".join("" if np.isnan(x) else f"{x:.6f}" for x in row) for row in value_LC]
     path.write_text("\n".join(["a,b", *rows]) + "\n")
+
+
+def write_tables(folder: Path) -> None:
+    """Parquet files of texts: two of forty row groups each."""
+    for part in range(2):
+        texts = [f"file {part}, text number {number} of some that are long enough" for number in range(240)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{part}.parquet", row_group_size=6)

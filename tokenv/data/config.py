@@ -25,7 +25,8 @@ class DataConfig:
     Attributes:
         source: `python` (the interpreter's standard library), `prose` (its documentation), `words` (a
             synthetic language with known boundaries), a path to a local file or folder, or
-            `hub:owner/name` for a data set streamed from the Hugging Face hub. Of series: `regimes`, `bursts` or
+            `hub:owner/name` for a data set streamed from the Hugging Face hub (`hub:FOLDER` streams local files
+            instead of holding them in memory). Of series: `regimes`, `bursts` or
             `chirps` (synthetic, with known change points), a .csv or .parquet file, or `hub:owner/name`.
         kind: `text` or `series`; the codec must be for the same.
         hub_config: The hub data set's configuration, such as `sample-10BT`.
@@ -34,10 +35,13 @@ class DataConfig:
         cut: `chunk` joins the documents by newlines and cuts the stream every `seq_len` bytes; `document`
             takes the first `seq_len` bytes of every document that is long enough.
         seq_len: Symbols in a sequence: bytes, or steps of a series.
-        validation: Fraction of the documents, or of a series' steps, held out for validation.
+        validation: Fraction of the documents, or of a series' steps, held out for validation; of streamed data the
+            fraction of its shards, at least one, or, where there are fewer than 20, of its documents, at least 0.05.
         validation_source: Another local source to validate on, instead of holding documents out.
         seed: Seed of the split, of the document order and of the synthetic language.
-        shuffle_buffer: Documents shuffled together at a time when streaming from the hub.
+        shuffle_buffer: Documents shuffled together at a time when streaming from the hub, all streams taken together.
+        streams: Streams that a data set streamed from the hub is cut into, so that processes of one run read only their
+            own: at most so many, the largest number that divides an update's sequences.
         words_lexicon: Distinct words of the synthetic language.
         words_documents: Documents written in the synthetic language.
         series: What only series have.
@@ -57,6 +61,7 @@ class DataConfig:
     validation_source: str | None = None
     seed: int = 0
     shuffle_buffer: int = 10_000
+    streams: int = 16
     words_lexicon: int = 100
     words_documents: int = 2000
     series: SeriesConfig = field(default_factory=SeriesConfig)
@@ -78,6 +83,7 @@ class DataConfig:
         self._require_integer("seq_len", 2)
         self._require_integer("seed", 0)
         self._require_integer("shuffle_buffer", 1)
+        self._require_integer("streams", 1)
         self._require_integer("words_lexicon", 2)
         self._require_integer("words_documents", 1)
         if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):

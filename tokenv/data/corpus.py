@@ -14,7 +14,7 @@ from tokenv.data.memory import MemoryData
 from tokenv.data.pieces import Document, SequenceBatch
 from tokenv.data.series.windows import load_series
 from tokenv.data.split import split_documents, split_from
-from tokenv.data.stream import Blocks, TrainStream
+from tokenv.data.stream import Blocks, Streams, TrainStream
 from tokenv.data.text.documents import read_documents
 
 __all__ = ["Corpus", "SequenceBatch", "TrainStream", "load_corpus"]
@@ -40,6 +40,7 @@ class Corpus:
         name: The source, for people.
         fingerprint: Hex digest of the data and of how it is split and cut; two loads of the same data with
             the same settings have the same.
+        streamed: Whether it is read on the fly instead of held in memory.
     """
 
     def __init__(self, data: Data, config: DataConfig) -> None:
@@ -47,6 +48,7 @@ class Corpus:
         self.seq_len = config.seq_len
         self.name = config.source
         self.fingerprint = data.fingerprint
+        self.streamed = isinstance(data, HubData)
 
     def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.
@@ -59,13 +61,27 @@ class Corpus:
         """
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected an integer of at least 0: choose one")
-        return TrainStream(self._data.blocks(seed), seq_len=self.seq_len, fingerprint=self.fingerprint)
+        return self._stream(self._data.blocks(seed))
+
+    def streams(self, count: int, *, seed: int = 0) -> Streams:
+        """Open the training sequences as streams that processes can share out; of what is in memory, a single one.
+
+        Args:
+            count: Streams that a data set read on the fly is cut into, at least 1.
+            seed: See `train`.
+        """
+        if not isinstance(self._data, HubData):
+            return Streams([self.train(seed=seed)])
+        return Streams([self._stream(blocks) for blocks in self._data.streams(seed, count)])
+
+    def _stream(self, blocks: Blocks) -> TrainStream:
+        return TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint)
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the validation sequences, always the same and in the same order.
 
         The order spreads over the corpus, so that the first sequences represent the whole. Of a hub data
-        set it is the data set's own order.
+        set it goes through successive documents of what is held out, some of each shard in turn.
 
         Args:
             max_sequences: Return only so many, the first; if None, all (of a hub data set 512).

@@ -32,7 +32,8 @@ class SequenceBatch:
     """Sequences to read, on the CPU.
 
     Attributes:
-        symbol_BN: int64 [B, N], the bytes, 0 to 255; of series float64 [B, N, C, 5], see `tokenv.data.series.windows`.
+        symbol_BN: int64 [B, N], the bytes, 0 to 255 (uint8 where `tokenv.data.prefetch` has staged them for a GPU); of
+            series float64 [B, N, C, 5], see `tokenv.data.series.windows`.
         origin: One "document name @ byte offset" a sequence, of its first byte.
         gold_BN: bool [B, N], True at the last byte of every true token; None if the truth is unknown.
         document_B: int64 [B], the index of the document that a sequence starts in. It tells the documents

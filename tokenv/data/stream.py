@@ -1,8 +1,8 @@
-"""The endless stream of training sequences: resumable at every step."""
+"""The endless streams of training sequences: resumable at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +30,7 @@ class Blocks(Protocol):
 class TrainStream:
     """Endless training sequences, every epoch in a new order.
 
-    Processes that share a run walk the same stream: each takes its own sequences and skips those of others.
+    Processes that read the same stream take their own sequences each and skip those of others.
 
     Attributes:
         seq_len: Symbols in a sequence.
@@ -89,7 +89,58 @@ class TrainStream:
         if state.get("fingerprint") != self._fingerprint:
             raise UserError(
                 f"the saved state is of corpus {state.get('fingerprint')}, expected {self._fingerprint}: "
-                "resume with the data and the data settings of the saved run, or start a new run"
+                "resume with the data and the data settings of the saved run, or start a new run "
+                "(start.model=RUN goes on with its model)"
             )
         self._blocks.load_state_dict(state["blocks"])
         self._position = state["position"]
+
+
+class Streams:
+    """The streams that a run's text comes from: what one reads no other does, and each has a place of its own.
+
+    Attributes:
+        each: At least one; all of one length.
+    """
+
+    def __init__(self, each: Sequence[TrainStream]) -> None:
+        self.each = list(each)
+
+    @property
+    def seq_len(self) -> int:
+        """Symbols in a sequence."""
+        return self.each[0].seq_len
+
+    def state_dict(self, used: frozenset[int]) -> dict[str, Any]:
+        """Return where the streams stand that are `used` here; of a single stream its own state."""
+        if len(self.each) == 1:
+            return self.each[0].state_dict()
+        return {"streams": [each.state_dict() if n in used else None for n, each in enumerate(self.each)]}
+
+    @staticmethod
+    def joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Put together what processes say that use other streams each, or some of them the same."""
+        if "streams" not in states[0]:
+            return states[0]
+        told = zip(*(state["streams"] for state in states), strict=True)
+        return {"streams": [next(place for place in places if place is not None) for places in told]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at exactly the sequences after those taken when `state` was saved, by whichever processes.
+
+        Raises:
+            UserError: If `state` is of another corpus, or of another number of streams.
+        """
+        if len(self.each) == 1 and "streams" not in state:
+            return self.each[0].load_state_dict(state)
+        saved = state.get("streams", [None])
+        if len(saved) != len(self.each):
+            raise UserError(
+                f"the saved state has {len(saved)} for the number of streams, expected {len(self.each)}: resume with "
+                "the data.streams, train.batch_size and train.accumulate of the saved run. Runs on streamed data that "
+                "an earlier version has saved cannot go on, for it read in another order; start.model=RUN begins a "
+                "new one with their model"
+            )
+        for each, place in zip(self.each, saved, strict=True):
+            each.load_state_dict(place)
+        return None

@@ -137,7 +137,8 @@ class TokenizationEnv(EnvBase):
         batch = self.source.next(len(rows))
         new = dict(zip(rows, batch.origin, strict=True))
         self.origin = [new.get(row, old) for row, old in enumerate(self.origin)]
-        return batch.symbol_BN.to(self.device)
+        symbol_BN = batch.symbol_BN.to(self.device, non_blocking=True)
+        return symbol_BN.long() if symbol_BN.dtype == torch.uint8 else symbol_BN
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, late_B: Tensor, early_B: Tensor) -> TensorDict:
         decoder = self._decoder

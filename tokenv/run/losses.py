@@ -9,6 +9,7 @@ from tokenv.config.schema import LossConfig
 from tokenv.estimators.objective import mean_over_decisions
 from tokenv.estimators.statistics import masked_mean, masked_mean_share, mean_over
 from tokenv.lm.codecs.base import Codec
+from tokenv.lm.unet import UNet
 from tokenv.run.parts import Parts
 from tokenv.sharing import sharers, summed
 
@@ -67,14 +68,15 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec) -> dict[str, Tensor]:
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], lm: UNet) -> dict[str, Tensor]:
     """What a rollout says about the model and the policy; of a shared batch, what the whole batch does.
 
     Args:
         td: the rollout.
         losses: of the whole batch.
-        codec: of the model.
+        lm: the model; where it packs tokens, padding is no work and not counted.
     """
+    codec = lm.codec
     decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
     drawn_B = sharers().gather(td[keys.ACTION].sum(-1), -1)
     (mean_reward,), (boundaries,) = summed(_mean_share(reward)), summed(td[keys.ACTION].sum())
@@ -87,7 +89,8 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], codec: Codec)
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
         "reward_mean": mean_reward,
         "reward_std": sharers().gather(reward, -2).std(),
-        "tokens": drawn_B.max() * drawn_B.shape[-1],  # of one sample, as padded
+        # Of one sample, as padded; or, of several, the mean.
+        "tokens": (drawn_B.double().mean() if lm.packs else drawn_B.max()) * drawn_B.shape[-1],
     }
     if keys.TARGET_RATE in td:
         target = td[keys.TARGET_RATE].double()

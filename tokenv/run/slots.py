@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from tokenv.config.schema import TrainConfig
 from tokenv.data.pieces import SequenceBatch
-from tokenv.data.stream import TrainStream
+from tokenv.data.stream import Streams
 from tokenv.errors import UserError
 
 
@@ -55,6 +58,10 @@ class Slots:
         """Of a run; see there."""
         return cls(config.accumulate, config.batch_size, rank, world, together)
 
+    def streams(self, most: int) -> int:
+        """How many streams, at most so many, the update's sequences can be shared out to."""
+        return _divisor(self.batch_size if self.together else self.accumulate * self.batch_size, most)
+
     @property
     def groups(self) -> int:
         """Of ranks that share their passes."""
@@ -81,36 +88,57 @@ class Slots:
 
 
 class OwnSequences:
-    """A rank's sequences of a stream that all ranks walk together: slot s of an update is the same text at any W.
+    """A rank's sequences of the streams that all ranks read from: slot s of an update is the same text at any W.
 
-    After an update's last pass the stream stands behind the whole update, so that its state knows nothing of ranks.
+    Of an update's sequences each of S streams gives those that a rank of S would make: a rank of W, where W divides S,
+    reads S / W streams, and nobody else reads these. Where it does not, ranks walk a stream together, and each skips
+    what others take.
+
+    After an update's last pass the streams stand behind the whole update, so that their state knows nothing of ranks.
 
     Args:
-        stream: gives what a single process would read.
+        streams: of the run; those that are not this rank's are never read.
         slots: this rank's.
     """
 
-    def __init__(self, stream: TrainStream, slots: Slots) -> None:
-        self.seq_len = stream.seq_len
-        self._stream, self._slots = stream, slots
-        self._next, self._position = 0, 0  # of this rank's passes; of the update's sequences
+    def __init__(self, streams: Streams, slots: Slots) -> None:
+        self.seq_len = streams.seq_len
+        self._streams, self._slots = streams, slots
+        count = len(streams.each)
+        every = [Slots(slots.accumulate, slots.batch_size, n, count, slots.together) for n in range(count)]
+        self._source = {  # of an update's sequences: which stream's, and its number among those of that stream
+            place: (stream, number)
+            for stream, each in enumerate(every)
+            for number, place in enumerate(itertools.product(each.passes, each.rows))
+        }
+        self._used = frozenset(self._source[place][0] for place in itertools.product(slots.passes, slots.rows))
+        self._next = 0  # of this rank's passes
+        self._position = dict.fromkeys(self._used, 0)  # of the update's sequences, in each stream
 
     def next(self, count: int) -> SequenceBatch:
         """This rank's sequences of its next pass, all of them."""
-        slots = self._slots
+        slots, found = self._slots, []
         assert count == len(slots.rows), (count, slots.rows)
-        self._skip_to(slots.passes[self._next] * slots.batch_size + slots.rows.start)
-        batch = self._stream.next(count)
-        self._position += count
+        mine = [self._source[slots.passes[self._next], row] for row in slots.rows]
+        for stream, some in itertools.groupby(mine, key=itemgetter(0)):
+            first, *others = [number for _, number in some]
+            self._skip_to(stream, first)
+            found.append(self._streams.each[stream].next(1 + len(others)))
+            self._position[stream] += 1 + len(others)
         self._next += 1
         if self._next == len(slots.passes):
-            self._skip_to(slots.accumulate * slots.batch_size)
-            self._next = self._position = 0
-        return batch
+            for stream in self._used:
+                self._skip_to(stream, slots.accumulate * slots.batch_size // len(self._streams.each))
+            self._next, self._position = 0, dict.fromkeys(self._used, 0)
+        return SequenceBatch.join(found)
 
-    def _skip_to(self, position: int) -> None:
-        self._stream.skip(position - self._position)
-        self._position = position
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's streams stand after an update; ``Streams.joined`` makes the run's state of all ranks'."""
+        return self._streams.state_dict(self._used)
+
+    def _skip_to(self, stream: int, position: int) -> None:
+        self._streams.each[stream].skip(position - self._position[stream])
+        self._position[stream] = position
 
 
 def _divisor(number: int, most: int) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from tokenv.config.convert import convert, make, renamed
 from tokenv.config.schema import Config
-from tokenv.data.stream import TrainStream
+from tokenv.data.stream import Streams
 from tokenv.errors import UserError
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
@@ -32,7 +32,7 @@ class RunState:
         step: updates done.
         symbols: trained on so far.
         flops: spent so far.
-        data: where the stream of training sequences stands.
+        data: where the streams of training sequences stand.
         history: all metrics by name: symbols seen and values.
         validation: the last one.
     """
@@ -118,9 +118,8 @@ class RunState:
         """Of a checkpoint, without its tensors."""
         return cls.from_dict(checkpoints.load_state(path), path)
 
-    def checkpoint(self, parts: Parts, optimizer: torch.optim.Optimizer, stream: TrainStream) -> checkpoints.Checkpoint:
+    def checkpoint(self, parts: Parts, optimizer: torch.optim.Optimizer) -> checkpoints.Checkpoint:
         """All that is needed to go on from here."""
-        self.data = stream.state_dict()
         moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
         return checkpoints.Checkpoint(gathered(parts.state_dict()), gathered(moments), self.as_dict())
 
@@ -130,9 +129,9 @@ class RunState:
         checkpoint: checkpoints.Checkpoint,
         parts: Parts,
         optimizer: torch.optim.Optimizer,
-        stream: TrainStream,
+        streams: Streams,
     ) -> RunState:
-        """Put model, optimiser and stream where they were at ``checkpoint``.
+        """Put model, optimiser and streams where they were at ``checkpoint``.
 
         Raises:
             UserError: it is of another model or other data.
@@ -141,7 +140,7 @@ class RunState:
         parts.load_state_dict(checkpoint.tensors)
         checkpoints.load_optimizer(optimizer, parts.named_parameters(), checkpoint.optimizer)
         try:
-            stream.load_state_dict(state.data)
+            streams.load_state_dict(state.data)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UserError(f"{checkpoint.path}: data = {state.data!r}: no place in the training data") from error
         return state

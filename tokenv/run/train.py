@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from tqdm import tqdm
 from tokenv.config.schema import Config
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
-from tokenv.data.stream import TrainStream
+from tokenv.data.prefetch import Prefetched, Resumable
+from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
 from tokenv.lm.flops import policy_flops, update_flops
@@ -26,7 +28,7 @@ from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.progress import ProgressFile
 from tokenv.run.ranks import Ranks
-from tokenv.run.slots import OwnSequences
+from tokenv.run.slots import OwnSequences, Slots
 from tokenv.run.state import History, Log, RunState
 from tokenv.run.update import accumulate, descend, descend_further, learning_rate, make_optimizer, pass_seed
 from tokenv.sharing import LostRankError, answering
@@ -77,7 +79,7 @@ def _train(
     config: Config, folder: Path, log: Log, resume: checkpoints.Checkpoint | None, progress: bool, ranks: Ranks
 ) -> tuple[Evaluation, History]:
     begun = ranks.all_or_none(lambda: _begin(config, resume, ranks, progress))
-    parts, corpus, stream, optimizer, state = begun.parts, begun.corpus, begun.stream, begun.optimizer, begun.state
+    parts, corpus, optimizer, state = begun.parts, begun.corpus, begun.optimizer, begun.state
     ranks.check_same({"the data's fingerprint": corpus.fingerprint})
     ranks.start_alike(parts.modules.values())
     shard = config.hardware.shard if ranks.size > 1 else 1
@@ -85,8 +87,6 @@ def _train(
         optimizer = shards.shard(parts, optimizer, config, ranks)
     state.replay(log)
     team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
-    own = OwnSequences(stream, team.slots)
-    env = TokenizationEnv(parts.lm, own, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates)
     parameters = parts.named_parameters()
     passes, policy = parts.passes, policy_flops(parts.agent)
 
@@ -102,8 +102,9 @@ def _train(
     told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
 
     def save() -> None:
+        state.data = Streams.joined(ranks.control.objects(source.state_dict()))
         if ranks.is_first or shard > 1:
-            checkpoint = state.checkpoint(parts, optimizer, stream)
+            checkpoint = state.checkpoint(parts, optimizer)
         if ranks.is_first:
             checkpoints.save(folder, checkpoint, keep=config.checkpoint.keep)
 
@@ -112,7 +113,10 @@ def _train(
         return env.one_pass(parts.agent, parts.sampling)
 
     parts.train()
-    with bar, Interruptible() as interrupt:
+    with bar, _reading(begun, team.slots) as source, Interruptible() as interrupt:
+        env = TokenizationEnv(
+            parts.lm, source, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates
+        )
         if state.symbols >= config.train.symbols:  # resumed at its end: it was killed before it had told what came out
             save()
         while state.symbols < config.train.symbols:
@@ -128,7 +132,7 @@ def _train(
             descend_further(optimizer, rollouts, parts, config, team)
 
             state.step, state.symbols = state.step + 1, state.symbols + per_step
-            tokens = int(metrics.pop("tokens"))
+            tokens = round(metrics.pop("tokens"))
             state.flops += update_flops(parts.lm, per_step, tokens, policy, passes)
             metrics |= {"learning_rate": rate, "flops": state.flops}
             metrics["symbols_per_second"] = per_step / (time.perf_counter() - started)
@@ -174,7 +178,7 @@ class _Begun:
     corpus: Corpus
     held_out: SequenceBatch
     own: SequenceBatch | None  # to calibrate on
-    stream: TrainStream
+    streams: Streams
     optimizer: torch.optim.Optimizer
     state: RunState
 
@@ -187,14 +191,23 @@ def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, 
     held_out = corpus.validation(sequences)
     if config.validation.calibrate:
         held_out, own = split_for_calibration(corpus, sequences)
-    stream = corpus.train(seed=config.seed)
+    most = Slots.of(config.train, together=parts.remembers).streams(config.data.streams)
+    streams = corpus.streams(most, seed=config.seed)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if resume is None:
         state = RunState(config.as_dict(), parts.lm.codec.unit)
     else:
-        state = RunState.restore(resume, parts, optimizer, stream)
+        state = RunState.restore(resume, parts, optimizer, streams)
         state.config = config.as_dict()
-    return _Begun(parts, corpus, held_out, own, stream, optimizer, state)
+    return _Begun(parts, corpus, held_out, own, streams, optimizer, state)
+
+
+def _reading(begun: _Begun, slots: Slots) -> AbstractContextManager[Resumable]:
+    """A rank's sequences. Those in memory are a copy away, and only a GPU gains by having them ready."""
+    own, device = OwnSequences(begun.streams, slots), begun.parts.lm.head.weight.device
+    if begun.corpus.streamed or device.type == "cuda":
+        return Prefetched(own, len(slots.rows), device)
+    return nullcontext(own)
 
 
 def _passed(every: int, seen: int, per_step: int) -> bool:

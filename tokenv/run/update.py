@@ -95,7 +95,7 @@ def accumulate(
     with sharing(team.sharers):
         for number in team.slots.passes:
             td, losses = backward(partial(one_pass, number), parts, weights, passes=passes)
-            for name, value in rollout_metrics(td, losses, parts.lm.codec).items():
+            for name, value in rollout_metrics(td, losses, parts.lm).items():
                 sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
             if parts.num_epochs > 1 or parts.head_epochs:
                 kept.append(td.detach())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
 
-import datasets
 import numpy as np
 
 from tokenv.data.config import DataConfig
+from tokenv.data.hub.shards import Part
 from tokenv.data.pieces import Document, Pieces
 from tokenv.data.reading import Row
 from tokenv.errors import UserError
@@ -22,14 +21,14 @@ class Rows(Protocol):
     config: DataConfig
     name: str
 
-    def open(self) -> datasets.IterableDataset:
-        """The data set, for a reader with a place of its own."""
+    def rows(self, shard: int, first: int = 0) -> Iterator[tuple[int, Row]]:
+        """The rows of a shard and their numbers in it."""
 
-    def rows(self, opened: datasets.IterableDataset) -> Iterator[Row]:
-        """The rows of what `open` gave."""
-
-    def document(self, row: Row, number: int) -> Document:
+    def document(self, row: Row, shard: int, number: int) -> Document:
         """The document in a row."""
+
+    def number(self, shard: int, row: int) -> int:
+        """What tells a document from all others."""
 
     def is_held(self, document: Document) -> bool:
         """Whether it is kept from training."""
@@ -39,37 +38,40 @@ class Rows(Protocol):
 
 
 class HubBlocks:
-    """Blocks of `shuffle_buffer` successive documents, each block's pieces in an order of its own.
+    """Blocks of successive documents of one stream, each block's pieces in an order of its own.
 
     Unlike a shuffle buffer that is refilled as it drains, a block can be read again as it was, so a saved
-    state need not hold the documents.
+    state need not hold the documents: it says which block it is, and with which row of which shard it begins.
+
+    Args:
+        data: What to read.
+        part: What of it is this stream's.
+        seed: Seed of the order.
     """
 
-    def __init__(self, data: Rows, seed: int) -> None:
+    def __init__(self, data: Rows, part: Part, seed: int) -> None:
         self._data = data
+        self._part = part
+        self._size = -(-data.config.shuffle_buffer // part.streams)
         self._trainable = False
         self._loaded: tuple[Pieces, np.ndarray[Any, Any]] | None = None
-        self._go_to({"seed": seed, "epoch": 0, "block": 0, "row": 0, "source": None})
+        self._go_to({"seed": seed, "epoch": 0, "block": 0, "shard": 0, "row": 0})
 
     def current(self) -> tuple[Pieces, np.ndarray[Any, Any]]:
         """Return the current block, reading it if need be, and its order [P].
 
         Raises:
-            ValueError: If the whole data set has no sequence to train on.
+            UserError: If the stream has no sequence to train on, or cannot be read.
         """
         if self._loaded is None:
-            pieces = self._read()
-            while not len(pieces):
+            begun = self._state["epoch"]
+            while not len(pieces := self._read()):
                 self._pass_on()
-                if self._state["row"] == 0 and not self._trainable:
-                    raise UserError(
-                        f"hub data set {self._data.name!r} has no sequence of data.seq_len "
-                        f"{self._data.config.seq_len} bytes to train on: lower data.seq_len, "
-                        "or set data.cut to 'chunk'"
-                    )
-                pieces = self._read()
+                if not self._trainable and self._state["epoch"] == begun + 2:
+                    raise UserError(self._nothing())
             self._trainable = True
-            key = [self._data.config.seed, *(self._state[name] for name in ("seed", "epoch", "block"))]
+            names = ("seed", "epoch", "block")
+            key = [self._data.config.seed, *(self._state[name] for name in names), self._part.number]
             self._loaded = pieces, np.random.default_rng(key).permutation(len(pieces))
         return self._loaded
 
@@ -79,39 +81,52 @@ class HubBlocks:
         self._pass_on()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed and where the current block begins in the data set."""
-        return copy.deepcopy(self._state)
+        """Return the seed and where the current block begins in the stream's shards."""
+        return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the block that begins where `state` says."""
-        self._go_to(copy.deepcopy(state))
+        self._go_to({name: state[name] for name in self._state})
 
-    def _go_to(self, state: dict[str, Any]) -> None:
+    def _go_to(self, state: dict[str, int]) -> None:
         self._state = state
+        self._next: dict[str, int] | None = None
         self._loaded = None
-        self._rows_read = 0
-        self._dataset = self._data.open()
-        if state["source"] is not None:
-            self._dataset.load_state_dict(state["source"])
-        self._rows = self._data.rows(self._dataset)
+        self._rows = self._walk(state["shard"], state["row"])
+
+    def _walk(self, first: int, row: int) -> Iterator[tuple[int, int, Row]]:
+        """The stream's rows to the end of the epoch: which of its shards, which row of it, and the row itself."""
+        for place in range(first, len(self._part.shards)):
+            shard = self._part.shards[place]
+            for number, found in self._data.rows(shard, row if place == first else 0):
+                if self._part.has(shard, number):
+                    yield place, number, found
 
     def _read(self) -> Pieces:
-        rows = list(islice(self._rows, self._data.config.shuffle_buffer))
-        self._rows_read = len(rows)
-        first = self._state["row"]
-        documents = {number: self._data.document(row, number) for number, row in enumerate(rows, first)}
-        return self._data.cut({n: d for n, d in documents.items() if d.content and not self._data.is_held(d)})
+        documents = {}
+        place, row, count = self._state["shard"], self._state["row"], 0
+        for place, row, found in islice(self._rows, self._size):
+            count += 1
+            shard = self._part.shards[place]
+            document = self._data.document(found, shard, row)
+            if document.content and not self._data.is_held(document):
+                documents[self._data.number(shard, row)] = document
+        self._next = {"shard": place, "row": row + 1} if count == self._size else None
+        return self._data.cut(documents)
 
     def _pass_on(self) -> None:
-        """Move behind the rows just read: to the next epoch if the data set has no more."""
-        state = self._state
-        if self._rows_read < self._data.config.shuffle_buffer:
-            self._go_to({**state, "epoch": state["epoch"] + 1, "block": 0, "row": 0, "source": None})
+        """Move behind the rows just read: to the next epoch if the stream has no more."""
+        if self._next is None:
+            self._go_to({**self._state, "epoch": self._state["epoch"] + 1, "block": 0, "shard": 0, "row": 0})
             return
+        self._state = {**self._state, "block": self._state["block"] + 1, **self._next}
         self._loaded = None
-        self._state = {
-            **state,
-            "block": state["block"] + 1,
-            "row": state["row"] + self._rows_read,
-            "source": copy.deepcopy(self._dataset.state_dict()),
-        }
+
+    def _nothing(self) -> str:
+        part = self._part
+        which = f"stream {part.number} of {part.streams} of it" if part.streams > 1 else "it"
+        return (
+            f"hub data set {self._data.name!r}: {which} has no sequence of data.seq_len {self._data.config.seq_len} "
+            "bytes to train on: lower data.seq_len" + (" or data.streams" if part.streams > 1 else "") + ", "
+            "or set data.cut to 'chunk'"
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import datasets
 import numpy as np
@@ -12,21 +13,26 @@ from tqdm import tqdm
 
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.hub.blocks import HubBlocks
+from tokenv.data.hub.shards import FEW, Shards, deal_out, held_shards
 from tokenv.data.memory import cut_side, spread_order
 from tokenv.data.pieces import Document, Pieces, SequenceBatch, cut_documents
-from tokenv.data.reading import HUB_ADVICE, Row, rows_of
+from tokenv.data.reading import Row
 from tokenv.data.split import digest, threshold
 from tokenv.data.text.documents import content_of
 from tokenv.errors import UserError
 
 DEFAULT_VALIDATION_SEQUENCES = 512
+AT_A_PLACE = 64  # successive rows for validation, before some of another shard
+MOST_ROWS = 2**32  # of a shard
 
 
 class HubData:
-    """A data set of the hub, read on the fly.
+    """A data set of the hub, or of a local folder, read on the fly.
 
-    Documents are split by the same hash as local ones. Validation takes the first held out documents of
-    the data set; a document that hashes to validation is never trained on.
+    Of 20 or more shards (``tokenv.data.hub.shards``) a fraction of them, at least one, is held out: training opens
+    none of these, and validation no other. Of fewer shards the documents with a low hash are held out wherever they
+    are, a twentieth at least, so that they are not far to seek. Either way no document is trained on that equals one of
+    the first 512 validation sequences.
 
     Args:
         config: Names the data set.
@@ -40,21 +46,27 @@ class HubData:
     def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
-        try:
-            self._dataset = datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True)
-        except Exception as error:  # see rows_of
-            raise UserError(f"hub data set {self.name!r} cannot be opened: {error}: {HUB_ADVICE}") from error
-        self._threshold = threshold(config.validation) if validation is None else b""
+        self._shards = Shards(
+            lambda: datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True),
+            self.name,
+        )
+        everything = range(len(self._shards))
+        self._given = validation is not None
+        self._held = [] if self._given else held_shards(len(everything), config.validation, config.seed)
+        self._trained = sorted(set(everything) - set(self._held))
+        by_hash = not self._given and not self._held
+        self._threshold = threshold(max(config.validation, 1 / FEW)) if by_hash else b""
         self._known = {digest(document.content, config.seed) for document in validation or ()}
-        first = next(self.rows(self.open()), None)
+        _, first = next(chain.from_iterable(self.rows(shard) for shard in self._held or everything), (0, None))
         if first is None:
             raise UserError(f"hub data set {self.name!r} holds no row: choose another data.hub_split")
         content_of(first, config.column, f"hub data set {self.name!r}")
 
-        self._given = validation is not None
         self._looked_for = DEFAULT_VALIDATION_SEQUENCES
         if validation is None:
-            self._held_out = self._scan(self._looked_for, progress)
+            documents = self._look_for(self._looked_for, progress)
+            self._known = {digest(document.content, config.seed) for document in documents.values()}
+            self._held_out = self.cut(documents)
         else:
             self._held_out = cut_side(validation, config)
         if not len(self._held_out):
@@ -62,24 +74,25 @@ class HubData:
                 f"hub data set {self.name!r} has no sequence of data.seq_len {config.seq_len} bytes "
                 "to validate on: raise data.validation, lower data.seq_len, or set another data.validation_source"
             )
-        header = (self.name, config.hub_config, config.hub_split, config.column, config.cut)
+        header = (self.name, config.hub_config, config.hub_split, config.column, config.cut, len(everything))
         numbers = (config.seq_len, config.seed, config.validation, config.shuffle_buffer)
         held = self.validation(None).symbol_BN.numpy().astype(np.uint8).tobytes()
         identity = repr((header, numbers)).encode() + held
         self.fingerprint = hashlib.blake2b(identity, digest_size=16).hexdigest()
 
-    def open(self) -> datasets.IterableDataset:
-        """Return the data set for one reader: its place is the reader's own."""
-        return copy.deepcopy(self._dataset)
+    def rows(self, shard: int, first: int = 0) -> Iterator[tuple[int, Row]]:
+        """The rows of a shard and their numbers in it, from the `first` on."""
+        return self._shards.rows(shard, first)
 
-    def rows(self, opened: datasets.IterableDataset) -> Iterator[Row]:
-        """The rows of what `open` gave."""
-        return rows_of(lambda: opened, f"hub data set {self.name!r} cannot be read", HUB_ADVICE)
-
-    def document(self, row: Row, number: int) -> Document:
-        """Return the document in `row`, the data set's `number`-th."""
+    def document(self, row: Row, shard: int, number: int) -> Document:
+        """Return the document in the `number`-th row of a shard."""
         content = content_of(row, self.config.column, f"hub data set {self.name!r}")
-        return Document(f"{self.name} row {number}", content)
+        where = f" shard {shard}" if len(self._shards) > 1 else ""
+        return Document(f"{self.name}{where} row {number}", content)
+
+    def number(self, shard: int, row: int) -> int:
+        """Return what tells the document of this row from all others."""
+        return shard * MOST_ROWS + row
 
     def is_held(self, document: Document) -> bool:
         """Tell whether `document` is kept from training."""
@@ -88,7 +101,11 @@ class HubData:
 
     def blocks(self, seed: int) -> HubBlocks:
         """Return the endless blocks of training pieces."""
-        return HubBlocks(self, seed)
+        return self.streams(seed, 1)[0]
+
+    def streams(self, seed: int, count: int) -> list[HubBlocks]:
+        """Return those of each of `count` streams, which share out the data set."""
+        return [HubBlocks(self, part, seed) for part in deal_out(self._trained, count)]
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
         """Return the first `max_sequences` validation pieces, 512 by default."""
@@ -96,26 +113,40 @@ class HubData:
             return self._held_out.take(spread_order(len(self._held_out))[:max_sequences])
         wanted = max_sequences or DEFAULT_VALIDATION_SEQUENCES
         if wanted > self._looked_for:
-            self._held_out = self._scan(wanted, progress=False)
+            self._held_out = self.cut(self._look_for(wanted, progress=False))
             self._looked_for = wanted
         return self._held_out.take(np.arange(min(wanted, len(self._held_out))))
 
-    def _scan(self, wanted: int, progress: bool) -> Pieces:
+    def _look_for(self, wanted: int, progress: bool) -> dict[int, Document]:
+        """The first documents held out that make so many sequences, by their numbers."""
         documents: dict[int, Document] = {}
         joined = long = 0
-        bar = tqdm(self.rows(self.open()), desc=f"reading {self.name!r}", unit=" documents", disable=not progress)
-        with bar as rows:
-            for number, row in enumerate(rows):
-                document = self.document(row, number)
-                if not document.content or not self.is_held(document):
+        bar = tqdm(self._places(), desc=f"reading {self.name!r}", unit=" documents", disable=not progress)
+        with bar as places:
+            for shard, number, row in places:
+                document = self.document(row, shard, number)
+                if not document.content or not (self._held or self.is_held(document)):
                     continue
-                documents[number] = document
+                documents[self.number(shard, number)] = document
                 joined += len(document.content) + 1
                 long += len(document.content) >= self.config.seq_len
                 found = long if self.config.cut == "document" else (joined - 1) // self.config.seq_len
                 if found >= wanted:
                     break
-        return self.cut(documents)
+        return documents
+
+    def _places(self) -> Iterator[tuple[int, int, Row]]:
+        """The rows that may be held out, some of each shard in turn: the shard, the row's number in it, the row."""
+        shards: Sequence[int] = self._held or range(len(self._shards))
+        order = [shards[place] for place in spread_order(len(shards))]
+        for begin in range(0, len(order), FEW):  # so many are open at once
+            waiting = deque((shard, self.rows(shard)) for shard in order[begin : begin + FEW])
+            while waiting:
+                shard, rows = waiting.popleft()
+                some = list(islice(rows, AT_A_PLACE))
+                yield from ((shard, number, row) for number, row in some)
+                if len(some) == AT_A_PLACE:
+                    waiting.append((shard, rows))
 
     def cut(self, documents: dict[int, Document]) -> Pieces:
         """Cut documents, given by their number in the data set."""

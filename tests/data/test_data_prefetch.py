@@ -1,0 +1,151 @@
+"""Reading ahead changes nothing but when it is read: text, cursors, errors and the end are the same."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from tokenv.data.config import DataConfig
+from tokenv.data.corpus import load_corpus
+from tokenv.data.prefetch import AHEAD, Prefetched, staged
+from tokenv.errors import UserError
+from tokenv.run.slots import OwnSequences, Slots
+
+CPU = torch.device("cpu")
+SLOTS = Slots(2, 4)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus(DataConfig(source="words", seq_len=32, words_documents=60, words_lexicon=10))
+
+
+def source_of(corpus, state=None):
+    streams = corpus.streams(1, seed=5)
+    if state is not None:
+        streams.load_state_dict(state)
+    return OwnSequences(streams, SLOTS)
+
+
+class Counted:
+    """A source that counts what was asked of it, and fails in the end."""
+
+    seq_len = 4
+
+    def __init__(self, source, until=10**9, error=None):
+        self.source, self.until, self.error, self.asked = source, until, error, 0
+        self.state_dict = source.state_dict
+
+    def next(self, count):
+        if self.asked == self.until:
+            raise self.error
+        self.asked += 1
+        return self.source.next(count)
+
+
+def alive():
+    return [thread for thread in threading.enumerate() if thread.name == "tokenv reads ahead"]
+
+
+def test_text_and_cursors_are_those_of_what_was_used(corpus):
+    plain = source_of(corpus)
+    with Prefetched(source_of(corpus), 4, CPU) as ahead:
+        assert ahead.seq_len == plain.seq_len
+        for _ in range(60):  # several epochs
+            assert ahead.state_dict() == plain.state_dict()
+            for _ in SLOTS.passes:
+                one, other = ahead.next(4), plain.next(4)
+                assert one.origin == other.origin
+                assert torch.equal(one.symbol_BN, other.symbol_BN)
+                assert torch.equal(one.document_B, other.document_B)
+    assert not alive()
+
+
+def test_what_was_read_ahead_and_not_used_is_read_again(corpus):
+    plain = source_of(corpus)
+    with Prefetched(source_of(corpus), 4, CPU) as ahead:
+        for _ in range(2 * 3):
+            ahead.next(4)
+            plain.next(4)
+        time.sleep(0.05)  # for the thread to be ahead
+        state = ahead.state_dict()
+    with Prefetched(source_of(corpus, state), 4, CPU) as again:
+        for _ in range(10):
+            assert again.next(4).origin == plain.next(4).origin
+
+
+def test_no_more_is_read_ahead_than_there_is_room_for(corpus):
+    counted = Counted(source_of(corpus))
+    with Prefetched(counted, 4, CPU) as ahead:
+        ahead.next(4)
+        end = time.monotonic() + 10
+        while counted.asked < 2 + AHEAD and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert counted.asked == 2 + AHEAD  # used, waiting for room, and the room
+
+
+@pytest.mark.parametrize("error", [UserError("the line is dead: mend it"), KeyError("column")])
+def test_an_error_is_raised_where_it_would_have_been(corpus, error):
+    with Prefetched(Counted(source_of(corpus), 3, error), 4, CPU) as ahead:
+        for _ in range(3):
+            ahead.next(4)
+        for _ in range(2):
+            with pytest.raises(type(error)) as caught:
+                ahead.next(4)
+            assert caught.value is error
+    assert not alive()
+
+
+def test_an_error_that_nobody_came_to_is_not_raised(corpus):
+    with Prefetched(Counted(source_of(corpus), 2, UserError("too far")), 4, CPU) as ahead:
+        ahead.next(4)
+    assert not alive()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_the_thread_is_gone_whatever_ends_it(corpus, error):
+    def work():
+        with Prefetched(source_of(corpus), 4, CPU) as ahead:
+            ahead.next(4)
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert not alive()
+
+
+def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
+    monkeypatch.setattr("tokenv.data.prefetch.PATIENCE", 0.05)
+    released = threading.Event()
+
+    class Hangs(Counted):
+        def next(self, count):
+            released.wait(20)
+            return super().next(count)
+
+    with Prefetched(Hangs(source_of(corpus)), 4, CPU):
+        pass
+    (thread,) = alive()
+    assert thread.daemon
+    released.set()
+    thread.join(20)
+    assert not alive()
+
+
+def test_on_the_cpu_nothing_is_staged(corpus):
+    batch = source_of(corpus).next(4)
+    assert staged(batch, CPU) is batch
+
+
+@pytest.mark.gpu
+def test_for_a_gpu_bytes_are_pinned_and_arrive_as_they_were(corpus):
+    device = torch.device("cuda", 0)
+    plain = source_of(corpus)
+    with Prefetched(source_of(corpus), 4, device) as ahead:
+        for _ in range(20):
+            symbol_BN = ahead.next(4).symbol_BN
+            assert symbol_BN.is_pinned()
+            assert symbol_BN.dtype == torch.uint8
+            assert torch.equal(symbol_BN.to(device, non_blocking=True).long().cpu(), plain.next(4).symbol_BN)
