@@ -14,7 +14,7 @@ from tokenv.estimators.statistics import masked_mean, mean_of_like, mean_over
 class RateTarget(Part):
     """Common to all rate targets. None estimates a gradient of the reward: they move the policy, at whatever cost.
 
-    Where a rollout holds ``target_rate``, that is each sequence's target, and ``rate`` counts for nothing.
+    Where a rollout holds ``target_rate``, that is each sequence's target, and ``rate`` is what they are on average.
 
     Args:
         rate: target boundaries per symbol, in (0, 1).
@@ -70,9 +70,10 @@ class LogitPressure(_AmongLike):
     """An even push on all logits, up or down.
 
     ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
-    Where sequences have targets of their own, ``L = mean_b(l_b detach(mean_like_b(p - target)))``: among sequences with
-    like targets the push is even. It vanishes for all rates only where the mean probability is the target at every
-    rate, for a kernel's mean of an excess is 0 everywhere only if the excess is.
+    Where sequences have targets of their own, ``L = mean_b(l_b detach(mean_like_b(v(target) (p - target))))`` with
+    ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with like targets the push is even, and at every rate
+    it is in proportion to how far logits are off, for ``dp = p (1 - p) dl``. It vanishes for all rates only where
+    the mean probability is the target at every rate: a kernel's mean of an excess is 0 everywhere only if that is.
     Cost: O(T) elementwise. For the arguments, see ``_AmongLike``.
     """
 
@@ -85,7 +86,8 @@ class LogitPressure(_AmongLike):
         if target is None:
             excess = masked_mean(prob, mask) - self.rate
         else:
-            excess = self._mean_of_like(prob - target, mask, target)
+            size = self.rate * (1 - self.rate) / (target * (1 - target))
+            excess = self._mean_of_like(size * (prob - target), mask, target)
         return tensordict.set(keys.LOSS_RATE, tensordict[keys.BOUNDARY_LOGITS] * excess * mask)
 
 

@@ -94,6 +94,13 @@ def test_sequences_with_like_targets_do(target):
     assert push(target, of_rates([0.1, 0.3], [0.2, 0.2])).abs().max() < 0.06 * alone.abs()
 
 
+def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
+    """Far apart, so that neither hears of the other; both a little too high in logits."""
+    rates = torch.tensor([0.02, 0.5], dtype=torch.float64)
+    few, many = push(LogitPressure, of_rates((rates.logit() + 0.05).sigmoid().tolist(), rates.tolist()))
+    assert few.item() == pytest.approx(many.item(), rel=0.05)
+
+
 @EVERY
 def test_descent_brings_every_rate_to_what_is_asked(target):
     """A policy whose logits are off by a curve of the rate ends where drawn rates are asked ones, and stays there."""

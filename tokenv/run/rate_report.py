@@ -71,9 +71,9 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         look: dict[str, Any] = {"color": LINES[runs.index(run) % len(LINES)], "markersize": 4, "linewidth": 1.2}
         look["label"] = f"{short(run)} {way}" if len(runs) > 1 else way
         asked, drawn, loss, flops = zip(*((p.asked, p.rate, p.loss, p.flops) for p in some), strict=True)
-        left.errorbar(flops, loss, [p.standard_error for p in some], fmt=STYLES[way], capsize=2, **look)
+        left.errorbar(flops, loss, [p.standard_error for p in some], fmt=STYLES[way], elinewidth=0.4, **look)
         right.plot(asked, drawn, STYLES[way], **look)
-        for point in some if len(runs) == 1 else ():
+        for point in some if len(runs) == 1 and way == points[0].way else ():
             where = (point.flops, point.loss)
             left.annotate(f"{point.rate:.2f}", where, (4, 5), textcoords="offset points", fontsize="x-small")
     left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
