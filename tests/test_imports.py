@@ -40,7 +40,7 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "rates", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "config", "run"),
+    "library": ("errors", "storage", "data", "env", "config", "run"),
     "cli": (
         *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare", "library"),

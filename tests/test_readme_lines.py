@@ -23,6 +23,8 @@ LEFT_OUT = {
     "torchrun": "several processes; test_torchrun runs the like",
     "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
     "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
+    "from stable_baselines3": "an extra; test_sb3 runs it",
+    "import lm_eval": "an extra; test_harness runs the like",
     "td = env.one_pass(": "the method in three lines of somebody's function",
 }
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -180,7 +182,7 @@ def test_a_line_that_nobody_knows_fails() -> None:
 
 
 def test_no_module_needs_an_extra() -> None:
-    """In a process that has imported nothing yet, all of tokenv's modules are imported."""
+    """In a process that has imported nothing yet, all of tokenv's modules are imported; two are an extra's own."""
     code = """
 import importlib, sys
 sys.path[:0] = sys.argv[1:]
@@ -189,8 +191,15 @@ with test_readme_lines.without_extras():
     assert sys.modules["stable_baselines3"] is None
     for name in list(sys.modules):
         assert name.partition(".")[0] != "tokenv", name
+    extras = {"tokenv.env.sb3": "tokenv[sb3]", "tokenv.library.harness": "tokenv[lm-eval]"}
     for name in test_imports.MODULES:
-        if not name.endswith("__main__"):
+        if name in extras:
+            try:
+                importlib.import_module(name)
+                raise AssertionError(name)
+            except ImportError as error:
+                assert extras[name] in str(error), error
+        elif not name.endswith("__main__"):
             importlib.import_module(name)
 """
     command = [

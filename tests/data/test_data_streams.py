@@ -181,10 +181,10 @@ def test_validation_reads_little_more_than_it_needs(shards, most):
 def test_validation_knows_nothing_of_streams_and_batches():
     one, other = (corpus_of(64, streams=streams) for streams in (1, 16))
     assert one.fingerprint == other.fingerprint
-    assert one.validation(64).origin == other.validation(64).origin
-    first = [origin.split(" row ")[0] for origin in one.validation(64).origin]
+    assert one.validation(300).origin == other.validation(300).origin
+    first = [origin.split(" row ")[0] for origin in one.validation(300).origin]  # more than a shard has
     assert len(set(first)) > 1
-    assert corpus_of(64, seed=1).validation(64).origin != one.validation(64).origin
+    assert corpus_of(64, seed=1).validation(300).origin != one.validation(300).origin
 
 
 def test_a_state_of_other_streams_is_refused_in_one_message():

@@ -72,8 +72,10 @@ def test_defaults_are_the_same_everywhere():
     second = gymnasium.make(f"tokenv.env.gym:{BYTES_ID}")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert_array_equal(first.reset(seed=5)[0]["encoding"], second.reset(seed=5)[0]["encoding"])
-    assert first.reset(seed=5)[1]["origin"] == second.reset(seed=5)[1]["origin"]
-    assert first.reset(seed=5)[1] != first.reset(seed=6)[1]
+    assert first.unwrapped.origin == second.unwrapped.origin
+    origin = first.unwrapped.origin
+    first.reset(seed=6)
+    assert first.unwrapped.origin != origin
 
 
 def test_an_episode_is_the_torchrl_environments(lm, symbol_BN):
@@ -83,7 +85,8 @@ def test_an_episode_is_the_torchrl_environments(lm, symbol_BN):
     observation, info = env.reset()
     for i in range(STEPS):
         assert observation in env.observation_space
-        assert info == {"position": i, "origin": "sequence 0"}
+        assert info == {"position": i}
+        assert env.unwrapped.origin == "sequence 0"
         assert_allclose(observation["encoding"], expected[keys.ENCODING][i], **TOLERANCE)
         assert_array_equal(observation["last_actions"], expected[keys.LAST_ACTIONS][i])
         observation, reward, terminated, truncated, info = env.step(expected[keys.ACTION][i].item())
@@ -93,12 +96,13 @@ def test_an_episode_is_the_torchrl_environments(lm, symbol_BN):
         assert truncated is False
     assert observation in env.observation_space
     assert_allclose(observation["encoding"], expected["next", keys.ENCODING][-1], **TOLERANCE)
-    assert env.reset()[1] == {"position": 0, "origin": "sequence 1"}
+    assert env.reset()[1] == {"position": 0}
+    assert env.unwrapped.origin == "sequence 1"
 
 
 def test_a_given_source_goes_on_whatever_the_seed(lm, symbol_BN):
     env = BytesEnv(lm, TensorSource(symbol_BN))
-    assert [env.reset(seed=7)[1]["origin"] for _ in range(2)] == ["sequence 0", "sequence 1"]
+    assert [env.reset(seed=7) and env.origin for _ in range(2)] == ["sequence 0", "sequence 1"]
 
 
 def test_a_function_of_the_seed_is_called(lm):
@@ -166,20 +170,15 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
     for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
         assert getattr(ours, name) == getattr(theirs, name)
 
-    def names_aside(info):
-        """Single sources count their sequences from 0 each."""
-        info = {key: value for key, value in info.items() if key != "origin"}
-        return info | {"final_info": names_aside(info["final_info"])} if "final_info" in info else info
-
     for answers in zip(ours.reset(), theirs.reset(), strict=True):
-        assert_same(*map(names_aside, answers), "reset")
+        assert_same(*answers, "reset")
     # Two episodes and the beginning of a third, which starts from the first sequences again.
     for i, actions in enumerate(random_actions(2 * STEPS + 3, 3)):
         mine, other = ours.step(actions), theirs.step(actions)
         assert mine[0] in ours.observation_space
         for name, a, b in zip(("observation", "reward", "terminated", "truncated"), mine, other, strict=False):
             assert_same(a, b, f"{name} at step {i}")
-        assert_same(names_aside(mine[4]), names_aside(other[4]), f"info at step {i}")
+        assert_same(mine[4], other[4], f"info at step {i}")
 
 
 def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
@@ -192,10 +191,9 @@ def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
         assert not truncated.any()
         assert ("final_obs" in info) is (i == STEPS - 1)
     assert info["position"].tolist() == [0, 0, 0]
-    assert info["origin"].tolist() == ["sequence 3", "sequence 4", "sequence 5"]
+    assert envs.origin == ["sequence 3", "sequence 4", "sequence 5"]
     assert not observation["last_actions"].any()
     assert info["final_info"]["position"].tolist() == [STEPS] * 3
-    assert info["final_info"]["origin"].tolist() == ["sequence 0", "sequence 1", "sequence 2"]
     assert info["final_obs"][1] in envs.single_observation_space
     assert info["final_obs"][1]["last_actions"][0] == actions[1]
 
@@ -219,7 +217,9 @@ def test_vector_defaults_and_seeds():
     for _ in range(2):  # a reset without a seed goes on where the seeded one began
         assert_same(first.reset(seed=5), second.reset(seed=5), "seeded")
         assert_same(first.reset(), second.reset(), "going on")
-    assert first.reset(seed=5)[1]["origin"].tolist() != first.reset(seed=6)[1]["origin"].tolist()
+    origin = first.reset(seed=5) and first.origin
+    first.reset(seed=6)
+    assert first.origin != origin
     (observation, _), single = first.reset(seed=5), gymnasium.make(BYTES_ID).reset(seed=5)[0]
     assert_allclose(observation["encoding"][0], single["encoding"], **TOLERANCE)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.error import ResetNeeded
-from gymnasium.wrappers import RenderCollection
+from gymnasium.wrappers import RecordVideo, RenderCollection
 
 from tokenv import keys
 from tokenv.data.config import DataConfig
@@ -56,7 +56,8 @@ def test_registering_loads_nothing_heavy(program):
 
 def test_an_id_names_its_module(lm, symbol_BN):
     env = gymnasium.make(f"tokenv.env:{BYTES_ID}", lm=lm, source=TensorSource(symbol_BN))
-    assert env.reset()[1]["origin"] == "sequence 0"
+    env.reset()
+    assert env.unwrapped.origin == "sequence 0"
 
 
 # --- seeds reach the data ---
@@ -264,6 +265,18 @@ def test_pictures_are_all_of_one_size(lm, symbol_BN):
     assert {frame.shape for frame in frames} == {frames[0].shape}
     assert frames[0].dtype == np.uint8
     assert all(not np.array_equal(one, other) for one, other in pairwise(frames))
+
+
+def test_gymnasium_records_a_video(lm, symbol_BN, tmp_path):
+    pytest.importorskip("moviepy", reason="needs gymnasium[other]")
+    env = gymnasium.make(BYTES_ID, lm=lm, source=TensorSource(symbol_BN), render_mode="rgb_array")
+    env = RecordVideo(env, str(tmp_path / "videos"))
+    env.reset()
+    while not env.step(1)[2]:
+        pass
+    env.close()
+    (video,) = (tmp_path / "videos").glob("*.mp4")
+    assert video.stat().st_size > 1000
 
 
 def test_rows_are_shown_one_by_one(lm, symbol_BN):

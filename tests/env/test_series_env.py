@@ -208,9 +208,9 @@ def test_both_faces_are_the_same_everywhere():
     first, second = envs.reset(seed=5), again.reset(seed=5)
     assert_array_equal(first[0]["encoding"], second[0]["encoding"])
     single = gymnasium.make(SERIES_ID)
-    observation, info = single.reset(seed=5)
-    assert info["origin"] == first[1]["origin"][0]
-    assert info["origin"].startswith("regimes ")
+    observation, _ = single.reset(seed=5)
+    assert single.unwrapped.origin == envs.origin[0] == again.origin[0]
+    assert single.unwrapped.origin.startswith("regimes ")
     assert_allclose(observation["encoding"], first[0]["encoding"][0], rtol=1e-4, atol=1e-5)
     rewards = [envs.step(np.array([i % 2, 0]))[1] for i in range(60)]
     mine = [single.step(i % 2)[1] for i in range(60)]

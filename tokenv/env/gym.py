@@ -7,17 +7,18 @@ Importing ``tokenv.env`` registers it, and loads nothing heavy::
     env = gymnasium.make("tokenv/Bytes-v0")  # one sequence at a time
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=16)  # 16 sequences in every pass of one model
 
-``gymnasium.make("tokenv.env:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``.
-``tokenv/Series-v0`` is the same with a model and a source of real-valued series as defaults.
+``gymnasium.make("tokenv.env:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``, and
+``run="runs/7"``: see ``tokenv.library.environments``. ``tokenv/Series-v0`` is the same with a model and a source of
+real-valued series as defaults.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -27,18 +28,13 @@ from tokenv import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusOpener
 from tokenv.data.source import SourceOrOpener
+from tokenv.env.arrays import RENDER_MODES, Array, Observation, Rebuilt, Sequences, ended
 from tokenv.env.registration import BYTES_ID, SERIES_ID, register
-from tokenv.env.render import as_image, as_text
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
 __all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "SeriesEnv", "SeriesVectorEnv", "register"]
-RENDER_MODES = ("ansi", "rgb_array")
-Array: TypeAlias = np.ndarray[Any, Any]
-Observation: TypeAlias = dict[str, Array]
-
 
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
 
@@ -62,84 +58,22 @@ default_source = CorpusOpener(DataConfig(source="python", seq_len=128))
 default_series_source = CorpusOpener(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
-class _Sequences:
-    """What both faces share: a TokenizationEnv, its seeds, spaces and pictures, and the translation into arrays."""
-
-    def __init__(self, lm: UNet, source: SourceOrOpener, batch_size: int, window: int, render_mode: str | None) -> None:
-        if render_mode is not None and render_mode not in RENDER_MODES:
-            raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
-        self.env = TokenizationEnv(lm, source, batch_size, window=window)
-        self.render_mode = render_mode
-        self._drawn: list[list[int]] = [[] for _ in range(batch_size)]
-        observed: dict[str, spaces.Space[Any]] = {
-            keys.ENCODING: spaces.Box(-np.inf, np.inf, (self.env.lm.config.width,), np.float32)
-        }
-        if window:  # gymnasium has no empty MultiBinary
-            observed[keys.LAST_ACTIONS] = spaces.MultiBinary(window)
-        self.observation_space = spaces.Dict(observed)
-        self.action_space = spaces.Discrete(2)
-
-    def reset(self, seed: int | None) -> TensorDictBase:
-        if seed is not None:
-            self.env.set_seed(int(seed))
-        self._drawn = [[] for _ in self._drawn]
-        return self.env.reset()
-
-    def act(self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
-        """Put an action from outside into the TensorDict that is to be stepped."""
-        if root is None or _ended(root):
-            raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
-        array = np.asarray(action)
-        # What gives one action often gives it as an array of one.
-        given = array.reshape(space.shape) if array.size == 1 and self.env.batch_size[0] == 1 else array
-        if not np.issubdtype(array.dtype, np.integer) or not space.contains(given):
-            raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
-        action_B = torch.as_tensor(given, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
-        for row, drawn in enumerate(action_B.tolist()):
-            self._drawn[row].append(drawn if self._drawn[row] else 1)  # the first symbol is a token, whatever they say
-        return root.set(keys.ACTION, action_B)
-
-    def restarted(self, rows: Iterable[int]) -> None:
-        """New sequences have begun in these rows."""
-        for row in rows:
-            self._drawn[row] = []
-
-    def masks(self, root: TensorDictBase | None) -> Array:
-        """Which actions have an effect of their own, bool [B, 2]: at the first symbol only 1."""
-        if root is None:
-            raise ResetNeeded("no sequence has begun: expected reset() before action_masks()")
-        first_B = (root[keys.POSITION] == 0).cpu().numpy()
-        return np.stack([~first_B, np.ones_like(first_B)], -1)
-
-    def render(self) -> list[Any]:
-        """What each row looks like, in the mode that was asked for."""
-        if self.render_mode is None:
-            raise ValueError("render_mode is None: expected it of gymnasium.make(..., render_mode=...)")
-        rows = [(self.env.symbols_so_far(row).cpu(), drawn) for row, drawn in enumerate(self._drawn)]
-        if self.render_mode == "ansi":
-            return [as_text(symbol_N, drawn) for symbol_N, drawn in rows]
-        return [as_image(symbol_N, drawn, self.env.source.seq_len) for symbol_N, drawn in rows]
-
-    def observation(self, tensordict: TensorDictBase) -> Observation:
-        """Arrays [B, ..] of the observation space's keys and dtypes."""
-        return {
-            key: tensordict[key].float().cpu().numpy().astype(space.dtype)
-            for key, space in self.observation_space.items()
-        }
+def _source(given: SourceOrOpener | None, default: CorpusOpener, seq_len: int | None) -> SourceOrOpener:
+    if given is None:
+        return default if seq_len is None else CorpusOpener(replace(default.config, seq_len=seq_len))
+    if seq_len is not None:
+        raise ValueError(f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out")
+    return given
 
 
-def _ended(root: TensorDictBase) -> bool:
-    """Whether a row's sequence has."""
-    return bool(root.get("done", torch.zeros(1)).any())
-
-
-class BytesEnv(gymnasium.Env[Any, np.int64]):
+class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
     """A sequence whose token boundaries are the actions: ``TokenizationEnv`` with one row.
 
     Observation: a dict of ``encoding`` X_i, float32 [D], and ``last_actions`` a_{i-1}, ..., a_{i-w}, int8 [w] (left
     out where w = 0). Action: 1 where symbol i ends a token, else 0; at the first symbol it counts as 1 whatever it
     is. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats. An episode terminates with
-    its sequence, after seq_len - 1 steps, and is never truncated. ``info`` holds ``position`` i and ``origin``.
+    its sequence, after seq_len - 1 steps, and is never truncated. ``info`` holds ``position`` i, a number, for what
+    TorchRL collects is numbers; what the sequence was taken from is the attribute ``origin``.
 
     Args:
         lm: the model; by default ``default_lm()``, small and untrained.
@@ -147,9 +81,10 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
             such as ``lambda seed: corpus.train(seed=seed)``. By default ``default_source``.
         window: earlier actions w in the observation.
         render_mode: ``ansi``, the text so far with its boundaries, or ``rgb_array``, a picture of it.
+        seq_len: symbols of a sequence, where no ``source`` is given; 128 where None.
 
     Raises:
-        ValueError: a negative ``window``, or no such ``render_mode``.
+        ValueError: a negative ``window``, no such ``render_mode``, or both a ``source`` and ``seq_len``.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
@@ -162,8 +97,11 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
         source: SourceOrOpener | None = None,
         window: int = 8,
         render_mode: str | None = None,
+        seq_len: int | None = None,
     ) -> None:
-        self._sequences = _Sequences(lm or self.default_lm(), source or self.default_source, 1, window, render_mode)
+        Rebuilt.__init__(self, lm, source, window, render_mode, seq_len)
+        source = _source(source, self.default_source, seq_len)
+        self._sequences = Sequences(lm or self.default_lm(), source, 1, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None
         self.observation_space = self._sequences.observation_space
@@ -203,6 +141,11 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
         observation, info = self._observe(self._root)
         return observation, self._root["reward"].item(), self._root["terminated"].item(), False, info
 
+    @property
+    def origin(self) -> str:
+        """What the sequence was taken from, such as a file's name."""
+        return self.env.origin[0]
+
     def action_masks(self) -> Array:
         """Which actions have an effect of their own, bool [2]: at the first symbol, always a token's end, only 1."""
         masks: Array = self._sequences.masks(self._root)[0]
@@ -214,11 +157,10 @@ class BytesEnv(gymnasium.Env[Any, np.int64]):
 
     def _observe(self, tensordict: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
         observation_B = self._sequences.observation(tensordict)
-        info = {"position": tensordict[keys.POSITION].item(), "origin": self.env.origin[0]}
-        return {key: x_B[0] for key, x_B in observation_B.items()}, info
+        return {key: x_B[0] for key, x_B in observation_B.items()}, {"position": tensordict[keys.POSITION].item()}
 
 
-class BytesVectorEnv(VectorEnv[Any, Array, Array]):
+class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
     """B sequences whose token boundaries are the actions: ``TokenizationEnv``, one model pass for all rows.
 
     Observation, action and reward are those of ``BytesEnv`` with a leading B. All rows have the same length, so without
@@ -236,9 +178,10 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         window: as for ``BytesEnv``.
         render_mode: as for ``BytesEnv``.
         autoreset_mode: one of ``AutoresetMode``, or its value: ``SameStep``, ``NextStep`` or ``Disabled``.
+        seq_len: as for ``BytesEnv``.
 
     Raises:
-        ValueError: ``num_envs`` below 1, a negative ``window``, or no such ``render_mode`` or ``autoreset_mode``.
+        ValueError: ``num_envs`` below 1, or an argument that ``BytesEnv`` refuses, or no such ``autoreset_mode``.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
@@ -253,14 +196,16 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         window: int = 8,
         render_mode: str | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        seq_len: int | None = None,
     ) -> None:
+        Rebuilt.__init__(self, num_envs, lm, source, window, render_mode, autoreset_mode, seq_len)
         known = [mode.value for mode in AutoresetMode]
         if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
             raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
-        source = source or self.default_source
-        self._sequences = _Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
+        source = _source(source, self.default_source, seq_len)
+        self._sequences = Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None
         self.num_envs = num_envs
@@ -311,7 +256,7 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         """Where the rows stand."""
         assert self._root is not None
         infos: dict[str, Any] = {}
-        for row, info in enumerate(self._infos(self._root, self.env.origin)):
+        for row, info in enumerate(self._infos(self._root)):
             infos = self._add_info(infos, info, row)
         return self._sequences.observation(self._root), infos
 
@@ -328,17 +273,16 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
             ResetNeeded: ``reset`` was never called.
             ValueError: the actions are not B numbers 0 or 1.
         """
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP and self._root is not None and _ended(self._root):
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP and self._root is not None and ended(self._root):
             observation, infos = self.reset()
             nothing = np.zeros(self.num_envs)
             return observation, nothing, nothing.astype(bool), nothing.astype(bool), infos
-        origin = list(self.env.origin)  # of the sequences that this step may end
         acted = self._sequences.act(self._root, actions, self.action_space)
         following, final = self.env.step(acted)["next"], {}
         self._root = following
         terminated = following["terminated"].squeeze(-1).cpu().numpy()
         if terminated.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
-            final_B, last = self._sequences.observation(following), self._infos(following, origin)
+            final_B, last = self._sequences.observation(following), self._infos(following)
             for row in terminated.nonzero()[0]:
                 final[row] = {"final_obs": {key: x_B[row] for key, x_B in final_B.items()}, "final_info": last[row]}
             self._reset_some(terminated)
@@ -347,6 +291,11 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
             infos = self._add_info(infos, info, row)
         reward = following["reward"].squeeze(-1).double().cpu().numpy()
         return observation, reward, terminated, np.zeros_like(terminated), infos
+
+    @property
+    def origin(self) -> list[str]:
+        """As ``BytesEnv.origin``, of each row."""
+        return self.env.origin
 
     def action_masks(self) -> Array:
         """As ``BytesEnv.action_masks``, [B, 2]."""
@@ -357,9 +306,8 @@ class BytesVectorEnv(VectorEnv[Any, Array, Array]):
         return tuple(self._sequences.render())
 
     @staticmethod
-    def _infos(tensordict: TensorDictBase, origin: list[str]) -> list[dict[str, Any]]:
-        positions = tensordict[keys.POSITION].tolist()
-        return [{"position": i, "origin": name} for i, name in zip(positions, origin, strict=True)]
+    def _infos(tensordict: TensorDictBase) -> list[dict[str, Any]]:
+        return [{"position": i} for i in tensordict[keys.POSITION].tolist()]
 
 
 class SeriesEnv(BytesEnv):

@@ -1,4 +1,7 @@
-"""The environments' ids, made known to gymnasium without loading what they stand for."""
+"""The environments' ids, made known to gymnasium without loading what they stand for.
+
+They stand for the environments that know how to open a trained run: ``tokenv.library.environments``.
+"""
 
 import gymnasium
 
@@ -12,6 +15,6 @@ def register() -> None:
         if name not in gymnasium.registry:
             gymnasium.register(
                 id=name,
-                entry_point=f"tokenv.env.gym:{kind}Env",
-                vector_entry_point=f"tokenv.env.gym:{kind}VectorEnv",
+                entry_point=f"tokenv.library.environments:Played{kind}Env",
+                vector_entry_point=f"tokenv.library.environments:Played{kind}VectorEnv",
             )

@@ -13,7 +13,7 @@ from tokenv.errors import UserError
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
-from tokenv.run.stored import Trained, load_run, log_likelihoods, segment, write_on
+from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
 from tokenv.storage.trust import allowing
 
 Text = TypeVar("Text", str, bytes)
@@ -134,11 +134,31 @@ class Model:
         Raises:
             UserError: there is nothing to predict, the model is of series, or it is not told a rate.
         """
-        given, whole = len(_bytes(context)), _bytes(context) + _bytes(text)
-        if len(whole) == given or len(whole) < 2:
+        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate)[0]
+
+    def weigh(
+        self,
+        text: str | bytes,
+        *,
+        context: str | bytes = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
+    ) -> tuple[float, bool]:
+        """As ``log_likelihood``, which has the arguments; and whether the model itself would have written this text.
+
+        Returns:
+            ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
+            before it, under the same boundaries.
+        """
+        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate, greedy=True)
+
+    def _weigh(self, text: str | bytes, context: str | bytes, **how: Any) -> tuple[float, bool]:
+        first, whole = max(len(_bytes(context)), 1), _bytes(context) + _bytes(text)
+        if len(whole) <= first:
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        nats_N = log_likelihoods(self._of_text(), whole, seed=seed, threshold=threshold, rate=rate)
-        return math.fsum(nats_N[max(given, 1) :])
+        nats_N, best_N = weigh(self._of_text(), whole, **how)
+        return math.fsum(nats_N[first:]), all(best_N[first:])
 
     def generate(
         self,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from tokenv import keys
 from tokenv.config.schema import Config
@@ -203,16 +205,56 @@ def log_likelihoods(
         rate: see ``segment``.
         batch_size: windows of one pass.
     """
+    return weigh(trained, text, seed=seed, threshold=threshold, rate=rate, batch_size=batch_size)[0]
+
+
+def weigh(
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    rate: float | None = None,
+    batch_size: int = 16,
+    greedy: bool = False,
+) -> tuple[list[float], list[bool]]:
+    """As ``log_likelihoods``, which has the arguments; and which bytes the model itself would have written.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        seed: see there.
+        threshold: see there.
+        rate: see there.
+        batch_size: see there.
+        greedy: whether to find out, at the cost of a further pass of the decoder, which bytes are the most probable
+            ones after what stands before them, under the same boundaries.
+
+    Returns:
+        Log-likelihoods, and whether a byte is the most probable one; False at the first, and of all if not asked for.
+    """
     length = min(trained.config.data.seq_len, len(text))
     starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
-    found = [math.nan] * len(text)
+    found, best = [math.nan] * len(text), [False] * len(text)
     known = 0  # the last byte that has one
     told = rate_to_tell(trained.parts, trained.config, rate)
     with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
         for first in range(0, len(starts) if length > 1 else 0, batch_size):
             some = starts[first : first + batch_size]
             td = draw(torch.tensor([list(text[start : start + length]) for start in some]))
-            for start, nats_T in zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), strict=True):
-                found[known + 1 : start + length] = nats_T[known - start :]
+            likely_BT = _most_probable(trained.parts, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
+            figures = zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), likely_BT.tolist(), strict=True)
+            for start, nats_T, likely_T in figures:
+                place = slice(known + 1, start + length)
+                found[place], best[place] = nats_T[known - start :], likely_T[known - start :]
                 known = start + length - 1
-    return found
+    return found, best
+
+
+@torch.no_grad()
+def _most_probable(parts: Parts, td: TensorDictBase) -> Tensor:
+    """Whether the symbol after each step of a rollout is the one that its model would choose: bool [B, T]."""
+    codec = parts.lm.codec
+    parameters = parts.whole(lambda: parts.lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))
+    chosen: Tensor = codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
+    return chosen

@@ -1,0 +1,49 @@
+"""Which bytes a model would itself have written, besides how probable they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tokenv
+from tokenv import Model
+from tokenv.data.source import TensorSource
+from tokenv.run.stored import load_run, weigh
+
+TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> Model:
+    return tokenv.load(tiny_run)
+
+
+@pytest.mark.parametrize("length", [2, 31, 32, 33, 49, 150])
+def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_run: Path, length: int) -> None:
+    """With the distributions of plain forward passes over the windows that begin at 0, 16, 32, ... and the end."""
+    trained, text = load_run(str(tiny_run)), TEXT.encode()[:length]
+    nats, best = weigh(trained, text, threshold=True, greedy=True)
+    assert nats[1:] == weigh(trained, text, threshold=True)[0][1:]
+    assert len(best) == length
+    assert best[0] is False
+    lm, agent = trained.parts.lm, trained.parts.agent
+    window = min(32, length)
+    known, found = 0, [False] * length
+    for start in [*range(0, length - window, 16), length - window]:
+        symbol_BN = torch.tensor([list(text[start : start + window])])
+        env = tokenv.TokenizationEnv(lm, TensorSource(symbol_BN), 1, window=agent.window)
+        td = env.one_pass(agent, noise=torch.full((1, window - 1), 0.5))
+        chosen = lm.codec.logits(lm(symbol_BN[:, :-1], td["action"])).argmax(-1)[0].tolist()
+        for i in range(known + 1, start + window):
+            found[i] = chosen[i - start - 1] == text[i]
+        known = start + window - 1
+    assert best == found
+
+
+def test_what_the_model_writes_greedily_is_greedy(model: Model) -> None:
+    written = model.generate(b"a", 12, temperature=0)
+    assert model.weigh(written[1:], context=b"a")[1] is True
+    for i in range(1, len(written)):
+        other = written[:i] + bytes([written[i] ^ 1]) + written[i + 1 :]
+        assert model.weigh(other[1:], context=b"a")[1] is False
+    assert model.weigh(TEXT, context="x")[0] == model.log_likelihood(TEXT, context="x")
