@@ -11,6 +11,7 @@ from torch.distributions import Distribution, constraints
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
+from tokenv.agents.memory import Memory
 from tokenv.rates import RateRange
 
 
@@ -188,6 +189,16 @@ class Agent(TensorDictModuleBase, ABC):
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position: read an observation (and ``noise``, where given), write ``action`` and its like."""
+
+    def repeat_rows(self, times: int) -> None:
+        """Go on acting for ``times`` rows, side by side, in place of each: what was remembered of it holds for all.
+
+        An agent that remembers otherwise than in a ``tokenv.agents.memory.Memory`` of its own repeats that, too.
+        """
+        for module in self.modules():
+            for value in vars(module).values():
+                if isinstance(value, Memory):
+                    value.repeat(times)
 
 
 class Policy(Agent):

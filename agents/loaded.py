@@ -17,6 +17,9 @@ class Reads(Protocol):
     def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
         """[B, *symbol_shape], [B] -> encodings [B, D]."""
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows."""
+
 
 class Encodes(Protocol):
     """What ``Loaded`` asks of an encoder, which is a module; see ``tokenv.lm.encoder.Encoder``."""
@@ -94,3 +97,10 @@ class Loaded(Agent):
             self._reader = len(position_B), self._make_reader(len(position_B))
         own = self._observe(tensordict, self._reader[1].read(symbol_B, position_B))
         return tensordict.update(self.agent(own).select(*self.out_keys))
+
+    def repeat_rows(self, times: int) -> None:
+        """See ``Agent``; what the encoder remembers is repeated, too."""
+        super().repeat_rows(times)
+        rows, reader = self._reader
+        reader.repeat(times)
+        self._reader = rows * times, reader

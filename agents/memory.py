@@ -48,6 +48,12 @@ class Memory:
         self._last = kept, position.clone()
         return kept
 
+    def repeat(self, times: int) -> None:
+        """Let each row's memory be that of ``times`` rows, side by side."""
+        if self._last is not None:
+            value, position = self._last
+            self._last = value.repeat_interleave(times, 0), position.repeat_interleave(times, 0)
+
     def _before(self, value: Tensor, position: Tensor) -> Tensor:
         before = value.detach(), position.new_full(position.shape, -1)
         if self._last is not None and self._last[1].shape == position.shape:

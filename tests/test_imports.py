@@ -27,7 +27,10 @@ ALLOWED = {
     "lm": ("errors",),
     "env": ("keys", "sharing", "rates", "contracts", "data", "lm"),
     "config": ("errors", "rates", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("lazy", "keys", "errors", "contracts", "enumeration", "agents", "estimators", "lm", "env", "config"),
+    "testing": (
+        *("lazy", "keys", "errors", "contracts", "enumeration"),
+        *("data", "agents", "estimators", "lm", "env", "config"),
+    ),
     "run": (
         *("keys", "errors", "sharing", "rates", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
@@ -40,10 +43,11 @@ ALLOWED = {
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
     "compare": ("keys", "errors", "rates", "storage", "report", "data", "config", "run"),
-    "library": ("errors", "storage", "data", "env", "config", "run"),
+    "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
+    "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
-        *("keys", "errors", "sharing", "storage", "report", "data", "lm", "config", "run"),
-        *("bench", "tasks", "forecast", "variance", "compare", "library"),
+        *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
+        *("bench", "tasks", "forecast", "variance", "compare", "library", "serve"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),
 }

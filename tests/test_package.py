@@ -58,7 +58,15 @@ def test_sdist_holds_its_tests(tmp_path: Path) -> None:
     for folder in ("tests", "configs", "docs", "examples"):
         wanted = {path.relative_to(source) for path in (source / folder).rglob("*") if path.is_file()}
         assert wanted <= {path.relative_to(away) for path in away.rglob("*")}, folder
-    for name in ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "constraints.txt"):
+    for name in (
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "constraints.txt",
+        "mkdocs.yml",
+    ):
         assert (away / name).is_file(), name
     environment = os.environ | {"PYTHONPATH": str(away)}
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]

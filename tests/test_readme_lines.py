@@ -1,5 +1,6 @@
 """Every line of README.md and docs/ that can be typed does run, with what README's first command installs."""
 
+import importlib
 import io
 import json
 import re
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 import shrunk
 
-DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (shrunk.ROOT / "docs").glob("*.md"))]
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md"))]
 LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",
     ".venv/bin/python -m pytest": "these tests",
+    "tokenv serve": "stays until it is stopped; test_app does that",
     "torchrun": "several processes; test_torchrun runs the like",
     "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
     "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
@@ -27,21 +29,26 @@ LEFT_OUT = {
     "import lm_eval": "an extra; test_harness runs the like",
     "td = env.one_pass(": "the method in three lines of somebody's function",
 }
-BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TITLE = re.compile(r'title="([^"]+)"')
+NOT_TYPED = ("math",)
 VARIABLE = re.compile(r"[A-Z_]+=\S*")
 RUN = re.compile(r"runs/\d+(?:/variance)?|\bRUN\b")
 
 
-def pieces(text: str) -> Iterator[tuple[str, str]]:
-    """What a reader of a document would type, in order: language, and a line or a whole block."""
-    for language, block in BLOCK.findall(text):
+def pieces(text: str) -> Iterator[tuple[str, str, str]]:
+    """What a reader of a document would type, in order: language, a line or a whole block, and its file."""
+    for language, info, block in BLOCK.findall(text):
+        if language in NOT_TYPED or "--8<--" in block:  # a file that the site shows
+            continue
         if language != "sh":
-            yield language, block
+            titled = TITLE.search(info)
+            yield language, block, titled[1] if titled else ""
             continue
         for line in block.replace("\\\n", " ").splitlines():
             for part in line.split(" && "):
                 if part.strip() and not part.lstrip().startswith("#"):
-                    yield language, part.strip()
+                    yield language, part.strip(), ""
 
 
 @contextmanager
@@ -92,15 +99,17 @@ def with_our_runs(line: list[str]) -> list[str]:
         wanted["horizon"] = True
     if any(word.startswith("agent.load=") for word in line):
         wanted["rate"] = shrunk.content("series-synthetic")["rate"]  # an agent keeps to the rate it was trained for
+    named: list[str] = []
 
     def ours(match: re.Match[str]) -> str:
         if match[0].endswith("/variance"):
             return str(max(Path("runs").glob("*/variance/checkpoints")).parent)
         chosen = trained(**wanted)
         assert chosen, f"no earlier line of the document made such a run: {wanted}"
+        named.append(match[0])
         # Two runs that are compared differ, which a run and the one that resumed it do not.
         several = line[0] == "compare" or any(word.startswith("also=") for word in line)
-        run = chosen.pop() if match[0].endswith("7") and several else chosen[0]
+        run = chosen.pop() if match[0] == named[0] and several else chosen[0]
         return str(min(Path(run).glob("checkpoints/step-*"))) if "resume=" in match.string else run
 
     return [RUN.sub(ours, word) for word in line]
@@ -129,17 +138,27 @@ def run_line(text: str) -> None:
         raise ValueError(f"{text!r}: nobody has said how to run this; teach this test, or name it in LEFT_OUT")
 
 
-def run_piece(language: str, text: str) -> None:
-    """Run a line or a block as its reader would; files that later lines name are written."""
+def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> None:
+    """Run a line or a block as its reader would; what has a file's name is put in that file.
+
+    Args:
+        language: of the block.
+        text: what is typed.
+        file: where it is put; empty for nowhere.
+        space: names that earlier blocks of the document have defined.
+    """
+    if file:
+        Path(file).write_text(text)
+        importlib.invalidate_caches()
     if language == "sh":
         run_line(text)
     elif language == "python":
-        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(kind="text")[0]), text)
-        exec(compile(text, "README.md", "exec"), {"__name__": "readme"})
-        if "\ndef " in text:
-            Path("myfile.py").write_text(text)
+        wanted = {"kind": "series", "horizon": True} if ".forecast(" in text else {"kind": "text"}
+        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**wanted)[0]), text)
+        text = re.sub(r"horizon=\d+", "horizon=8", text)
+        exec(compile(text, file or "README.md", "exec"), space)
     elif language == "yaml":
-        Path("mine.yaml").write_text(text)
+        Path(file or "mine.yaml").write_text(text)
     else:
         raise ValueError(f"a block of {language}: expected sh, python or yaml, or none for what is not typed")
 
@@ -154,21 +173,24 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
     shrunk.stand_ins(tmp_path)
-    for language, text in pieces((shrunk.ROOT / document).read_text()):
+    before, space = set(sys.modules), {"__name__": "readme"}
+    for language, text, file in pieces((shrunk.ROOT / document).read_text()):
         if text.startswith(tuple(LEFT_OUT)):
             continue
         said = io.StringIO()
         try:
             with without_extras("pytest", "_pytest"), redirect_stdout(said):
-                run_piece(language, text)
+                run_piece(language, text, file, space)
         except BaseException as error:
             error.add_note(f"{document}: {text}\n{said.getvalue()}")
             raise
-    sys.modules.pop("myfile", None)
+    for name in set(sys.modules) - before:  # another document may call its own module the same
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_what_is_left_out_is_there() -> None:
-    everything = [text for document in DOCUMENTS for _, text in pieces((shrunk.ROOT / document).read_text())]
+    everything = [text for document in DOCUMENTS for _, text, _ in pieces((shrunk.ROOT / document).read_text())]
     assert len(everything) > 35
     for beginning in LEFT_OUT:
         assert any(text.startswith(beginning) for text in everything), beginning

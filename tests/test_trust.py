@@ -88,6 +88,7 @@ PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
 }
 READERS = {
     "segment": ["run=runs/1", "text=abc"],
+    "serve": ["run=runs/1", "port=0"],
     "evaluate": ["run=runs/1"],
     "generate": ["run=runs/1", "text=abc"],
     "forecast": ["run=runs/1"],

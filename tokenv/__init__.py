@@ -34,6 +34,6 @@ __getattr__, __dir__ = face(
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),
         "run.stored": ("load_run",),
-        "testing": ("check_agent", "check_estimator", "check_rate_target"),
+        "testing": ("check_agent", "check_codec", "check_estimator", "check_rate_target"),
     },
 )

@@ -99,6 +99,9 @@ class ActsAtOnePosition(ReadsObservations, Protocol):
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read an observation and its noise, write ``action`` and ``boundary_prob``."""
 
+    def repeat_rows(self, times: int) -> None:
+        """Let each row stand for ``times`` rows from here on."""
+
 
 class Estimates(Protocol):
     """What training asks of an estimator; see ``tokenv.estimators.base.Chain``."""

@@ -41,6 +41,7 @@ def test_a_run_folder_holds_everything(trained: Path) -> None:
     page = (trained / "segments.html").read_text()
     assert "<html" in page
     assert "Boundaries by class of byte" in page
+    assert "after so many bytes of training" in page
     assert "Most frequent tokens" in page
     assert "bits per byte" in (trained / "cout.txt").read_text()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -162,6 +163,13 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     told = json.loads(sound)
     path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))  # as by a flipped bit
     assert assessed(folder, Wishes(1, 300)) is None
+    assert found.learned is not None
+    drawn = sum(share * rate for share, rate in found.learned.classes.values())
+    length = len(found.passages[0].action)  # the first byte of each sequence, where all draw a boundary, is left out
+    assert drawn == pytest.approx((found.boundary_rate * length - 1) / (length - 1))
+    earlier = {name: value for name, value in told.items() if name not in ("learned", "of", "sha256")}
+    path.write_text(json.dumps(earlier))
+    assert assessed(folder, Wishes(1, 300)) == replace(found, learned=None)
     path.write_text(sound)
     train(agent={"name": "whitespace"}, seed=5)
     assert assess(folder.parent / "2", Wishes(1, 300)) != found

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from pages import Page
 
-from tokenv.compare.assessment import Agreement
+from tokenv.compare.assessment import Agreement, Learned
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report.learned import cells, columns
 from tokenv.compare.report.numbers import (
     agreement,
     colour_scale,
@@ -98,12 +99,29 @@ def test_everything_is_escaped(evil):
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
     assert page.headings[:2] == [evil, evil]
-    assert page.cells.count(evil) == 8  # two rows of facts and failures, a row in three tables, a reference
+    assert page.cells.count(evil) == 9  # two rows of facts and failures, a row in four tables, a reference
     assert not page.tags & {"script", "s"}
     drawn = [replace(method, runs=[changed(run, windows=[a_window(evil)])]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
     assert evil in pictures["window-1"].caption
     assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}
+
+
+def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
+    old = replace(three.methods[0], name="old", runs=[changed(run, learned=None) for run in three.methods[0].runs])
+    other = Learned({"space": (0.25, 0.1), "digit": (0.75, 0.2)}, [])
+    first, second = three.methods[1].runs
+    half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
+    comparison = a_comparison([three.methods[0], old, half])
+    shown = columns(comparison)
+    assert shown[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
+    told = dict(zip(("whole", "old", "half"), map(cells(comparison), comparison.methods), strict=True))
+    assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
+    assert told["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
+    assert told["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
+    source = comparison_page(comparison, {})
+    assert "ü␣&lt;b&gt;" in source
+    assert columns(a_comparison_of_series(three.methods)) == []
 
 
 class Matrix(Page):
@@ -239,7 +257,7 @@ def test_the_scale_is_the_range_of_uncertain_probabilities():
 
 
 def test_a_missing_metric_is_left_out():
-    bare = a_method("bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[])
+    bare = a_method("bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[], learned=None)
     assert list(draw_pictures(a_comparison([bare, a_method("full")]))) == [name for name in ALL if name != "ranks"]
     alone = a_comparison([bare, replace(bare, name="other")])
     pictures = draw_pictures(alone)

@@ -320,6 +320,11 @@ def at(column, row, value):
         (lambda: table(30), {}, r"no validation window: .*lower data.seq_len, or"),
         (at("date", 7, "2016-07-01 02:00:00"), {}, r"x.csv line 9: the date .* is earlier than .* sort the rows by"),
         (at("date", 7, "2016-07-01 06:00:00"), {}, r"x.csv line 9: the date 2016-07-01 06:00:00 is that of the row"),
+        (
+            changed(date=[f"2016-07-{1 + i // 20:02d} {i % 20:02d}:00:00" for i in range(ROWS)]),
+            {},
+            r"x.csv line 22: the date 2016-07-02 00:00:00 is 5:00:00 after that of the row before; expected 1:00:00",
+        ),
         (at("date", 7, "soon"), {}, r"x.csv line 9, column 'date': 'soon' is no date"),
         (at("date", 7, "12"), {}, r"x.csv line 9: the date 12 is of another kind"),
         (at("b", 5, "high"), {}, r"x.csv line 7, column 'b': 'high' is no number"),

@@ -1,14 +1,22 @@
 """Generation equals one pass over what was written."""
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from tokenv import keys
 from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
+from tokenv.agents.loaded import Loaded
+from tokenv.agents.router import HNet
 from tokenv.env.generate import generate
 from tokenv.lm.codecs.base import ByteCodec
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.incremental import Reader
+from tokenv.lm.unet import UNet
 
 
 @pytest.fixture
@@ -93,6 +101,52 @@ def test_prompts_of_small_integers_are_taken(tiny_lm, agent):
     assert generate(tiny_lm, agent, prompt, 1).symbol_BN.dtype == torch.int64
 
 
+class Given(Learned):
+    """Draws the boundaries of the prompt at 1/2, whatever the noise."""
+
+    def forward(self, tensordict):
+        late = tensordict[keys.POSITION] >= 6
+        tensordict.set(keys.NOISE, torch.where(late, tensordict[keys.NOISE], 0.5))
+        return super().forward(tensordict)
+
+
+def given(width=16):
+    agent = Given(width, rate=0.4, window=3, scale=1.0).double().eval()
+    with torch.no_grad():
+        agent.projection.weight.normal_()
+    return agent
+
+
+def loaded(lm):
+    return Loaded(given(), copy.deepcopy(lm), lambda rows: Reader(lm, rows))
+
+
+@pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
+@pytest.mark.parametrize("kind", ["given", "uniform", "entropy", "loaded", "hnet"])
+def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind, pooling):
+    torch.manual_seed(1)
+    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling)
+    lm = UNet(size).double().eval()
+    agents = {
+        "given": given,
+        "uniform": lambda: Uniform(0.3, 20),
+        "entropy": lambda: Entropy(0.3, mode="monotonic"),
+        "loaded": lambda: loaded(lm),
+        "hnet": lambda: HNet(16).double(),
+    }
+    agent = agents[kind]()
+    if kind == "entropy":
+        agent.theta.fill_(0.0)
+    prompt = torch.randint(256, (3, 6))
+    once = generate(lm, agent, prompt, 14, samples=4, generator=seeded())
+    each = generate(lm, agent, prompt.repeat_interleave(4, 0), 14, generator=seeded())
+    assert torch.equal(once.symbol_BN, each.symbol_BN)
+    assert torch.equal(once.action_BN, each.action_BN)
+    torch.testing.assert_close(once.boundary_prob_BN, each.boundary_prob_BN)
+    assert len(once.symbol_BN[:4, 6:].unique(dim=0)) == 4
+    assert once.action_BN.sum(1).min() > 1
+
+
 @pytest.mark.parametrize(
     ("shape", "max_new", "options", "message"),
     [
@@ -101,6 +155,7 @@ def test_prompts_of_small_integers_are_taken(tiny_lm, agent):
         ((2,), 3, {}, "prompt of shape"),
         ((2, 3, 1), 3, {}, "prompt of shape"),
         ((2, 3), 0, {}, "max_new"),
+        ((2, 3), 1, {"samples": 0}, "samples"),
         ((2, 3), 1, {"temperature": -0.5}, "temperature"),
         ((2, 3), 1, {"top_p": 0.0}, "top_p"),
         ((2, 3), 1, {"stop": b""}, "stop is empty"),

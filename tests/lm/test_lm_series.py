@@ -82,6 +82,32 @@ def test_the_quantile_inverts_the_distribution(family, seed, q):
 
 
 @every_family
+@settings(deadline=None, max_examples=15)
+@given(seed=seeds, spread=st.sampled_from([0.3, 1.0, 3.0]))
+def test_quantiles_rise(family, seed, spread):
+    raw = raw_for(family, 8, seed=seed, spread=spread)
+    q_Q1 = torch.linspace(0.001, 0.999, 97, dtype=torch.float64)[:, None]
+    found_Q8 = family.quantile(raw, q_Q1)
+    assert (found_Q8.diff(dim=0) > 0).all()
+    assert_close(family.cdf(raw, found_Q8), q_Q1.expand(-1, 8), rtol=0, atol=1e-9)
+
+
+@every_family
+@settings(deadline=None, max_examples=15)
+@given(seed=seeds, value=st.sampled_from([-4.7, -2.9, -0.3, 0.0, 0.6, 3.0, 5.5]))
+def test_the_ranked_probability_score_is_its_integral(family, seed, value):
+    """``int (F(x) - [x >= y])^2 dx``, by the midpoint rule over x = y + sinh(s), which has a corner at y."""
+    raw, steps = raw_for(family, 1, seed=seed), 100_000
+    reach = math.asinh(1e6)
+    s = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps * 2 * reach - reach
+    distance = (family.cdf(raw, value + s.sinh()) - (s >= 0).double()).square()
+    expected = (distance * s.cosh()).sum() * 2 * reach / steps
+    found = family.crps(raw, torch.tensor([value], dtype=torch.float64))
+    # The mixture's E|X - X'| is a mean over 64 quantiles of every component.
+    assert_close(found.item(), expected.item(), rtol=1e-3 if isinstance(family, LogisticMixture) else 1e-6, atol=1e-6)
+
+
+@every_family
 def test_entropy_and_mean_are_those_of_many_draws(family):
     """Means over evenly spaced quantiles."""
     raw, count = raw_for(family, 4), 20_000

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Passage
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Learned, Passage
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.significance import Difference, corrected
 from tokenv.compare.wishes import Wishes
@@ -56,6 +56,7 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
         passages=[a_passage(text, probability) for text in TEXTS],
         windows=[],
+        learned=Learned({"space": (0.25, 0.9), "letter": (0.75, 0.05)}, [("def ", 7), ("\xc3\xbc <b>", 2)]),
     )
     config = Config(seed=seed, rate=0.1 if seed else 0.2)
     return changed(ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, assessment), **changes)
@@ -94,7 +95,12 @@ def of_series(method, **changes):
     for run in method.runs:
         history = {name.replace("bits_per_byte", "nats_per_value"): curve for name, curve in run.history.items()}
         windows = [a_window(seed=1), a_window("series 5 @ 0", channels=3, gold=False)]
-        of_run = {"passages": [], "windows": windows, "agreement": {"change points": Agreement(0.5, 0.25, 1 / 3)}}
+        of_run = {
+            "passages": [],
+            "windows": windows,
+            "learned": None,
+            "agreement": {"change points": Agreement(0.5, 0.25, 1 / 3)},
+        }
         losses = {"loss": run.loss - 3, "loss_early": run.loss_early - 3, "loss_test": run.loss - 2.5}
         of_run |= {
             "unit": "nats_per_value",

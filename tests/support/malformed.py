@@ -24,7 +24,7 @@ from shrunk import CONFIGS
 
 from tokenv.bench.options import BenchOptions
 from tokenv.cli.main import main
-from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions
+from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.options import CompareOptions
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
@@ -105,6 +105,7 @@ NASTY = [
 ]
 OPTIONS = {
     "segment": SegmentOptions,
+    "serve": ServeOptions,
     "evaluate": EvaluateOptions,
     "generate": GenerateOptions,
     "forecast": ForecastOptions,
@@ -204,6 +205,7 @@ def command_line(dice):
         return [dice.choice([mutated(command, dice), *NASTY]) or "x", "with", "quick"]
     start = {
         "segment": [f"run={RUN}", "text=abc", "out=null"],
+        "serve": [f"run={RUN}"],
         "generate": [f"run={RUN}", "text=abc"],
         "evaluate": [f"run={RUN}"],
         "forecast": [f"run={SERIES_RUN}"],
@@ -439,6 +441,7 @@ def nothing_works(monkeypatch):
         "tokenv.cli.compare.COMMAND.work": lambda *_: {},
         "tokenv.cli.variance.COMMAND.work": lambda *_: {},
         "tokenv.cli.bench.bench": _valid,
+        "tokenv.cli.serve.listen": _valid,
         "tokenv.cli.evaluate.evaluate": _valid,
         "tokenv.run.stored.generate": _valid,
         "tokenv.cli.forecast.forecast": _valid,

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "br", "link", "img", "source"}
+VOID = {"meta", "br", "link", "img", "source", "input"}
 
 
 class Page(HTMLParser):

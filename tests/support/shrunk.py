@@ -17,6 +17,7 @@ import tomllib
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -185,8 +186,7 @@ def _table(path: Path, columns: tuple[str, ...], hours: int, dice: random.Random
         writer = csv.writer(file)
         writer.writerow(["date", *columns])
         for hour in range(hours):
-            day, month = hour // 24 % 28, hour // 24 // 28
-            date = f"{2016 + month // 12}-{month % 12 + 1:02}-{day + 1:02} {hour % 24:02}:00:00"
+            date = datetime(2016, 7, 1) + timedelta(hours=hour)
             wave = math.sin(hour / 24 * 2 * math.pi)
             writer.writerow(
                 [date, *(f"{wave * (place + 1) + dice.gauss(0, 0.3):.3f}" for place in range(len(columns)))]

@@ -14,12 +14,13 @@ from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
 from tokenv.errors import UserError
 from tokenv.run.parts import build_parts
-from tokenv.variance import lab
+from tokenv.variance import lab, pictures
 from tokenv.variance.cost import measure_costs
 from tokenv.variance.credit import credit_by_distance
 from tokenv.variance.draws import Scene, draw_gradient, true_gradient
 from tokenv.variance.options import VarianceOptions, parse
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, products, write_variance
+from tokenv.variance.pictures import draw_cost, draw_credit, draw_progress
+from tokenv.variance.report import print_variance, products, write_variance
 from tokenv.variance.statistics import moments
 
 SHORT = 6
@@ -249,6 +250,75 @@ def test_the_report_of_a_comparison(options, tmp_path, capsys):
         assert picture(result, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def a_result(**figures):
+    """Two estimators at one moment; the second with other figures."""
+
+    def found(**changes):
+        return {"unbiased": True, "components": {"policy": {"noise": [2.0, 0.5], "turn": [0.1, 0.05]} | changes}}
+
+    estimators = {"reinforce": found(), "other": found(**figures), "arm": {"refused": "it has a past"}}
+    credit = {"mean": [0.1, 0.2, 0.3], "mean_error": [0.1, 0.1, 0.0], "rms": [1.0, 0.5, 0.1], "noise": [1.0, 1.0, 0.0]}
+    moment = {"symbols": 10**6, "bits_per_byte": 2.0, "estimators": estimators, "credit": credit | {"pairs": [9, 4, 1]}}
+    cost = {"flops": 10.0, "seconds": 1.0, "memory": 1.0}
+    return {"moments": [moment], "costs": {"reinforce": cost, "other": cost}, "reference": "enumeration"}
+
+
+def drawn(monkeypatch, draw, result):
+    """A picture's first axes, all that stands beside them, and all of its legend."""
+    figures = []
+    monkeypatch.setattr(pictures, "save_png", lambda figure, path: figures.append(figure))
+    draw(result, None)
+    (figure,) = figures
+    figure.draw_without_rendering()
+    legends = [text.get_text() for legend in figure.legends for text in [legend.get_title(), *legend.get_texts()]]
+    return figure.axes[0], [text.get_text() for text in figure.axes[0].texts], "\n".join(legends)
+
+
+@pytest.mark.parametrize("draw", [draw_progress, draw_cost])
+def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
+    axes, _, legend = drawn(monkeypatch, draw, a_result(noise=[3.0, 7.0]))
+    bars = sorted(tuple(bar.get_segments()[0][:, 1]) for container in axes.containers for bar in container[2])
+    floor = axes.get_ylim()[0]
+    assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]  # the second error is larger than its value
+    assert axes.get_ylim()[1] > 10
+    for said in ("goes on below it", "standard error not measurable", "noise infinite", "refuse this policy: arm"):
+        assert said in legend
+
+    axes, _, _ = drawn(monkeypatch, draw, a_result(noise=[3.0, math.nan]))
+    faces = [container[0].get_markerfacecolor() for container in axes.containers]
+    assert [face == "white" for face in faces] == [False, True]
+
+    for noise, marker in ((math.inf, "^"), (0.0, "v"), (-1.0, "v")):
+        axes, texts, legend = drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]))
+        assert ("No signal seen at 1.00 MB: other." in legend) == (marker == "^")
+        (missing,) = (line for line in axes.lines if line.get_marker() == marker)
+        low, high = axes.get_ylim()
+        assert low < missing.get_ydata()[0] < high
+        assert any(text.startswith("other") for text in texts)
+        drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]) | {"costs": {"other": {"flops": 1.0}}})
+
+
+def test_bias_of_direction_is_told_as_it_was_estimated(monkeypatch):
+    for turn in (-0.2, 1.8):
+        axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[turn, 0.3]))
+        assert f"other  [{turn:.2f} ± 0.30]" in texts
+        scale = axes.figure.axes[-1].get_ylim()
+        assert scale == (pytest.approx(min(turn, 0.0)), pytest.approx(max(turn, 0.1)))
+    axes, texts, legend = drawn(monkeypatch, draw_cost, a_result(turn=[math.nan, math.nan]))
+    assert "other  [–]" in texts
+    assert "bias of direction not measurable" in legend
+    assert any(container[0].get_markerfacecolor() == pictures._UNKNOWN for container in axes.containers)
+
+
+def test_what_one_pair_says_has_no_error_and_is_left_out(monkeypatch):
+    axes, _, _ = drawn(monkeypatch, draw_credit, a_result())
+    rms, noise = (line.get_ydata() for line in axes.lines)
+    assert rms[:2].tolist() == [1.0, 0.5]
+    assert math.isnan(rms[2])
+    assert math.isnan(noise[2])
+    assert "errors were not measured" in axes.figure.get_supxlabel()
+
+
 def test_products_are_relative_to_the_papers_estimator():
     def found(noise):
         return {"components": {"policy": {"noise": [noise, 0.1]}}}
@@ -256,6 +326,8 @@ def test_products_are_relative_to_the_papers_estimator():
     result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
     moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
     assert products(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
+    nothing = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(math.inf)}}
+    assert all(math.isnan(product) for product in products(result, nothing).values())
 
 
 def test_policies_with_a_past_are_refused_by_name(options, tmp_path):

@@ -3,76 +3,131 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from tqdm import tqdm
+
 from tokenv.cli.found import write_found
 from tokenv.cli.options import ForecastOptions, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.data.series.tables import read_csv
+from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
-from tokenv.forecast.forecast import forecast, held_out_windows, history_steps, last_windows
-from tokenv.forecast.report import as_dicts, draw_forecasts, write_forecasts
-from tokenv.forecast.scores import score_forecasts
-from tokenv.lm.codecs.series import VALUE
+from tokenv.forecast.dlinear import fit_dlinear
+from tokenv.forecast.forecast import check_reach, forecast, histories_together
+from tokenv.forecast.histories import Histories, held_out_windows, history_steps, last_windows
+from tokenv.forecast.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
+from tokenv.forecast.scores import Scores
+from tokenv.forecast.yardsticks import Points, check_season, find_season, yardsticks
+from tokenv.report.characters import plain
 from tokenv.report.table import console, summary_table
-from tokenv.run.asked import rate_to_tell
 from tokenv.run.hardware import prepare
 from tokenv.run.memory import check_forecast
-from tokenv.run.stored import load_run
+from tokenv.run.stored import Trained, load_run
 
 DRAWN = 4  # series of the picture
+KEPT = 1000  # forecasts of a JSON file; of more, it holds those that are drawn
 
 
 def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]:
     """Continue series; hold the forecasts against what came, where that is known."""
     trained = load_run(options.run, options.checkpoint)
-    config = trained.config
+    config, horizon = trained.config, options.horizon
     prepare(config.hardware)
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
-    known, held_out = history_steps(config, options.horizon), None
-    if options.csv is None:
-        held_out = held_out_windows(load_series(config.data), options.horizon, options.windows)
-        names, history_BL = held_out.names, held_out.symbol_BN[:, :known]
-    else:
-        recording = read_csv(Path(options.csv), config.data.series)
-        names, history_BL = last_windows(recording, config, options.horizon)
-    check_forecast(config, len(names), options.samples, options.horizon, direct=options.direct)
-    made = forecast(
-        trained.parts,
-        names,
-        history_BL,
-        options.horizon,
-        samples=options.samples,
-        seed=options.seed,
-        direct=options.direct,
-        rate=rate_to_tell(trained.parts, config, options.rate),
-        progress=sys.stderr.isatty(),
-    )
-    truth_BHC = None if held_out is None else held_out.symbol_BN[:, known:, :, VALUE].numpy()
-    table, picture, result = Path(f"{options.out}.csv"), Path(f"{options.out}.png"), {}
-    write_forecasts(made, options.quantiles, table, truth_BHC=truth_BHC)
-    some = sorted({round(i * (len(made) - 1) / (DRAWN - 1)) for i in range(DRAWN)})
-    draw_forecasts(
-        [made[i] for i in some],
-        options.quantiles,
-        picture,
-        title=f"{options.run}, {options.horizon} steps",
-        context=config.data.series.context,
-        truth_BHC=None if truth_BHC is None else truth_BHC[some],
-    )
-    if held_out is not None:
-        result = asdict(score_forecasts(made, held_out))
-        rows = {name: f"{result[name]:.4f} ± {result[f'{name}_error']:.4f}" for name in ("mse", "mae", "crps")}
-        rows["of"] = f"{result['windows']} windows, {options.horizon} steps, standardised"
-        console().print(summary_table(rows, title="forecasts against what came"))
-    console().print(f"forecasts: {table}, {picture}")
-    write_found(options.json, {"scores": result, "forecasts": as_dicts(made, options.quantiles, truth_BHC)})
+    known = history_steps(config, horizon)
+    check_season(options.season or 1, known)
+    check_reach(trained.parts, horizon, direct=options.direct)
+    if not options.direct:
+        check_forecast(config, options.samples, horizon)
+    histories, points = _sources(options, trained)
+    season = options.season or find_season(histories.series, known)
+    made = _Made(options, trained, histories, yardsticks(horizon, season) | points)
+    table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
+    write_forecasts(made.all_of_them(), options.quantiles, table)
+    title = f"{options.run}, {horizon} steps"
+    draw_forecasts(made.drawn, options.quantiles, made.source, picture, title=title, context=config.data.series.context)
+    missed, result = trained.state.missed_rate, {}
+    if histories.known:
+        score = made.scores.result()
+        result = asdict(score) | {"season": season, "of": histories.total}
+        console().print(summary_table(told(score, histories.total, horizon), title="forecasts against what came"))
+        for warning in warnings_of(score, histories.total):
+            _warn(warning)
+    if missed:
+        _warn(missed)
+    console().print(f"forecasts: {table}, {picture}; quantiles {made.source}; season {season}")
+    kept = made.kept if len(histories) <= KEPT else made.drawn
+    write_found(options.json, {"scores": result, "forecasts": [each.as_dict(options.quantiles) for each in kept]})
     return result
+
+
+def _sources(options: ForecastOptions, trained: Trained) -> tuple[Histories, Points]:
+    """What is to be continued, and the peers that were asked for."""
+    config = trained.config
+    if options.csv is not None:
+        return last_windows(read_table(Path(options.csv), config.data.series), config, options.horizon), {}
+    data = load_series(config.data)
+    histories = held_out_windows(data, options.horizon, options.windows)
+    return histories, {name: {"dlinear": fit_dlinear}[name](data, options.horizon) for name in options.peers}
+
+
+class _Made:
+    """Forecasts, made and scored a batch at a time; what is drawn or told is kept.
+
+    Attributes:
+        scores: of those made so far.
+        drawn: a few of them, evenly over all.
+        kept: the first.
+        source: what quantiles are of.
+    """
+
+    def __init__(self, options: ForecastOptions, trained: Trained, histories: Histories, points: Points) -> None:
+        self._options, self._trained, self._histories, self._points = options, trained, histories, points
+        self.scores, self.source = Scores(options.quantiles), ""
+        self.drawn: list[Shown] = []
+        self.kept: list[Shown] = []
+
+    def all_of_them(self) -> Iterator[Shown]:
+        """Make them."""
+        options, parts, number = self._options, self._trained.parts, 0
+        last = len(self._histories) - 1
+        drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)}
+        generator = torch.Generator(parts.lm.head.weight.device).manual_seed(options.seed)
+        ask = partial(
+            forecast,
+            parts,
+            horizon=options.horizon,
+            samples=options.samples,
+            generator=generator,
+            direct=options.direct,
+        )
+        size = histories_together(options.samples, direct=options.direct)
+        with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
+            for batch in self._histories.batches(size):
+                made = ask(batch)
+                points = {name: point(batch) for name, point in self._points.items()}
+                quantile_BQHC, self.source = made.law.quantile(options.quantiles), made.law.source
+                if batch.truth_BHC is not None:
+                    self.scores.add(made.law, quantile_BQHC, batch, points)
+                for each in shown(batch, made, quantile_BQHC, points):
+                    if number in drawn:
+                        self.drawn.append(each)
+                    if number < KEPT:
+                        self.kept.append(each)
+                    number += 1
+                    yield each
+                bar.update(len(batch.names))
+
+
+def _warn(what: str) -> None:
+    print(plain(f"tokenv: warning: {what}"), file=sys.stderr)
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series)

@@ -17,6 +17,7 @@ RUN = {"run": "runs/1"}
 SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("cli.options:TrainOptions", {"config": Config()}),
     "segment": ("cli.options:SegmentOptions", RUN | {"text": "some text"}),
+    "serve": ("cli.options:ServeOptions", RUN),
     "evaluate": ("cli.options:EvaluateOptions", RUN),
     "generate": ("cli.options:GenerateOptions", RUN | {"text": "some text"}),
     "forecast": ("cli.options:ForecastOptions", RUN),

@@ -17,6 +17,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv train    with quick seed=3          train; a configuration by name or path, then key=value overrides
   tokenv train    with resume=runs/7         go on where run 7 stopped
   tokenv segment  with run=runs/7 text="…"   draw token boundaries in a text (or file=…), in colour
+  tokenv serve    with run=runs/7            a page on this machine: boundaries and bits as you type
   tokenv evaluate with run=runs/7            bits per byte on held-out text (tasks=piqa,lambada: of answers, too)
   tokenv generate with run=runs/7 text="…"   continue a text
   tokenv forecast with run=runs/8 csv=my.csv continue a series, with intervals; without csv score test windows
@@ -35,7 +36,7 @@ Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store noth
 """
 # Each is a file beside this one, imported when it is named.
 COMMANDS = (
-    *("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench"),
+    *("train", "segment", "serve", "evaluate", "generate", "forecast", "compare", "variance", "bench"),
     *("list", "configs", "completion"),
 )
 ALONE = [name for name in COMMANDS if name != "train"]  # what torchrun cannot share out

@@ -38,19 +38,6 @@ def check_budget(flops: float | None, beside: bool, key: str) -> None:
         raise UserError(f"flops and {key}: expected one of them")
 
 
-def check_others(key: str, runs: list[str], run: str, checkpoint: str) -> None:
-    """Refuse runs that are not there, or are named twice.
-
-    Raises:
-        MissingFileError: there is no such run.
-        UserError: one is ``run`` itself, or another one's equal.
-    """
-    for other in runs:
-        folders.find(other, checkpoint)
-    if len({run, *runs}) <= len(runs):
-        raise UserError(f"{key} = {runs!r}: expected other runs than run = {run!r}, each once")
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """Options of every command that looks at a run.
@@ -59,13 +46,11 @@ class RunOptions:
         run: run folder, such as ``runs/7``.
         checkpoint: ``best`` by validation bits per byte, or ``latest``.
         seed: of drawn boundaries and symbols.
-        json: file for all that is found, beside what is printed; null for none.
     """
 
     run: str = ""
     checkpoint: str = "best"
     seed: int = 0
-    json: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -74,9 +59,50 @@ class RunOptions:
         if self.checkpoint not in ("best", "latest"):
             raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
 
+    def check_others(self, also: list[str]) -> None:
+        """Refuse further runs that are not there, or are the same ones."""
+        for run in also:
+            folders.find(run, self.checkpoint)
+        if len({self.run, *also}) <= len(also):
+            raise UserError(f"also = {also!r}: expected other runs than run = {self.run!r}, each once")
+
 
 @dataclass(frozen=True)
-class TextOptions(RunOptions):
+class FoundOptions(RunOptions):
+    """Options of every command that finds something in a run.
+
+    Args:
+        json: file for all that is found, beside what is printed; null for none.
+    """
+
+    json: str | None = None
+
+
+@dataclass(frozen=True)
+class ServeOptions(RunOptions):
+    """Options of ``tokenv serve``.
+
+    Args:
+        also: further runs that cut the same text, side by side.
+        host: address to listen on; another than this machine's own 127.0.0.1 lets others in.
+        port: to listen on; 0 for any that is free.
+    """
+
+    also: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
+    port: int = 8123
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_others(self.also)
+        if not self.host:
+            raise UserError("host is empty: expected an address of this machine, such as 127.0.0.1")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"port = {self.port}: expected a number from 0 (any free one) to 65535")
+
+
+@dataclass(frozen=True)
+class TextOptions(FoundOptions):
     """Options of commands that read a text.
 
     Args:
@@ -135,7 +161,7 @@ class SegmentOptions(TextOptions):
         super().__post_init__()
         if self.shown < 0:
             raise UserError(f"shown = {self.shown}: expected 0 characters or more")
-        check_others("also", self.also, self.run, self.checkpoint)
+        self.check_others(self.also)
 
 
 @dataclass(frozen=True)
@@ -170,7 +196,7 @@ class GenerateOptions(TextOptions):
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(RunOptions):
+class EvaluateOptions(FoundOptions):
     """Options of ``tokenv evaluate``.
 
     Args:
@@ -211,7 +237,7 @@ class EvaluateOptions(RunOptions):
         check_budget(self.flops, bool(self.rates), "rates")
         if self.also and not self.at_rates:
             raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
-        check_others("also", self.also, self.run, self.checkpoint)
+        self.check_others(self.also)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
         if self.split not in ("validation", "test"):
@@ -250,20 +276,24 @@ class EvaluateOptions(RunOptions):
         return [files] if isinstance(files, str) else list(files)
 
 
+PEERS = ("dlinear",)
+
+
 @dataclass(frozen=True)
-class ForecastOptions(RunOptions):
+class ForecastOptions(FoundOptions):
     """Options of ``tokenv forecast``.
 
     Args:
-        csv: file to go on from its last row; null for the test windows of the run's own data, whose forecasts are
-            held against what came.
+        csv: file to go on from its last rows, CSV or parquet, wide or long (``unique_id, ds, y``); null for the test
+            windows of the run's own data, whose forecasts are held against what came.
         horizon: steps to forecast.
         samples: continuations that a forecast is made of.
         windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
-        direct: ask the model's direct head for all steps at once, instead of drawing value after value.
+        direct: ask the direct head for the densities of all steps at once, instead of drawing value after value.
+        season: steps of a season, whose last one is a yardstick; null finds it in the training steps.
+        peers: further forecasts to hold the model's against: ``dlinear``, trained on the training windows.
         quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
         out: name of the files to write, without their endings .csv and .png.
-        rate: boundaries per step that a run is asked for that was trained for a range of rates; null for its mean.
     """
 
     csv: str | None = None
@@ -271,16 +301,25 @@ class ForecastOptions(RunOptions):
     samples: int = 100
     windows: int = 16
     direct: bool = False
+    season: int | None = None
+    peers: list[str] | str = field(default_factory=list)
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     out: str = "forecast"
-    rate: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rate("rate", self.rate)
         for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        if self.season is not None and self.season < 1:
+            raise UserError(f"season = {self.season}: expected the steps of one, such as 24, or null to find it")
+        if isinstance(self.peers, str):
+            object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
+        for name in self.peers:
+            if name not in PEERS:
+                raise UserError(f"peers = {self.peers!r}: expected names among {', '.join(PEERS)}")
+        if self.peers and self.csv is not None:
+            raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
         if self.csv is not None and not Path(self.csv).is_file():
             raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
         inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)

@@ -26,14 +26,14 @@ from tokenv.errors import UserError
 from tokenv.report.characters import Character
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
-from tokenv.run.evaluate import Evaluation, held_out_rollouts, joined
-from tokenv.run.habits import Habits, habits
+from tokenv.run.evaluate import Evaluation, held_out_rollouts
+from tokenv.run.growth import habits_in, habits_over_training
 from tokenv.run.hardware import peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
-from tokenv.run.passages import facts_of, habits_tables, passage_of, show, write_pages
+from tokenv.run.passages import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.run.ranks import Ranks, started_together
 from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History, Log, RunState, check_checkpoint
+from tokenv.run.state import History, Log, RunState, check_checkpoint, misses
 from tokenv.run.stored import Trained, load_run, segment
 from tokenv.run.train import train
 from tokenv.run.windows import Window, drawn_windows
@@ -154,7 +154,8 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
         draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
     else:
         passage = _held_out_passage(trained, corpus)
-        tables = habits_tables(_held_out_habits(trained, corpus))
+        tables = habits_tables(habits_in(trained, corpus.validation(256)))
+        tables |= growth_table(habits_over_training(trained, corpus.validation(64)))
         write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
         show(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
@@ -174,13 +175,6 @@ def _held_out_passage(trained: Trained, corpus: Corpus, length: int = 2048) -> l
     return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
 
 
-def _held_out_habits(trained: Trained, corpus: Corpus, count: int = 256) -> Habits:
-    batch = corpus.validation(count)
-    drawn = held_out_rollouts(trained.parts, batch, batch_size=trained.config.validation.batch_size)
-    of = joined([{"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()} for td in drawn])
-    return habits(batch.symbol_BN[:, :-1], of["action"], of["prob"])
-
-
 def _held_out_patches(trained: Trained, corpus: Corpus, count: int = 4) -> list[Window]:
     batch = corpus.validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
@@ -194,10 +188,11 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
     words, unit = WORDS[config.data.kind], in_words(last.unit)
+    missed = ", which it misses" if misses(config, last.boundary_rate) else ""
     rows = {
         "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
         "early exit": f"{last.loss_early:.4f} {unit}",
-        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g})",
+        "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }

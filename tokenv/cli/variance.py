@@ -19,7 +19,8 @@ from tokenv.storage import trust
 from tokenv.storage.sealed import read_json, write_json
 from tokenv.variance.lab import check_estimators, compare
 from tokenv.variance.options import MAY_CHANGE_ON_RESUME, VarianceOptions
-from tokenv.variance.report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
+from tokenv.variance.pictures import draw_cost, draw_credit, draw_progress
+from tokenv.variance.report import print_variance, write_variance
 
 OPTIONS_FILE = "options.json"
 

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Passage, assessed, keep
+from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Learned, Passage, assessed, keep
 from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -30,6 +30,7 @@ from tokenv.run.evaluate import (
     sequence_sums,
     shifted,
 )
+from tokenv.run.habits import habits
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts
 from tokenv.run.stored import load_run
@@ -103,6 +104,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         agreement=agreement,
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
+        learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
     )
 
 

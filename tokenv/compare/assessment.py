@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenv.compare.wishes import Wishes
+from tokenv.run.habits import Habits
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
 from tokenv.storage.digests import DIGESTS
@@ -61,6 +63,30 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What a policy has learned about text: see ``tokenv.run.habits``.
+
+    Attributes:
+        classes: class of byte to its share of all bytes, and the boundaries per byte of it.
+        tokens: the most frequent tokens, as latin-1, and their number.
+    """
+
+    classes: dict[str, tuple[float, float]]
+    tokens: list[tuple[str, int]]
+
+    @classmethod
+    def of(cls, found: Habits) -> Learned:
+        """What is kept of these habits."""
+        return cls(found.classes, [(token.decode("latin-1"), count) for token, count in found.tokens])
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Learned:
+        """What ``dataclasses.asdict`` gave, after JSON has made lists of tuples."""
+        classes = {str(name): (float(share), float(rate)) for name, (share, rate) in values["classes"].items()}
+        return cls(classes, [(str(token), int(count)) for token, count in values["tokens"]])
+
+
+@dataclass(frozen=True)
 class Assessment:
     """Figures of one run on held-out data.
 
@@ -82,6 +108,7 @@ class Assessment:
             fit its own.
         passages: the first sequences, of text.
         windows: the first sequences, of series.
+        learned: of text; None of series, and where an earlier version measured.
     """
 
     version: int
@@ -99,6 +126,7 @@ class Assessment:
     agreement: dict[str, Agreement]
     passages: list[Passage]
     windows: list[Window]
+    learned: Learned | None = None
 
 
 def keep(made: Assessment, folder: Path) -> None:
@@ -134,6 +162,7 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
+            "learned": None if values.get("learned") is None else Learned.from_json(values["learned"]),
         }
         known = Assessment(**values | read)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,6 +1,7 @@
 """Writing on: an agent draws the boundaries, the model the symbols, one after the other."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from tokenv.lm.unet import UNet
 
 class Generated(NamedTuple):
     """Prompts and what follows them.
+
+    Rows are prompts, or S continuations of each, side by side.
 
     Attributes:
         symbol_BN: prompt and continuation; ends early once every row has stopped.
@@ -38,6 +41,7 @@ def generate(
     prompt: Tensor,
     max_new: int,
     *,
+    samples: int = 1,
     temperature: float = 1.0,
     top_p: float = 1.0,
     stop: Sequence[Any] | bytes | None = None,
@@ -46,14 +50,16 @@ def generate(
 ) -> Generated:
     """Continue prompts.
 
-    All of the boundaries' noise, [B, P + max_new], is the first thing drawn from ``generator``: a one-pass draw over
-    the result with this noise gives the same boundaries.
+    All of the boundaries' noise, [B S, P + max_new], is the first thing drawn from ``generator``: a one-pass draw over
+    the result with this noise gives the same boundaries. A prompt is read once, whatever the number of its
+    continuations: its boundaries are drawn with its first continuation's noise, and are the same for all.
 
     Args:
         lm: the model.
         agent: draws the boundaries, as it is; call ``agent.eval()`` before, if it has been training.
         prompt: symbols [B, P, *symbol_shape], P >= 1.
         max_new: symbols to write after the prompt.
+        samples: continuations S of every prompt.
         temperature: 0 takes the most probable symbol; deterministic but for the boundaries.
         top_p: nucleus that symbols are drawn from.
         stop: a row is finished once this sequence of symbols stands in its continuation.
@@ -61,23 +67,25 @@ def generate(
         rate: that the agent is told, one number or [B]; None for the mean of its range, if it has one.
 
     Raises:
-        ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` is below 1, ``stop`` is empty, or
-            ``temperature``, ``top_p`` or ``rate`` is out of range.
+        ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` or ``samples`` is below 1, ``stop`` is
+            empty, or ``temperature``, ``top_p`` or ``rate`` is out of range.
     """
     shape = lm.codec.symbol_shape
     if prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape:
         raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected {('B', 'P', *shape)}")
     if 0 in prompt.shape[:2]:
         raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected at least one row and one symbol")
-    if max_new < 1:
-        raise ValueError(f"max_new = {max_new}: expected at least 1")
+    for name, value in (("max_new", max_new), ("samples", samples)):
+        if value < 1:
+            raise ValueError(f"{name} = {value}: expected at least 1")
     if stop is not None and not len(stop):
         raise ValueError("stop is empty: expected at least one symbol, or None")
     device, dtype = lm.head.weight.device, lm.codec.symbol_dtype
     (batch, given), longest = prompt.shape[:2], prompt.shape[1] + max_new
     ending = None if stop is None else torch.as_tensor(list(stop), dtype=dtype, device=device)
 
-    noise_BN = torch.rand(batch, longest, device=device, generator=generator)
+    every_noise_BN = torch.rand(batch * samples, longest, device=device, generator=generator)
+    noise_BN = every_noise_BN[::samples]
     decoder = Decoder(lm, batch, longest)
     observer = Observer.of(agent)
     rate = agent.rates.mean if rate is None and agent.rates is not None else rate
@@ -85,7 +93,7 @@ def generate(
     last_actions_Bw = observer.nothing_yet(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt
-    length_B = torch.full((batch,), longest, device=device)
+    length_B = torch.full((batch * samples,), longest, device=device)
     actions, probs = [], []
     for i in range(longest):
         x_BD = decoder.encode(symbol_BN[:, i])
@@ -106,6 +114,13 @@ def generate(
             break
         last_actions_Bw = observer.pushed(last_actions_Bw, acted[keys.ACTION])
         parameters = decoder.decode(x_BD, acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
+        if i + 1 == given and samples > 1:
+            decoder.repeat(samples)
+            agent.repeat_rows(samples)
+            again = partial(torch.repeat_interleave, repeats=samples, dim=0)
+            symbol_BN, last_actions_Bw, parameters = map(again, (symbol_BN, last_actions_Bw, parameters))
+            actions, probs, noise_BN = list(map(again, actions)), list(map(again, probs)), every_noise_BN
+            rate_B = None if rate_B is None else again(rate_B)
         if i + 1 >= given:
             symbol_BN[:, i + 1] = lm.codec.sample(
                 parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]

@@ -114,12 +114,13 @@ def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | T
         lm: the model.
         agent: who will decide.
         symbol_BN: the sequences.
-        rate: see ``rollout``.
+        rate: that the agent is told, as in ``rollout``; None for the mean of its range, if it has one.
 
     Returns:
         A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
     """
     observer = Observer.of(agent)
+    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
     rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
     return _observe(lm, observer, _Sequences.of(symbol_BN, None), rate_B)[:, :-1]
 

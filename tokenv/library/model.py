@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
+from tokenv.run.calibrate import calibrate_text
 from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
 from tokenv.storage.trust import allowing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Text = TypeVar("Text", str, bytes)
 
@@ -51,7 +57,7 @@ def load(
 
 
 class Model:
-    """A trained model: it cuts text, weighs it and writes it.
+    """A trained model: it cuts text, weighs it and writes it; or, of series, continues them.
 
     What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
     probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes. A model that was trained for a range of
@@ -83,13 +89,30 @@ class Model:
             text: at least one byte.
             seed: of the drawn boundaries.
             threshold: see the class.
-            rate: see the class.
+            rate: boundaries per byte that this text is to have. A model that was trained for a range of rates is told
+                it; the logits of any other are shifted until it has them, as near as it can. None for the model's own.
 
         Raises:
-            UserError: the text is empty, the model is of series, or it is not told a rate.
+            UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
+                series.
         """
-        cut = segment(self._of_text(), _bytes(text), seed=seed, threshold=threshold, rate=rate)
-        return Spans(cut, self._trained.step)
+        trained, whole = self._of_text(), _bytes(text)
+        how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+        if self.agent.rates is not None:
+            return Spans(segment(trained, whole, rate=rate, **how), self._trained.step)
+        bias = 0.0 if rate is None else self._bias(whole, rate, how)
+        return Spans(segment(trained, whole, logit_bias=bias, **how), self._trained.step)
+
+    def _bias(self, text: bytes, rate: float, how: dict[str, Any]) -> float:
+        if not 0 < rate <= 1:
+            raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+        found = calibrate_text(self._trained, text, rate, **how)
+        if found is None:
+            raise UserError(
+                f"rate = {rate}: the agent {self.config.agent['name']} does not draw by logits that could be shifted: "
+                "expected none, which is its own"
+            )
+        return found
 
     def tokens(
         self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
@@ -101,7 +124,7 @@ class Model:
         """The boundaries for Hugging Face's ``tokenizers``.
 
         Args:
-            rate: see the class.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Raises:
             UserError: the model is of series.
@@ -129,7 +152,7 @@ class Model:
             context: what stands before it.
             seed: of the drawn boundaries.
             threshold: see the class.
-            rate: see the class.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Raises:
             UserError: there is nothing to predict, the model is of series, or it is not told a rate.
@@ -180,7 +203,7 @@ class Model:
             top_p: nucleus that bytes are drawn from.
             stop: text after which to stop.
             seed: of boundaries and bytes.
-            rate: see the class.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Returns:
             Prompt and continuation, of the prompt's type; in a str, bytes that are no UTF-8 are replaced.
@@ -197,6 +220,41 @@ class Model:
         if isinstance(prompt, bytes):
             return written.text
         return prompt + written.text[len(given) :].decode("utf-8", errors="replace")
+
+    def forecast(
+        self,
+        frame: pd.DataFrame,
+        horizon: int = 96,
+        *,
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        samples: int = 100,
+        direct: bool | None = None,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Continue series from their last rows.
+
+        Args:
+            frame: a row for every step: long, with the columns ``unique_id``, ``ds`` and ``y``, or wide, with a column
+                for every series (those that the run's ``data.series.columns`` names, or all) beside the dates, which
+                are the column that ``data.series.date`` names or a ``DatetimeIndex``. Series may differ in length.
+            horizon: steps to forecast.
+            quantiles: probabilities in (0, 1), ascending.
+            samples: continuations that a forecast is made of, where it is drawn value by value.
+            direct: ask the direct head for exact quantiles of every step; None where it reaches so far.
+            seed: of boundaries and values.
+
+        Returns:
+            A row for every series and step: ``unique_id``, ``ds`` (the dates that follow, at the series' frequency; the
+            number of the step where there are none), ``mean`` and a column such as ``q0.1`` for every quantile. The
+            series come as they do in the frame.
+
+        Raises:
+            UserError: the model is of text; the horizon is longer than the direct head, or leaves no history; or the
+                frame lacks columns, repeats or disorders dates, has irregular steps, or holds too short a series.
+        """
+        if self.config.data.kind != "series":
+            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
+        return forecast_frame(self._trained, frame, horizon, quantiles, samples=samples, direct=direct, seed=seed)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model, so that ``tokenv.load`` and every command that takes ``run=`` can read it.
@@ -227,9 +285,7 @@ class Model:
 
     def _of_text(self) -> Trained:
         if self.config.data.kind != "text":
-            raise UserError(
-                f"data.kind = {self.config.data.kind!r}: expected a model of text; tokenv forecast does these"
-            )
+            raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these")
         return self._trained
 
     def _facts(self) -> dict[str, str]:

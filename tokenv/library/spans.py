@@ -46,11 +46,13 @@ class Spans(Sequence[Span]):
         boundaries: whether one was drawn there, N.
         bits: ``-log2 p`` of each byte given those before it, N; None where nothing stands before it: at the first
             byte, and where a text was cut because it is longer than the model was trained on.
+        logit_bias: by which the logits of all decisions were shifted; 0 where the rate is the model's own.
     """
 
     def __init__(self, cut: Segmented, step: int) -> None:
         self._cut, self._step = cut, step
         self.text, self.probabilities, self.boundaries = cut.text, cut.probability_N, cut.boundary_N
+        self.logit_bias = cut.logit_bias
         self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in cut.log_likelihood_N]
         ends = [i + 1 for i, drawn in enumerate(self.boundaries[:-1]) if drawn] + [len(self.text)]
         self._spans = [self._span(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -77,6 +79,17 @@ class Spans(Sequence[Span]):
         """The tokens' bytes; joined, they are the text."""
         return [span.text for span in self]
 
+    @property
+    def rate(self) -> float:
+        """Boundaries drawn per byte."""
+        return sum(self.boundaries) / len(self.boundaries)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Mean of the bytes that have bits; None where none has."""
+        known = [each for each in self.bits if each is not None]
+        return math.fsum(known) / len(known) if known else None
+
     def as_dict(self) -> dict[str, Any]:
         """All there is, for JSON: tokens, and one number a byte; in texts, bytes that are no UTF-8 are escaped."""
         tokens = [
@@ -92,6 +105,7 @@ class Spans(Sequence[Span]):
         return {
             "step": self._step,
             "bytes": len(self.text),
+            "logit_bias": self.logit_bias,
             "tokens": tokens,
             "probability": [round(each, 6) for each in self.probabilities],
             "boundary": list(map(int, self.boundaries)),
@@ -108,5 +122,6 @@ class Spans(Sequence[Span]):
         cut = Segmented(self.text[some], self.probabilities[some], self.boundaries[some], [])
         left = f"the first {SHOWN:,} of {len(self.text):,} bytes" if len(self.text) > SHOWN else "text"
         drawn = page(left, passage_of(cut), self._step)
-        height = 16 + min(30, len(cut.text) // 80)
+        lines = sum(1 + len(line) // 80 for line in cut.text.split(b"\n"))
+        height = 22 + min(30, 2 * lines)  # heading, legend, and the text; what is longer scrolls
         return f'<iframe srcdoc="{escape(drawn)}" style="width: 100%; height: {height}em; border: 0"></iframe>'

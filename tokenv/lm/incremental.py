@@ -39,6 +39,10 @@ class _Cache:
         more = (0, 0, 0, size - self.size)
         self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side."""
+        self.keys, self.values = (store.repeat_interleave(times, 1) for store in (self.keys, self.values))
+
     def attend(
         self, layer: int, slot_R: Tensor, visible_RS: Tensor, write_R: Tensor | None = None, rows: Tensor | None = None
     ) -> "_Attend":
@@ -137,6 +141,10 @@ class Reader:
         everyone = torch.ones_like(position_B, dtype=torch.bool)
         return self._down.step(self._encoder.embed(symbol_B), position_B, everyone)
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side."""
+        self._down.cache.repeat(times)
+
 
 class Decoder:
     """A batch of sequences in the middle of being read or written.
@@ -175,6 +183,14 @@ class Decoder:
         self._lead(rows_B)
         if bool(rows_B.all()):
             self._boundaries = 0
+
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side, that have all read the same so far."""
+        for cache in (self.down.cache, self.up.cache, self.tokens):
+            cache.repeat(times)
+        self.pooling.repeat(times)
+        self.position_B = self.position_B.repeat_interleave(times)
+        self.count_B = self.count_B.repeat_interleave(times)
 
     @torch.no_grad()
     def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:

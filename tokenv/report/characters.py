@@ -81,7 +81,7 @@ def visible(text: str) -> str:
         (ASCII), ``\uNNNN`` or ``\UNNNNNNNN``. Newline and tab are kept. Applying it twice changes nothing
         more.
     """
-    return "".join(_shown(c) for c in text)
+    return text if text.isprintable() else "".join(_shown(c) for c in text)
 
 
 def plain(name: str) -> str:

@@ -1,5 +1,8 @@
 """Series and the patches drawn in them."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -48,6 +51,21 @@ def draw_values(
     axes.set(xlim=(-0.5, length - 0.5))
     axes.grid(visible=False)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def date_labels(date_N: Sequence[Any], count: int = 8) -> tuple[list[int], list[str]]:
+    """Places on a time axis, and the dates there; midnights and full minutes are left out.
+
+    Args:
+        date_N: of every step.
+        count: labels, at most.
+    """
+    places = np.unique(np.linspace(0, len(date_N) - 1, count).round().astype(int)).tolist()
+    labels = [str(date_N[place]) for place in places]
+    for ending in (":00", " 00:00"):
+        if all(label.endswith(ending) for label in labels):
+            labels = [label.removesuffix(ending) for label in labels]
+    return places, labels
 
 
 def draw_probabilities(axes: Axes, probability_T: ArrayLike) -> None:

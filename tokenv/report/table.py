@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenv.report.characters import visible
+from tokenv.storage.atomic import replacing_file
 
 
 def summary_table(rows: Mapping[str, str], title: str) -> Table:
@@ -36,12 +37,15 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     """Write a CSV file; what cannot be seen in a text is written in a visible form.
 
     Args:
-        path: in an existing folder; it is replaced.
+        path: in an existing folder; it is replaced when all rows are written.
         header: names of the columns.
         rows: as many cells each.
     """
     # Folders may have names that are no valid Unicode.
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        replacing_file(path) as scratch,
+        scratch.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         writer = csv.writer(file)
         for row in (header, *rows):
             writer.writerow([visible(cell) if isinstance(cell, str) else cell for cell in row])

@@ -7,7 +7,6 @@ are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -24,6 +23,7 @@ from tokenv.errors import UserError
 from tokenv.rates import Rate, RateRange
 from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.parts import Parts
+from tokenv.run.stored import Trained, text_rollouts
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
@@ -74,22 +74,51 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
-        return _zero(lambda bias: _rate(parts, observed, noises, bias) - wanted)
+        excess = partial(_excess, parts, observed, noises, wanted)
+        if not excess(-WIDEST) < 0 < excess(WIDEST):
+            return None
+        return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
 
 
-def _zero(excess: Callable[[float], float]) -> float | None:
-    """Where a rising function is 0."""
-    if not excess(-WIDEST) < 0 < excess(WIDEST):
-        return None
-    return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
+def calibrate_text(
+    trained: Trained, text: bytes, rate: float, *, seed: int = 0, threshold: bool = False
+) -> float | None:
+    """The logit bias with which ``segment`` draws the asked-for rate in this very text, as near as boundaries can be.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        rate: boundaries per byte, the first byte's included.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+
+    Returns:
+        c, to be given to ``segment`` as ``logit_bias``; None where no bias changes the number of boundaries.
+
+    Raises:
+        UserError: the text is empty.
+    """
+    parts = trained.parts
+    rollouts = list(text_rollouts(trained, text, seed=seed, threshold=threshold))
+    if not any(td[keys.DECISION_MASK].any() for td in rollouts):
+        return 0.0
+    excess = partial(_excess, parts, rollouts, [td[keys.NOISE] for td in rollouts], rate)
+    with evaluating(parts), torch.no_grad():
+        least, most = excess(-WIDEST), excess(WIDEST)
+        if least == most:
+            return None
+        if least >= 0 or most <= 0:
+            return -WIDEST if least >= 0 else WIDEST
+        return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-7))
 
 
 def _asked(observed: list[TensorDictBase]) -> float:
     return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
 
 
-def _rate(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], bias: float) -> float:
+def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
+    """By how much boundaries per symbol exceed a rate: not falling in the bias."""
     drawn = [
         parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
     ]
-    return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn)
+    return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn) - rate

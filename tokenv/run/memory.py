@@ -106,22 +106,20 @@ def _remembered(config: Config) -> int:
     return config.model.mid_layers * 2 * config.model.width * 2 + 8
 
 
-def check_forecast(config: Config, series: int, samples: int, horizon: int, *, direct: bool = False) -> None:
+def check_forecast(config: Config, samples: int, horizon: int) -> None:
     """Refuse forecasts that cannot fit in memory.
 
     Args:
         config: of the run that forecasts.
-        series: forecasts to be made.
-        samples: continuations of each; those of one are written together.
+        samples: continuations of a forecast, which are written together, one value after the other.
         horizon: steps of each.
-        direct: whether all steps are made at once, instead of one after another.
 
     Raises:
         UserError: it cannot fit.
     """
-    written = 0 if direct else samples * config.data.seq_len * _remembered(config)
-    kept = series * samples * horizon * config.data.series.channels * 8
-    _check(f"{samples:,} samples of {series:,} forecasts", written + kept, config.hardware.device, "lower samples")
+    written = samples * config.data.seq_len * _remembered(config)
+    kept = samples * horizon * config.data.series.channels * 8
+    _check(f"{samples:,} samples of a forecast", written + kept, config.hardware.device, "lower samples")
 
 
 def check_draws(config: Config, draws: int, samples: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tokenv.report.html import segment_page
 from tokenv.report.table import console
 from tokenv.report.terminal import coloured_text
 from tokenv.report.theme import colour_ends
-from tokenv.run.habits import CONTEXT, Habits
+from tokenv.run.habits import CLASSES, CONTEXT, Habits
 from tokenv.run.stored import Segmented
 from tokenv.storage.atomic import write_atomically
 
@@ -25,7 +26,7 @@ def passage_of(cut: Segmented) -> list[Character]:
 
 def show(passage: list[Character], shown: int | None = None) -> None:
     """Print the first ``shown`` characters of a passage, coloured; all of them if None."""
-    console().print(coloured_text(passage[:shown], scale=_scale(passage)))
+    console().print(coloured_text(passage[:shown], scale=scale_of(passage)))
     if shown is not None and len(passage) > shown:
         console().print(f"... and {len(passage) - shown:,} characters more")
 
@@ -38,7 +39,7 @@ def page(title: str, passage: list[Character], step: int) -> str:
         passage: at least one character.
         step: of the model that drew the boundaries.
     """
-    return segment_page({title: passage}, title=TITLE, facts=facts_of(passage, step), scale=_scale(passage))
+    return segment_page({title: passage}, title=TITLE, facts=facts_of(passage, step), scale=scale_of(passage))
 
 
 def facts_of(passage: list[Character], step: int) -> dict[str, str]:
@@ -62,6 +63,24 @@ def habits_tables(found: Habits) -> dict[str, list[list[str]]]:
             ["bytes", "mean π", "times"],
             *([readable(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in found.contexts),
         ],
+    }
+
+
+def growth_table(found: Mapping[int, Habits]) -> dict[str, list[list[str]]]:
+    """How boundaries by class of byte came about, as a table of a page; nothing of one moment alone.
+
+    Args:
+        found: training symbols to habits in the same text.
+    """
+    if len(found) < 2:
+        return {}
+    names = [name for name in CLASSES if any(name in habits.classes for habits in found.values())]
+    rates = {name: [habits.classes.get(name, (0.0, math.nan))[1] for habits in found.values()] for name in names}
+    return {
+        "Boundaries a byte, after so many bytes of training": [
+            ["byte", *(f"{symbols:,}" for symbols in found)],
+            *([name, *("–" if math.isnan(rate) else f"{rate:.3f}" for rate in of)] for name, of in rates.items()),
+        ]
     }
 
 
@@ -90,7 +109,7 @@ def write_pages(
     length = max(map(len, passages.values()))
     starts = range(0, length, PAGE_CHARACTERS)
     paths = [path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in range(1, len(starts) + 1)]
-    scale = _scale(*passages.values())
+    scale = scale_of(*passages.values())
     for number, (start, own) in enumerate(zip(starts, paths, strict=True)):
         stop = min(start + PAGE_CHARACTERS, length)
         here = {heading: passage[start:stop] for heading, passage in passages.items()}
@@ -102,6 +121,6 @@ def write_pages(
     return paths
 
 
-def _scale(*passages: list[Character]) -> tuple[float, float]:
+def scale_of(*passages: list[Character]) -> tuple[float, float]:
     """Ends of the colour scale; the first boundary of each is forced."""
     return colour_ends([character.probability for passage in passages for character in passage[1:] or passage])

@@ -13,13 +13,23 @@ from tokenv.config.convert import convert, make, renamed
 from tokenv.config.schema import Config
 from tokenv.data.stream import Streams
 from tokenv.errors import UserError
+from tokenv.rates import RateRange
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
 from tokenv.run.shards import gathered
 from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
+UNAIMED = ("bpe", "mixed", "never", "whitespace")  # agents whose rate is the text's own, or drawn
+FAR = 0.2
 History = dict[str, tuple[list[int], list[float]]]
+
+
+def misses(config: Config, rate: float) -> bool:
+    """Whether a rate of boundaries is off the run's target by more than a fifth of it; no, where it has no one target."""
+    if isinstance(config.rate, RateRange) or config.agent["name"] in UNAIMED:
+        return False
+    return abs(rate / config.rate - 1) > FAR
 
 
 @dataclass
@@ -61,6 +71,14 @@ class RunState:
         """Validation loss of the parameters as they are; None if they have learned since, or were never validated."""
         symbols, losses = self.history.get(f"validation/{self.unit}", ([], []))
         return losses[-1] if symbols and symbols[-1] == self.symbols else None
+
+    @property
+    def missed_rate(self) -> str:
+        """A sentence, where the last validation's boundaries miss the target rate; else empty."""
+        config, last = self.settings, self.validation
+        if last is None or not misses(config, last.boundary_rate):
+            return ""
+        return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"
 
     def record(self, prefix: str, values: Mapping[str, float | None], log: Log) -> None:
         """Add metrics to the history, and log them; None is not measured."""

@@ -2,8 +2,10 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from tokenv.env.generate import generate
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
 from tokenv.run.asked import rate_to_tell
-from tokenv.run.evaluate import evaluating
+from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
@@ -55,12 +57,14 @@ class Segmented:
         boundary_N: whether one was drawn there.
         log_likelihood_N: of each byte given those before it, in nats; NaN where there are none: at the first byte, and
             where the text was cut because it is longer than the model was trained on.
+        logit_bias: by which the logits of all decisions were shifted.
     """
 
     text: bytes
     probability_N: list[float]
     boundary_N: list[bool]
     log_likelihood_N: list[float]
+    logit_bias: float = 0.0
 
 
 def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> Trained:
@@ -102,7 +106,13 @@ def _load(path: Path, device: str | None) -> Trained:
 
 
 def segment(
-    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
 ) -> Segmented:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
@@ -111,27 +121,42 @@ def segment(
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: added to the logits of all decisions, hence in their probabilities: see ``tokenv.run.calibrate``.
         rate: boundaries per symbol that a model is asked for that was trained for a range; None for its mean.
 
     Raises:
         UserError: the text is empty, or the rate cannot be asked for.
     """
-    if not text:
-        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    length = trained.config.data.seq_len
     probability_N: list[float] = []
     boundary_N: list[bool] = []
     log_likelihood_N: list[float] = []
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
+    for td in text_rollouts(trained, text, **how):
+        prob_T = td[keys.BOUNDARY_PROB][0].float().clamp(0, 1)
+        probability_N += (shifted(prob_T, -logit_bias) if logit_bias else prob_T).tolist()
+        boundary_N += td[keys.ACTION][0].bool().tolist()
+        log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
+    return Segmented(text, probability_N, boundary_N, log_likelihood_N, logit_bias)
+
+
+def text_rollouts(
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
+) -> Iterator[TensorDictBase]:
+    """Rollouts [1, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
+    if not text:
+        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
+    length = trained.config.data.seq_len
     told = rate_to_tell(trained.parts, trained.config, rate)
-    with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
+    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
         for start in range(0, len(text), length):
             # A rollout decides nothing at its last symbol, so one more is put there.
-            symbol_N = F.pad(torch.tensor(list(text[start : start + length])), (0, 1))
-            td = draw(symbol_N.unsqueeze(0))
-            probability_N += td[keys.BOUNDARY_PROB][0].float().clamp(0, 1).tolist()
-            boundary_N += td[keys.ACTION][0].bool().tolist()
-            log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
-    return Segmented(text, probability_N, boundary_N, log_likelihood_N)
+            yield draw(F.pad(torch.tensor(list(text[start : start + length])), (0, 1)).unsqueeze(0))
 
 
 def write_on(

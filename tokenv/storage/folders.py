@@ -16,6 +16,18 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"{PREFIX}*") if all((path / name).is_file() for name in FILES))
 
 
+def every(run: str | Path) -> list[Path]:
+    """All complete checkpoints of a run folder or checkpoint folder, oldest first; one checkpoint is itself all."""
+    run = Path(run)
+    if (run / STATE).is_file():
+        return [run]
+    return complete(_folder(run))
+
+
+def _folder(run: Path) -> Path:
+    return run if run.name == "checkpoints" else run / "checkpoints"
+
+
 def find(run: str | Path, which: str = "latest") -> Path:
     """A checkpoint of a run folder.
 
@@ -31,15 +43,14 @@ def find(run: str | Path, which: str = "latest") -> Path:
     if which not in ("latest", "best"):
         raise UserError(f"checkpoint = {which!r}: expected latest or best")
     run = Path(run)
-    if (run / STATE).is_file():
+    found = every(run)
+    if found == [run]:
         return run
-    folder = run if run.name == "checkpoints" else run / "checkpoints"
-    found = complete(folder)
     if not found:
         there = run.parent.glob(f"*/checkpoints/{PREFIX}*") if run.parent.is_dir() else ()
         near = sorted({str(path.parents[1]) for path in there})
         hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
-        raise MissingFileError(f"no complete checkpoint in {folder}: expected a run folder such as runs/1{hint}")
+        raise MissingFileError(f"no complete checkpoint in {_folder(run)}: expected a run folder such as runs/1{hint}")
     if which == "best":
         return best(found) or found[-1]
     return found[-1]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report import learned
 from tokenv.compare.report.notes import notes
 from tokenv.compare.report.numbers import (
     agreement,
@@ -65,6 +66,8 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
+        learned=learned.columns(comparison),
+        habits=_rows(comparison, learned.cells(comparison)),
         passages=[
             (f"held-out passage {i + 1}", _rows(comparison, partial(_spans, passage=i, scale=scale)))
             for i in range(max(len(method.runs[0].assessment.passages) for method in comparison.methods))

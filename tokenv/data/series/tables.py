@@ -1,4 +1,9 @@
-"""Reading series from CSV and parquet files and from the Hugging Face hub."""
+"""Reading series from CSV and parquet files, from data frames and from the Hugging Face hub.
+
+A table has a row for every step, and is wide or long: a wide one has a column for every series (or channel), a long one
+the columns ``unique_id``, ``ds`` and ``y``, as Nixtla's libraries name them: which series a row is of, its date and its
+value.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,25 @@ import csv
 import difflib
 import glob
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import date, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.data.reading import HUB_ADVICE, rows_of
 from tokenv.data.series.config import SeriesConfig
+from tokenv.data.series.dates import read_dates
 from tokenv.errors import MissingFileError, UserError
 
 LARGEST = 1e100
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
-DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
+IDENTIFIER, DATE, TARGET = LONG = ("unique_id", "ds", "y")
 
 
 @dataclass(frozen=True)
@@ -31,22 +37,27 @@ class Recording:
     """Series recorded together.
 
     Attributes:
-        name: Where it comes from, for people.
-        columns: The C channels' names.
+        name: Where it comes from, for people; of a long table, the series' own.
+        columns: The C channels' names; an empty one where the name says all.
         value_LC: float64 [L, C], NaN where missing.
-        date_L: The rows' dates as they were written; None if there are none.
+        date_L: The rows' dates, see `read_dates`; None if there are none.
         gold_L: bool [L], True at the last step before a change; None if unknown.
     """
 
     name: str
     columns: list[str]
     value_LC: np.ndarray[Any, Any]
-    date_L: list[str] | None = None
+    date_L: list[Any] | None = None
     gold_L: np.ndarray[Any, Any] | None = None
 
 
-def read_csv(path: Path, config: SeriesConfig) -> Recording:
-    """Read a CSV file with a header, one row a step.
+def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
+    """Read a parquet file where its name says so, else CSV: a recording, or, of a long table, one for every series."""
+    return read_parquet(path, config) if path.suffix == ".parquet" else read_csv(path, config)
+
+
+def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
+    """Read a CSV file with a header, one row a step, wide or long.
 
     Empty cells and those that say NaN, NA, null or none are missing values.
 
@@ -56,7 +67,7 @@ def read_csv(path: Path, config: SeriesConfig) -> Recording:
 
     Raises:
         MissingFileError: If there is no such file.
-        UserError: If a column is unknown, a value is no finite number, or dates are unsorted or repeated.
+        UserError: If a column is unknown, a value is no finite number, or dates are unsorted, repeated or irregular.
     """
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
@@ -71,11 +82,26 @@ def read_csv(path: Path, config: SeriesConfig) -> Recording:
         if len(row) != len(header):
             raise UserError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
     cells = ((f"{path} line {line}", dict(zip(header, row, strict=True))) for line, row in rows)
-    return _long(path.name, str(path), header, cells, config)
+    return _steps(path.name, str(path), header, cells, config)
+
+
+def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
+    """Read a data frame, wide or long; a `DatetimeIndex` is its dates.
+
+    Raises:
+        UserError: As for `read_csv`.
+    """
+    if isinstance(frame.index, pd.DatetimeIndex):
+        frame = frame.rename_axis(DATE if IDENTIFIER in frame.columns else config.date or DATE).reset_index()
+    header = [str(column) for column in frame.columns]
+    known = frame.astype(object).where(frame.notna(), None)
+    rows = (dict(zip(header, row, strict=True)) for row in known.itertuples(index=False, name=None))
+    cells = ((f"frame row {number}", row) for number, row in enumerate(rows))
+    return _steps("frame", "frame", header, cells, config)
 
 
 def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a parquet file: one row a step, or, where the columns hold lists, one row a series.
+    """Read a parquet file: one row a step, wide or long, or, where the columns hold lists, one row a series.
 
     Raises:
         MissingFileError: If there is no such file.
@@ -103,10 +129,10 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
 
 def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
     header = list(rows[0]) if rows else []
-    columns = _value_columns(where, header, config, dated=False)
-    if not rows or not all(isinstance(rows[0][column], list | tuple) for column in columns):
+    columns = [] if _is_long(header) else _value_columns(where, header, config, dated=False)
+    if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
         cells = ((f"{where} row {number}", row) for number, row in enumerate(rows))
-        return [_long(name, where, header, cells, config)]
+        return _steps(name, where, header, cells, config)
     found = []
     for number, row in enumerate(rows):
         place = f"{where} row {number}"
@@ -140,19 +166,49 @@ def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated
     return columns
 
 
-def _long(
+def _is_long(header: list[str]) -> bool:
+    return set(LONG) <= set(header)
+
+
+def _steps(
     name: str, where: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
-) -> Recording:
+) -> list[Recording]:
+    """Series of a table's rows, each of which is a step."""
+    long, date = _is_long(header), config.date
+    if long:
+        date = None if date is None else DATE
+        named = [column for column in config.columns if column in header or config.joint]
+        config = replace(config, date=DATE, columns=named or [TARGET])
     columns = _value_columns(where, header, config)
-    dates: list[tuple[str, Any]] = []
-    values = []
+    shown = [""] if columns == [TARGET] and long else columns
+    dates: dict[str, list[tuple[str, Any]]] = {} if long else {name: []}
+    values: dict[str, list[list[float]]] = {} if long else {name: []}
     for place, row in cells:
-        if config.date is not None:
-            dates.append((place, row[config.date]))
-        values.append([_number(row[column], place, column) for column in columns])
-    _check_order(dates, config.date)
-    value_LC = np.array(values, dtype=np.float64).reshape(-1, len(columns))
-    return Recording(name, columns, value_LC, [str(value) for _, value in dates] if dates else None)
+        of = name
+        if long:
+            of = _identifier(row[IDENTIFIER], place)
+            place = f"{place}, series {of!r}"
+        if date is not None:
+            dates.setdefault(of, []).append((place, row[date]))
+        values.setdefault(of, []).append([_number(row[column], place, column) for column in columns])
+    if not values:
+        raise UserError(f"{where} has no row: expected one for every step of every series")
+    return [
+        Recording(
+            name=of,
+            columns=shown,
+            value_LC=np.array(each, dtype=np.float64).reshape(-1, len(columns)),
+            date_L=read_dates(dates[of], str(date)) if dates.get(of) else None,
+        )
+        for of, each in values.items()
+    ]
+
+
+def _identifier(value: Any, place: str) -> str:
+    name = "" if value is None else str(value).strip()
+    if not name:
+        raise UserError(f"{place}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in")
+    return name
 
 
 def _number(value: Any, place: str, column: str) -> float:
@@ -173,46 +229,3 @@ def _number(value: Any, place: str, column: str) -> float:
             f"between -{LARGEST:g} and {LARGEST:g}: mend it"
         )
     return number
-
-
-def _check_order(dates: list[tuple[str, Any]], column: str | None) -> None:
-    advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
-    before: Any = None
-    for (place, value), now in zip(dates, _moments(dates, column), strict=True):
-        try:
-            if before is not None and now == before:
-                raise UserError(f"{place}: the date {value} is that of the row before: {advice}")
-            if before is not None and now < before:
-                raise UserError(f"{place}: the date {value} is earlier than that of the row before: {advice}")
-        except TypeError:  # a number after a date, or a time zone after none
-            raise UserError(f"{place}: the date {value} is of another kind than that of the row before") from None
-        before = now
-
-
-def _moments(dates: list[tuple[str, Any]], column: str | None) -> Iterator[Any]:
-    for place, value in dates:
-        now = _moment(value)
-        if now is None:
-            raise UserError(f"{place}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00")
-        yield now
-
-
-def _moment(value: Any) -> Any:
-    """What dates are compared by; None for what is no date."""
-    if isinstance(value, datetime | date | int | float):
-        return value
-    text = str(value).strip()
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    for layout in DATE_FORMATS:
-        try:
-            return datetime.strptime(text, layout)
-        except ValueError:
-            continue
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(number) else number

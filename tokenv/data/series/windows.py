@@ -22,7 +22,7 @@ from tokenv.data.memory import MemoryBlocks, spread_order
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.config import SYNTHETIC_SERIES
 from tokenv.data.series.synthetic import synthetic_series
-from tokenv.data.series.tables import Recording, read_csv, read_hub, read_parquet
+from tokenv.data.series.tables import Recording, read_hub, read_table
 from tokenv.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -45,19 +45,23 @@ class Series:
 
     Attributes:
         name: For people.
+        columns: The C channels' names.
         value_LC: float64 [L, C], NaN where missing.
         borders: Its split.
         mean_C: Mean of the training steps, by which the literature standardises; 0 where there is no value.
         std_C: Standard deviation of the training steps; 1 where it is 0 or unknown.
         gold_L: bool [L], True at the last step before a change; None if unknown.
+        date_L: Dates of the steps; None if unknown.
     """
 
     name: str
+    columns: list[str]
     value_LC: Array
     borders: Borders
     mean_C: Array
     std_C: Array
-    gold_L: Array | None
+    gold_L: Array | None = None
+    date_L: list[Any] | None = None
 
     def standardise(self, value: Array) -> Array:
         """Values in standard deviations from the mean, both of the training steps: [.., C] -> [.., C]."""
@@ -258,10 +262,8 @@ def load_series(config: DataConfig) -> SeriesData:
         ]
     elif source.startswith(HUB_PREFIX):
         recordings = read_hub(source.removeprefix(HUB_PREFIX), config.hub_config, config.hub_split, options)
-    elif source.endswith(".csv"):
-        recordings = [read_csv(Path(source).expanduser(), options)]
     else:
-        recordings = read_parquet(Path(source).expanduser(), options)
+        recordings = read_table(Path(source).expanduser(), options)
     return SeriesData(recordings, config)
 
 
@@ -287,10 +289,19 @@ def split_borders(source: str, length: int, config: DataConfig) -> Borders:
 
 def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
     borders = split_borders(config.source, len(recording.value_LC), config)
+    return series_of(recording, borders, joint=config.series.joint)
+
+
+def series_of(recording: Recording, borders: Borders, *, joint: bool) -> list[Series]:
+    """Make a series of every column of a recording, or one of all.
+
+    Raises:
+        UserError: If a column holds no value.
+    """
     for column, value_L in zip(recording.columns, recording.value_LC.T, strict=True):
         if np.isnan(value_L).all() and len(value_L):
-            raise UserError(f"column {column!r} of {recording.name} holds no value: name others in data.series.columns")
-    joint = config.series.joint
+            what = f"column {column!r} of {recording.name}" if column else f"series {recording.name!r}"
+            raise UserError(f"{what} holds no value: leave it out, or name others in data.series.columns")
     made = []
     for columns in [slice(None)] if joint else [slice(c, c + 1) for c in range(len(recording.columns))]:
         value_LC = recording.value_LC[:, columns]
@@ -299,11 +310,13 @@ def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
         made.append(
             Series(
                 name=recording.name if joint else f"{recording.name} {recording.columns[columns][0]}".rstrip(),
+                columns=recording.columns[columns],
                 value_LC=value_LC,
                 borders=borders,
                 mean_C=np.where(np.isnan(mean_C), 0.0, mean_C),
                 std_C=np.where(varies_C, std_C, 1.0),
                 gold_L=recording.gold_L,
+                date_L=recording.date_L,
             )
         )
     return made

@@ -6,7 +6,9 @@ the likelihood would otherwise grow without bound.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import special
@@ -14,6 +16,11 @@ from torch import Tensor
 
 MIN_SCALE = 1e-3
 _UNIT = math.log(math.e - 1)  # softplus of it is 1: heads start at a scale of about one
+
+
+def _from_exponential(value: Tensor) -> Tensor:
+    """``E|X - value|`` for X of an exponential density of rate 1."""
+    return torch.where(value > 0, value - 1 + 2 * torch.exp(-value.clamp(min=0)), 1 - value)
 
 
 def _scale(raw: Tensor) -> Tensor:
@@ -48,6 +55,13 @@ class Density(ABC):
         """The expected value."""
 
     @abstractmethod
+    def crps(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Continuous ranked probability score, ``E|X - value| - E|X - X'| / 2`` (Gneiting & Raftery 2007).
+
+        Without gradient where the family's special functions have none.
+        """
+
+    @abstractmethod
     def entropy(self, raw: Tensor) -> Tensor:
         """Differential entropy in nats."""
 
@@ -73,6 +87,13 @@ class Gaussian(Density):
     def mean(self, raw: Tensor) -> Tensor:
         """The expected value."""
         return raw[..., 0]
+
+    def crps(self, raw: Tensor, value: Tensor) -> Tensor:
+        """In closed form."""
+        scale = _scale(raw[..., 1])
+        z = (value - raw[..., 0]) / scale
+        density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+        return scale * (z * (2 * torch.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
 
     def entropy(self, raw: Tensor) -> Tensor:
         """In closed form."""
@@ -113,6 +134,19 @@ class StudentT(Density):
     def mean(self, raw: Tensor) -> Tensor:
         """The expected value."""
         return raw[..., 0]
+
+    def crps(self, raw: Tensor, value: Tensor) -> Tensor:
+        """In closed form (Jordan, Krueger & Lerch 2019), without gradient."""
+        location, scale, freedom = self._parts(raw.detach())
+        z = (value.detach() - location) / scale
+        density = (self.log_prob(raw.detach(), value.detach()) + scale.log()).exp()
+        half = freedom / 2
+        log_betas = (  # of B(1/2, v - 1/2) / B(v/2, 1/2)^2
+            torch.lgamma(freedom - 0.5) - torch.lgamma(freedom) - 2 * (torch.lgamma(half) - torch.lgamma(half + 0.5))
+        ) - 0.5 * math.log(math.pi)
+        spread = freedom.sqrt() * log_betas.exp()
+        above = z * (2 * self.cdf(raw, value) - 1)
+        return scale * (above + 2 * (density * (freedom + z.square()) - spread) / (freedom - 1))
 
     def entropy(self, raw: Tensor) -> Tensor:
         """In closed form."""
@@ -174,13 +208,28 @@ class LogisticMixture(Density):
         log_weight, location, _ = self._parts(raw)
         return (log_weight.exp() * location).sum(-1)
 
+    def crps(self, raw: Tensor, value: Tensor, points: int = 64) -> Tensor:
+        """``E|X - value|`` in closed form, ``E|X - X'|`` by Gauss-Legendre quadrature over the quantiles."""
+        node, weight = (torch.as_tensor(x / 2).to(raw) for x in np.polynomial.legendre.leggauss(points))
+        apart = self._expected(raw, 0.5 + node, lambda at: self._distance(raw[..., None, None, :], at) @ weight)
+        return self._distance(raw, value) - apart / 2
+
+    def _distance(self, raw: Tensor, value: Tensor) -> Tensor:
+        """``E|X - value|``; of one component, with z = (value - location) / scale: ``scale (2 log(1 + e^z) - z)``."""
+        log_weight, location, scale = self._parts(raw)
+        z = (value.unsqueeze(-1) - location) / scale
+        return (log_weight.exp() * scale * (2 * F.softplus(z) - z)).sum(-1)
+
     def entropy(self, raw: Tensor, points: int = 32) -> Tensor:
         """Approximate: every component's mean of -log p by the midpoint rule over ``points`` of its quantiles."""
-        log_weight, location, scale = self._parts(raw)
         q = (torch.arange(points, device=raw.device, dtype=raw.dtype) + 0.5) / points
+        return self._expected(raw, q, lambda at: -self.log_prob(raw[..., None, None, :], at).mean(-1))
+
+    def _expected(self, raw: Tensor, q: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean over the components of what ``mean`` makes of their quantiles, [.., K, points] -> [.., K]."""
+        log_weight, location, scale = self._parts(raw)
         at = location.unsqueeze(-1) + scale.unsqueeze(-1) * torch.logit(q)
-        surprise = -self.log_prob(raw[..., None, None, :], at).mean(-1)
-        return (log_weight.exp() * surprise).sum(-1)
+        return (log_weight.exp() * mean(at)).sum(-1)
 
 
 class Bins(Density):
@@ -240,6 +289,23 @@ class Bins(Density):
     def mean(self, raw: Tensor) -> Tensor:
         """The expected value."""
         return (raw.softmax(-1) * self._centres(raw)).sum(-1)
+
+    def crps(self, raw: Tensor, value: Tensor) -> Tensor:
+        """In closed form: ``E|X - value| - int F (1 - F)``."""
+        prob = raw.softmax(-1)
+        inner, low, high = prob[..., 1:-1], prob[..., 0], prob[..., -1]
+        edge = -self.reach + self.width * torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
+        inside = (value.unsqueeze(-1) - edge).clamp(0, self.width)  # of a bin, the part below the value
+        outside = (value.unsqueeze(-1) - (edge + self.width / 2)).abs()
+        whole = (inside > 0) & (inside < self.width)
+        within = (inside.square() + (self.width - inside).square()) / (2 * self.width)
+        distance = (inner * torch.where(whole, within, outside)).sum(-1)
+        distance = distance + low * _from_exponential(-self.reach - value)
+        distance = distance + high * _from_exponential(value - self.reach)
+        below = low.unsqueeze(-1) + inner.cumsum(-1) - inner
+        middle, square = below + inner / 2, below.square() + below * inner + inner.square() / 3
+        spread = self.width * (middle - square).sum(-1) + low - low.square() / 2 + high - high.square() / 2
+        return distance - spread
 
     def entropy(self, raw: Tensor) -> Tensor:
         """In closed form; an exponential tail has an entropy of 1 nat."""

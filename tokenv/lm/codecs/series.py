@@ -156,6 +156,13 @@ class SeriesCodec(Codec):
         raw = self._raw(parameters)
         return self.density.cdf(raw, ((value - location) / scale).to(raw.dtype))
 
+    def crps(
+        self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """Continuous ranked probability score of every channel, in the values' unit: as ``cdf``."""
+        raw = self._raw(parameters)
+        return scale * self.density.crps(raw, ((value - location) / scale).to(raw.dtype))
+
     def sample(
         self,
         parameters: Tensor,

@@ -131,6 +131,12 @@ class Stepper(ABC):
         """The token before the first byte, [B, D]; None where there is none."""
         return None
 
+    def repeat(self, times: int) -> None:
+        """Let each row stand for ``times`` rows, side by side. All that is remembered are tensors [B, ..]."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.repeat_interleave(times, 0))
+
 
 class Pooling(nn.Module, ABC):
     """How bytes become tokens, and how tokens come back to bytes.

@@ -1,0 +1,133 @@
+"""What the page is answered is what the library says of the same text."""
+
+from pathlib import Path
+
+import pytest
+from pages import Page
+
+import tokenv
+from tokenv.config.convert import make
+from tokenv.config.files import resolve
+from tokenv.errors import MissingFileError, UserError
+from tokenv.run.train import train
+from tokenv.serve.answers import LONGEST, Asked, answer, page
+from tokenv.serve.shelf import KEPT, Shelf
+from tokenv.storage.checkpoints import complete
+
+TEXT = "some <b>words</b> für\nall & none " * 3
+
+
+@pytest.fixture
+def shelf(tiny_run: Path) -> Shelf:
+    return Shelf([str(tiny_run)], "latest")
+
+
+def test_a_text_is_cut_as_the_library_cuts_it(shelf: Shelf, tiny_run: Path) -> None:
+    for checkpoint in complete(tiny_run / "checkpoints"):
+        for threshold in (False, True):
+            asked = Asked(TEXT, {str(tiny_run): checkpoint.name}, threshold=threshold)
+            (said,) = answer(shelf, asked, seed=3)["runs"]
+            spans = tokenv.load(checkpoint).spans(TEXT, seed=3, threshold=threshold)
+            assert said["spans"] == spans.as_dict()
+            assert said["checkpoint"] == checkpoint.name
+            assert said["facts"]["bits per byte"] == f"{spans.bits_per_byte:.3f}"
+            assert Page(said["html"]).texts == [TEXT]
+
+
+def test_the_chosen_checkpoint_is_where_it_begins(shelf: Shelf, tiny_run: Path) -> None:
+    last = complete(tiny_run / "checkpoints")[-1].name
+    (run,) = shelf.as_list()
+    assert run["chosen"] == last
+    assert [kept["name"] for kept in run["checkpoints"]] == [path.name for path in complete(tiny_run / "checkpoints")]
+    assert len(run["checkpoints"]) == 3
+    assert run["checkpoints"][0]["told"].startswith("1,024 bytes of training, ")
+    assert answer(shelf, Asked("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("threshold", [False, True])
+def test_the_rate_is_the_asked_one(shelf: Shelf, tiny_run: Path, rate: float, threshold: bool) -> None:
+    (said,) = answer(shelf, Asked(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
+    drawn, wanted = sum(said["spans"]["boundary"]), rate * len(TEXT.encode())
+    forced = -(-len(TEXT.encode()) // 32)  # one at the beginning of every piece
+    assert abs(drawn - max(wanted, forced)) <= (3 if threshold else 1)  # a boundary may bring others along
+    plain = tokenv.load(tiny_run, checkpoint="latest").spans(TEXT, threshold=threshold)
+    assert (said["spans"]["logit_bias"] > 0) == (drawn > sum(plain.boundaries))
+    higher = [one > other for one, other in zip(said["spans"]["probability"], plain.probabilities, strict=True)]
+    assert any(higher) == (drawn > sum(plain.boundaries))
+
+
+def test_probabilities_are_those_of_the_shifted_logits(tiny_run: Path) -> None:
+    model = tokenv.load(tiny_run)
+    moved = [model.spans(TEXT, seed=seed, rate=0.5) for seed in range(30)]
+    drawn, expected = (sum(sum(getattr(each, of)) for each in moved) for of in ("boundaries", "probabilities"))
+    assert drawn == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("agent", ["uniform", "whitespace"])
+def test_who_has_no_logits_cannot_be_moved(agent: str, tmp_path: Path, tiny_settings: dict) -> None:
+    train(resolve([], tiny_settings | {"agent": {"name": agent}}), tmp_path / "checkpoints", lambda *_: None)
+    shelf = Shelf([str(tmp_path)], "best")
+    (said,) = answer(shelf, Asked(TEXT, rate=0.3), seed=0)["runs"]
+    assert "does not draw by logits" in said["error"]
+    assert "spans" not in said
+    (said,) = answer(shelf, Asked(TEXT), seed=0)["runs"]
+    assert "error" not in said
+
+
+def test_a_text_of_one_byte_has_no_choice(tiny_run: Path) -> None:
+    assert tokenv.load(tiny_run).spans("a", rate=0.3).boundaries == [True]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1.5])
+def test_a_rate_that_is_none(tiny_run: Path, rate: float) -> None:
+    with pytest.raises(UserError, match=r"expected boundaries per byte in \(0, 1\]"):
+        tokenv.load(tiny_run).spans("ab", rate=rate)
+
+
+def test_a_checkpoint_that_is_gone(shelf: Shelf, tiny_run: Path) -> None:
+    with pytest.raises(MissingFileError, match="reload the page"):
+        shelf.model(str(tiny_run), "step-99999999")
+    (said,) = answer(shelf, Asked("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
+    assert "has no checkpoint '../../secret' any more" in said["error"]
+
+
+def test_few_models_are_kept(shelf: Shelf, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [path.name for path in complete(tiny_run / "checkpoints")]
+    first = shelf.model(str(tiny_run), names[0])
+    assert shelf.model(str(tiny_run), names[0]) is first
+    monkeypatch.setattr(shelf, "_kept", 2)
+    for name in names:
+        shelf.model(str(tiny_run), name)
+    assert shelf.model(str(tiny_run), names[0]) is not first
+    assert KEPT >= 2
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"text": ""}, "the text is empty"),
+        ({"text": "é" * LONGEST}, f"the text has {2 * LONGEST:,} bytes: expected at most {LONGEST:,}"),
+        ({"text": 5}, "expected text"),
+        ({"text": "a", "rate": "much"}, "expected a number"),
+        ({"text": "a", "rate": float("nan")}, "expected a"),
+        ({"text": "a", "threshold": "perhaps"}, "expected true or false"),
+        ({"text": "a", "checkpoints": [1]}, "checkpoints"),
+        ({"text": "a", "colour": 1}, "unknown key colour"),
+    ],
+)
+def test_what_cannot_be_asked(values: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make(Asked, values)
+
+
+def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "<img src=x>\x1b"
+    evil.symlink_to(tiny_run)
+    shelf = Shelf([str(evil)], "latest")
+    shown = page(shelf, seed=0)
+    assert "<img" not in shown
+    assert "\x1b" not in shown + str(shelf.as_list())
+    found = Page(shown)
+    assert found.headings[-1] == "Token boundaries as you type"
+    assert {"textarea", "input", "template", "script"} <= found.tags

@@ -1,0 +1,200 @@
+"""The server: what it answers, whom it refuses, and what it says where it cannot start."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from pages import Page
+
+import tokenv
+from tokenv.cli.main import run_command
+from tokenv.errors import UserError
+from tokenv.serve.answers import LONGEST
+from tokenv.serve.app import LARGEST, application, listen
+from tokenv.serve.shelf import Shelf
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of an answer; a body makes it a POST."""
+    named = {"host": "127.0.0.1:8123"} | headers
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET" if body is None else "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8123),
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body or b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]).decode()
+
+
+@pytest.fixture
+def app(tiny_run: Path) -> Any:
+    return application(Shelf([str(tiny_run)], "latest"), seed=3)
+
+
+def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None:
+    status, headers, text = ask(app, "/")
+    assert status == 200
+    assert "script-src 'self'" in headers["content-security-policy"]
+    assert Page(text).headings[-1] == "Token boundaries as you type"
+    status, headers, text = ask(app, "/page.js")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/javascript")
+    status, _, text = ask(app, "/runs")
+    assert status == 200
+    assert json.loads(text)["runs"][0]["run"] == str(tiny_run)
+    assert ask(app, "/other")[0] == 404
+    assert ask(app, "/spans")[0] == 405
+
+
+def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> None:
+    status, headers, text = ask(app, "/spans", json.dumps({"text": "für <b>alle</b>"}).encode())
+    assert (status, headers["content-type"]) == (200, "application/json")
+    (said,) = json.loads(text)["runs"]
+    assert said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("für <b>alle</b>", seed=3).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 5000, "no JSON"),
+        (b"[]", "a JSON mapping with a text"),
+        (b'{"rate": 0.1}', "a JSON mapping with a text"),
+        (b'{"text": ""}', "the text is empty"),
+        (b'{"text": "' + b"a" * (LONGEST + 1) + b'"}', "expected at most 10,000"),
+        (b'{"text": "' + b"a" * LARGEST + b'"}', "the text is too long"),
+    ],
+)
+def test_bad_questions_are_told(app: Any, body: bytes, said: str) -> None:
+    status, _, text = ask(app, "/spans", body)
+    assert status == 400
+    assert said in json.loads(text)["error"]
+
+
+def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> None:
+    body = b'{"text": "ab"}'
+    assert ask(app, "/", host="evil.example")[0] == 400
+    assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
+    assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
+    everywhere = application(Shelf([str(tiny_run)], "latest"), host="0.0.0.0")
+    assert ask(everywhere, "/", host="machine.example")[0] == 200
+    assert ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0] == 403
+
+
+def test_where_it_cannot_listen() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port = {port}: in use at 127.0.0.1"):
+            listen("127.0.0.1", port)
+    for host in ("192.0.2.1", "no.such.host.invalid", "a\udcffb", "a" * 70):
+        with pytest.raises(UserError, match="expected an address of this machine"):
+            listen(host, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run=runs/9"], "no complete checkpoint in runs/9"),
+        (["run={run}", "port=70000"], "port = 70000: expected a number from 0"),
+        (["run={run}", "host="], "host is empty"),
+        (["run={run}", "also=['{run}']"], "expected other runs than"),
+        (["run={run}", "json=a"], "unknown key json"),
+        (["run={run}", "port={port}"], "in use"),
+    ],
+)
+def test_one_message_where_it_cannot_start(words: list[str], said: str, tiny_run: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        filled = [word.format(run=tiny_run, port=taken.getsockname()[1]) for word in words]
+        with pytest.raises(UserError, match=said):
+            run_command("serve", ["with", *filled])
+
+
+def test_a_missing_package_is_named(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(UserError, match="needs the package uvicorn: pip install starlette uvicorn"):
+        run_command("serve", ["with", f"run={tiny_run}"])
+
+
+@contextmanager
+def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process and its address."""
+    command = [sys.executable, "-m", "tokenv", "serve", "with", *words, "port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+            assert found is not None, line + process.communicate()[1]
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_process_serves_until_it_is_stopped(tiny_run: Path) -> None:
+    with served(f"run={tiny_run}", "checkpoint=latest") as (process, address):
+        asked = urllib.request.Request(f"{address}spans", b'{"text": "some text"}')
+        with urllib.request.urlopen(asked, timeout=60) as answered:
+            (said,) = json.load(answered)["runs"]
+        assert said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("some text").as_dict()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert told.splitlines()[-1] == "tokenv: stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser")
+def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+
+    def dom(address: str, **wanted: Any) -> str:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--timeout=30000"]
+        command = [str(BROWSER), *flags, "--virtual-time-budget=20000", "--dump-dom", f"{address}#{urlencode(wanted)}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    with served(f"run={tiny_run}", f"also=['{other}']", "checkpoint=latest") as (_, address):
+        model = tokenv.load(tiny_run, checkpoint="latest")
+        found = dom(address, text="some <b>text")
+        assert found.count('<div class="text"') == 2
+        assert "some &lt;b&gt;text" in re.sub(r"</?span[^>]*>", "", found)
+        assert f"{model.spans('some <b>text').bits_per_byte:.3f}" in found
+        moved = dom(address, text="some text", rate=0.4, checkpoint=0)
+        first = tokenv.load(min((tiny_run / "checkpoints").iterdir())).spans("some text", rate=0.4)
+        assert f"<td>{first.rate:.3f}</td>" in moved
+        assert "1,024 bytes of training" in moved
+        assert "expected at most 10,000" in dom(address, text="a" * 10_001)

@@ -1,0 +1,31 @@
+"""``tokenv serve``: a page on this machine that cuts a text as one types it, by one run or several."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from tokenv.cli.options import ServeOptions, check_text, resolve_options
+from tokenv.cli.sacred import Command, Record
+from tokenv.report.table import console
+from tokenv.serve.app import application, check_installed, listen, serve
+from tokenv.serve.shelf import Shelf
+
+
+def serve_page(options: ServeOptions, _record: Record) -> None:
+    """Serve until Ctrl-C."""
+    check_installed()
+    with listen(options.host, options.port) as listening:
+        shelf = Shelf([options.run, *options.also], options.checkpoint)
+        for config in shelf.configs.values():
+            check_text(config)
+        app = application(shelf, seed=options.seed, host=options.host)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"http://{host}:{listening.getsockname()[1]}/"
+        console().print(f"{', '.join(shelf.chosen)} at {address} (Ctrl-C ends)", soft_wrap=True)
+        sys.stdout.flush()
+        serve(app, listening)
+
+
+COMMAND = Command("serve", partial(resolve_options, ServeOptions), serve_page)
+run = COMMAND.run

@@ -1,0 +1,58 @@
+"""Forecasts for programs: data frames in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+
+from tokenv.data.series.tables import read_frame
+from tokenv.errors import UserError
+from tokenv.forecast.forecast import check_reach, forecast, histories_together
+from tokenv.forecast.histories import Array, Batch, last_windows
+from tokenv.run.memory import check_forecast
+from tokenv.run.stored import Trained
+
+
+def forecast_frame(
+    trained: Trained,
+    frame: pd.DataFrame,
+    horizon: int,
+    quantiles: Sequence[float],
+    *,
+    samples: int,
+    direct: bool | None,
+    seed: int,
+) -> pd.DataFrame:
+    """Continue the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
+    if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
+        raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+    config, parts = trained.config, trained.parts
+    if direct is None:
+        direct = parts.lm.config.horizon >= horizon
+    check_reach(parts, horizon, direct=direct)
+    if not direct:
+        check_forecast(config, samples, horizon)
+    histories = last_windows(read_frame(frame, config.data.series), config, horizon)
+    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
+    found: dict[str, list[pd.DataFrame]] = {series.name: [] for series in histories.series}
+    for batch in histories.batches(histories_together(samples, direct=direct)):
+        law = forecast(parts, batch, horizon, samples=samples, generator=generator, direct=direct).law
+        value = {"mean": law.mean_BHC} | {f"q{q:g}": law.quantile([q])[:, 0] for q in quantiles}
+        for row, name in enumerate(batch.names):
+            found[name] += _frames(batch, row, horizon, {key: value_BHC[row] for key, value_BHC in value.items()})
+    return pd.concat([each for frames in found.values() for each in frames], ignore_index=True)
+
+
+def _frames(batch: Batch, row: int, horizon: int, value: Mapping[str, Array]) -> list[pd.DataFrame]:
+    """One for every channel of a series: its values [H, C] by column."""
+    date_N, columns = batch.date_BN[row], batch.series[row].columns
+    dates = range(1, horizon + 1) if date_N is None else date_N[-horizon:]
+    return [
+        pd.DataFrame(
+            {"unique_id": column if len(columns) > 1 else batch.names[row], "ds": dates}
+            | {key: value_HC[:, channel] for key, value_HC in value.items()}
+        )
+        for channel, column in enumerate(columns)
+    ]
