@@ -26,7 +26,7 @@ History = dict[str, tuple[list[int], list[float]]]
 
 
 def misses(config: Config, rate: float) -> bool:
-    """Whether a rate of boundaries is off the run's target by more than a fifth of it; no, where it has no one target."""
+    """Whether a rate of boundaries is more than a fifth off the run's target; no, where it has none, or a range."""
     if isinstance(config.rate, RateRange) or config.agent["name"] in UNAIMED:
         return False
     return abs(rate / config.rate - 1) > FAR
