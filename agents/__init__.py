@@ -6,6 +6,7 @@ CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy"),
     "learned": ("Learned",),
     "strict": ("Strict",),
+    "conditional": ("Conditional",),
     "gumbel": ("Nawrot",),
     "router": ("HNet",),
     "fixed": ("Mixed", "Never", "Random", "Uniform"),
@@ -17,6 +18,7 @@ CLASSES = {
 AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
     "strict": "tokenv.agents.strict:Strict",
+    "conditional": "tokenv.agents.conditional:Conditional",
     "nawrot": "tokenv.agents.gumbel:Nawrot",
     "hnet": "tokenv.agents.router:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",

@@ -136,6 +136,25 @@ class BoundaryDistribution(Distribution):
         )
 
 
+def refuse_other_counts(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
+    """Refuse boundaries that a policy with an exact count would never draw.
+
+    Args:
+        dist: of every decision, given the earlier ones.
+        action: what is to be scored.
+        name: of the agent.
+        count: how many it draws.
+
+    Raises:
+        ValueError: a forced decision is another.
+    """
+    if (~dist.decision_mask & (action != dist.forced)).any():
+        raise ValueError(
+            f"the {name} agent draws {count} boundaries in every sequence, and these are more or fewer: "
+            "choose an estimator that learns from the policy's own draws, or agent.name=learned"
+        )
+
+
 class Agent(TensorDictModuleBase, ABC):
     """Draws boundaries.
 
@@ -149,6 +168,8 @@ class Agent(TensorDictModuleBase, ABC):
         pooling: the ``model.pooling`` that it is made for; None for any.
         rates: those that an agent is trained for which is told them, by ``target_rate`` among its ``in_keys``; None for
             one that is not. A constructor that takes ``rates`` is given the run's range.
+        whole: whether a decision reads all symbols that are decided at, later ones too, so that none of them may be
+            predicted (``tokenv.contracts.check_sight``).
     """
 
     in_keys: list[str]
@@ -157,6 +178,7 @@ class Agent(TensorDictModuleBase, ABC):
     learns: bool = False
     pooling: str | None = None
     rates: RateRange | None = None
+    whole: bool = False
 
     @abstractmethod
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:

@@ -5,7 +5,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.agents.base import BoundaryDistribution, boundary_count, boundary_counts, forced_action
+from tokenv.agents.base import (
+    BoundaryDistribution,
+    boundary_count,
+    boundary_counts,
+    forced_action,
+    refuse_other_counts,
+)
 from tokenv.agents.learned import Learned
 from tokenv.rates import RateRange
 
@@ -17,6 +23,11 @@ class Strict(Learned):
     r = 0, always where r = m. Without a preference (l_learned = logit(rate)) this draws uniformly without
     replacement. The log-probability is exactly this law's own, so score-function estimators stay unbiased for it.
     (Strictly enforced compression as in ReinPatch, arXiv 2603.26097, which does not say how.)
+
+    **It spends its count early**, whatever the discount: what is left per place that is left stays put on average only
+    while the odds ``exp(l_learned) (1 - rate) / rate`` are 1 on average, and both an even push on all logits, which an
+    earlier boundary's longer use rewards, and mere contrast between them raise these (docs/series.md, Exactly k
+    boundaries). Where the whole history is known, ``Conditional`` has no such direction.
 
     What it is not: the learned policy's own law *given* the count. That law weighs every decision by all that the
     rest of the sequence would like, which a causal model may not know. Its decisions depend on earlier ones through
@@ -97,12 +108,7 @@ class Strict(Learned):
         """
         with torch.no_grad():
             dist = self._given(self._hear(observation), action, observation)
-        if (~dist.decision_mask & (action != dist.forced)).any():
-            number = self.count if self.rates is None else "the asked for number of"
-            raise ValueError(
-                f"the strict agent draws {number} boundaries in every sequence, and these are more or fewer: "
-                "choose an estimator that learns from the policy's own draws, or agent.name=learned"
-            )
+        refuse_other_counts(dist, action, "strict", self.count if self.rates is None else "the asked number of")
         return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

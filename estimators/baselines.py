@@ -138,6 +138,8 @@ class GroupRelative(Part):
     Args:
         epsilon: added to the standard deviation, in nats.
         reward_only: whether only the first sample trains the language model; see ``LeaveOneOut``.
+        centred_only: leave the standard deviation out, so that only the factor (K - 1) / K remains (Liu et al. 2025,
+            arXiv 2503.20783).
 
     Raises:
         ValueError: ``epsilon`` is not positive.
@@ -148,9 +150,9 @@ class GroupRelative(Part):
     samples = 2
     unbiased = False
 
-    def __init__(self, epsilon: float = 1e-2, reward_only: bool = False) -> None:
+    def __init__(self, epsilon: float = 1e-2, reward_only: bool = False, centred_only: bool = False) -> None:
         super().__init__()
-        self.reward_only = reward_only
+        self.reward_only, self.centred_only = reward_only, centred_only
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01")
         self.epsilon = epsilon
@@ -159,6 +161,8 @@ class GroupRelative(Part):
         """Standardise ``advantage``: [.., K, B, T]."""
         advantage = tensordict[keys.ADVANTAGE]
         centred = advantage - advantage.mean(-3, keepdim=True)
+        if self.centred_only:
+            return tensordict.set(keys.ADVANTAGE, centred)
         spread = centred.square().mean(-3, keepdim=True).sqrt()
         return tensordict.set(keys.ADVANTAGE, centred / (spread + self.epsilon))
 

@@ -207,8 +207,11 @@ def text_critic(
     return chain(*parts, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples)
 
 
-def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False) -> Chain:
+def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
+
+    With ``model.direct`` and gamma = 1 every boundary is credited with the forecast's own log-likelihood; the early
+    exit's, which no boundary moves, is the same in all samples of a group and vanishes.
 
     Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages are of one size for every gamma.
 
@@ -216,8 +219,9 @@ def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = Fals
         gamma: discount factor.
         num_samples: K.
         reward_only: whether the language model learns from the first sample alone.
+        centred_only: whether advantages are not divided by the group's standard deviation; see ``GroupRelative``.
     """
-    group = GroupRelative(reward_only=reward_only)
+    group = GroupRelative(reward_only=reward_only, centred_only=centred_only)
     return chain(EarlyExit(), Discount(gamma), group, ScoreFunction(), num_samples=num_samples)
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from tokenv import keys
 from tokenv.agents.base import Agent, BoundaryDistribution, certain, forced_action
+from tokenv.agents.conditional import Conditional
 from tokenv.agents.fixed import Random
 from tokenv.agents.learned import Learned
 from tokenv.config import registry
@@ -17,7 +18,7 @@ from tokenv.rates import RateRange
 from tokenv.testing import check_agent
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.AGENTS) - {"bpe"}))
+@pytest.mark.parametrize("name", sorted(set(registry.AGENTS) - {"bpe", "conditional"}))
 def test_every_agent_passes(name):
     check_agent(name)
 
@@ -30,6 +31,20 @@ def test_so_does_every_agent_that_is_told_its_rate(name):
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "flat": True}, {"scale": 0.5}])
 def test_options_reach_the_agent(options):
     check_agent("learned", **options)
+
+
+def conditional(width: int, rate: float, seq_len: int) -> Conditional:
+    """One that has learned something: at its start it draws as if it read nothing."""
+    agent = Conditional(width, seq_len, rate)
+    nn.init.normal_(agent.out.weight)
+    return agent
+
+
+def test_the_conditional_law_passes_as_what_reads_ahead():
+    check_agent("conditional", reads_ahead=True)
+    check_agent(conditional, reads_ahead=True)
+    with pytest.raises(AssertionError, match="boundaries depend on later symbols"):
+        check_agent(conditional)
 
 
 def test_an_agent_that_reads_ahead_passes_if_it_says_so(tmp_path, monkeypatch):

@@ -82,6 +82,8 @@ class ReadsObservations(Protocol):
 class DrawsBoundaries(ReadsObservations, Protocol):
     """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
 
+    whole: bool
+
     @property
     def autoregressive(self) -> bool:
         """Whether a decision depends on earlier ones."""
@@ -140,3 +142,22 @@ def check_fit(estimator: Estimates, agent: DrawsBoundaries, pooling: str) -> Non
         )
     if estimator.sampling.relaxations is not None and pooling != "select":
         raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need 'select'")
+
+
+def check_sight(agent: DrawsBoundaries, *, direct: bool) -> None:
+    """Refuse an agent that would look ahead.
+
+    Args:
+        agent: draws the boundaries.
+        direct: whether only what follows the last decision is predicted (``model.direct``).
+
+    Raises:
+        ValueError: the agent reads symbols that are to be predicted.
+    """
+    if agent.whole and not direct:
+        raise ValueError(
+            f"this {type(agent).__name__} agent reads the whole history before it draws a boundary, and here every "
+            "symbol of the history is predicted from those before it: it would look ahead. Expected direct forecasts, "
+            "which predict nothing of their history (model.direct=True with model.horizon=H and "
+            "data.series.context = data.seq_len - H), or an agent that draws while it reads, such as strict or learned"
+        )

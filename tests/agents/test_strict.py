@@ -77,3 +77,22 @@ def test_the_score_function_is_exact_for_it():
     true = flat_gradient(-(prob_K * likelihood_K).sum(), inputs, retain_graph=True)
     loss_K = early_exit(1.0)(td)[keys.LOSS_POLICY].sum((1, 2))
     torch.testing.assert_close(flat_gradient((prob_K.detach() * loss_K).sum(), inputs), true, **EXACT)
+
+
+@pytest.mark.parametrize("push", [-1.0, 0.0, 1.0])
+def test_an_even_push_on_all_logits_spends_the_count_early_or_late(push):
+    """Exact, over all C(10, 4) draws: what is left per place that is left stays put on average only without one."""
+    length, count = 12, 5
+    agent, seen = make(length, 0.45, window=0).eval(), observe(1, length)
+    with torch.no_grad():
+        agent.projection.weight.zero_()[0, 0] = push
+    seen[keys.ENCODING][..., 0] = 1.0
+    free = torch.tensor([bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == count - 1])
+    action_CT = torch.cat([torch.ones(len(free), 1, dtype=torch.long), free], 1)
+    prob_C = agent.score(seen, action_CT.unsqueeze(1))[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
+    left_CT = count - (action_CT.cumsum(1) - action_CT)
+    rate_T = (prob_C[:, None] * left_CT).sum(0)[1:] / torch.arange(length - 2, 0, -1)
+    change = rate_T.diff().sign().sum() / (length - 3)
+    assert change == -push or push == 0
+    if push == 0:
+        torch.testing.assert_close(rate_T, torch.full_like(rate_T, (count - 1) / (length - 2)))

@@ -77,6 +77,8 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
         changes["data"] |= SERIES if not source.endswith(".csv") else {"series": {"context": 12}}
         if settings["model"].get("horizon"):
             changes["model"] = MODEL | {"horizon": 8}
+        if settings["model"].get("direct"):
+            changes["data"]["series"]["context"] = changes["data"]["seq_len"] - 8
     else:
         changes["data"] |= TEXT
         if source.startswith("hub:") or source == "python":

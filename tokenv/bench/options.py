@@ -10,7 +10,6 @@ from tokenv.config.convert import make
 from tokenv.config.files import merge, nested
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
-from tokenv.run.slots import Slots
 
 RANKS = "ranks"  # a size that is no key of the configuration
 
@@ -71,6 +70,8 @@ class BenchOptions:
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
+        from tokenv.run.slots import Slots  # help is told without torch
+
         Slots.of(self.config.train, world=value)
 
     def as_dict(self) -> dict[str, Any]:

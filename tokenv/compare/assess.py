@@ -23,6 +23,7 @@ from tokenv.rates import mean_rate
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import (
     boundary_scores,
+    drawn_share,
     evaluate,
     held_out_rollouts,
     joined,
@@ -75,6 +76,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
             sequence_sums(td, codec)
             | {
                 "action": td[keys.ACTION].cpu(),
+                "decides": td[keys.DECISION_MASK].cpu(),
                 "prob": shifted(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
             }
             | {name: reference(td).cpu() for name, reference in references.items()}
@@ -86,7 +88,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
     agreement = {name: _agreement(action_BT, of[name]) for name in references}
     if held_out.gold_BN is not None:
         truth = "true tokens" if series is None else "change points"
-        agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1], config.data.tolerance)
+        agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1] & of["decides"], config.data.tolerance)
     shown = (held_out, of["prob"][: wishes.passages], action_BT[: wishes.passages])
     return Assessment(
         version=VERSION,
@@ -98,7 +100,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         document=held_out.document_B.tolist(),
         loss_early=early_B.mean().item(),
         loss_test=None if series is None else _test_loss(parts, series, config, how),
-        boundary_rate=action_BT.double().mean().item(),
+        boundary_rate=drawn_share(action_BT, of["decides"]),
         calibration=None if bias is None else _before(parts, held_out, config, bias),
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,

@@ -44,7 +44,7 @@ class LossConfig:
         policy: of the policy loss.
         rate: of the rate target.
         early: of the early exit's cross-entropy.
-        direct: of the direct head's, where ``model.horizon`` is not 0.
+        direct: of the direct head's, where ``model.horizon`` is not 0; with ``model.direct`` it is the model's own.
     """
 
     policy: float = 0.01
@@ -255,8 +255,27 @@ class Config:
             _require(0 < self.rate < 1, "rate", self.rate, words)
         most = self.data.seq_len - 1
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
+        if self.model.direct:
+            self._check_direct()
         wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])
         _require(self.data.kind != wrong, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
+
+    def _check_direct(self) -> None:
+        _require(self.data.kind == "series", "data.kind", self.data.kind, "series, for model.direct=True")
+        context, history = self.data.series.context, self.data.seq_len - self.model.horizon
+        expected = (
+            f"data.seq_len - model.horizon = {history} with model.direct=True: the history gives the frame, and "
+            "nothing of it has a likelihood"
+        )
+        _require(context == history, "data.series.context", context, expected)
+
+    @property
+    def cut_len(self) -> int:
+        """Symbols of the sequences that an agent cuts, the last of which draws no boundary.
+
+        All of a sequence, or with ``model.direct`` the history and one symbol more.
+        """
+        return self.data.seq_len - (self.model.horizon - 1 if self.model.direct else 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as in a YAML file."""

@@ -68,8 +68,14 @@ def generate(
 
     Raises:
         ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` or ``samples`` is below 1, ``stop`` is
-            empty, or ``temperature``, ``top_p`` or ``rate`` is out of range.
+            empty, or ``temperature``, ``top_p`` or ``rate`` is out of range; or the model predicts no next symbol
+            (``model.direct``).
     """
+    if lm.config.direct:
+        raise ValueError(
+            "model.direct = True: this model predicts its horizon at once and no next symbol: ask for a direct "
+            "forecast (direct=True), or train a model with model.direct=False"
+        )
     shape = lm.codec.symbol_shape
     if prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape:
         raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected {('B', 'P', *shape)}")

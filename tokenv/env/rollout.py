@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.contracts import DrawsBoundaries, Sampling
+from tokenv.contracts import DrawsBoundaries, Sampling, check_sight
 from tokenv.env.asked import told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
@@ -35,7 +35,9 @@ class _Sequences:
         length_B: symbols of each sequence; what follows is padding.
         position_BN: 0 to N - 1 in every row.
         valid_BT: whether the prediction made at i is of a symbol, not of padding.
-        decision_mask_BN: nobody decides at the first symbol, nor where nothing is left to predict.
+        decision_mask_BN: nobody decides at the first symbol, nor where nothing is left to predict, nor among symbols
+            that are predicted at once.
+        known: leading symbols that the decoder reads: T, or those before the ones that are predicted at once.
     """
 
     symbol_BN: Tensor
@@ -43,16 +45,23 @@ class _Sequences:
     position_BN: Tensor
     valid_BT: Tensor
     decision_mask_BN: Tensor
+    known: int
 
     @classmethod
-    def of(cls, symbol_BN: Tensor, length_B: Tensor | None) -> _Sequences:
-        batch, length = symbol_BN.shape[:2]
+    def of(cls, lm: UNet, symbol_BN: Tensor, length_B: Tensor | None) -> _Sequences:
+        (batch, length), ahead = symbol_BN.shape[:2], lm.config.horizon if lm.config.direct else 0
+        if ahead and (length <= ahead or length_B is not None):
+            raise ValueError(
+                f"sequences of {length} symbols with model.direct: expected more than model.horizon = {ahead}, and all "
+                "of one length"
+            )
         position_N = torch.arange(length, device=symbol_BN.device)
         if length_B is None:
             length_B = torch.full((batch,), length, device=symbol_BN.device)
         valid_BT = position_N[1:] < length_B[:, None]
-        decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0)
-        return cls(symbol_BN, length_B, position_N.expand(batch, -1), valid_BT, decision_mask_BN)
+        known = length - (ahead or 1)
+        decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0) & (position_N < known)
+        return cls(symbol_BN, length_B, position_N.expand(batch, -1), valid_BT, decision_mask_BN, known)
 
     @property
     def target_BT(self) -> Tensor:
@@ -94,10 +103,17 @@ def rollout(
         ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
         Gradients flow through the agent's outputs and through the ``next`` log-likelihoods; rewards and
         everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
-        holds from each sequence's own end on.
+        holds from each sequence's own end on. With ``model.direct`` the ``log_likelihood`` of the last H symbols is
+        what the direct head said of each at the end of the history, and that of the history is 0; the early exit,
+        which no boundary moves, goes on from step to step.
+
+    Raises:
+        ValueError: the agent would look ahead; with ``model.direct``, sequences without a history, or of several
+            lengths.
     """
+    check_sight(agent, direct=lm.config.direct)
     observer = (observer or Observer.of(agent)).serving(agent)
-    sequences = _Sequences.of(symbol_BN, length_B)
+    sequences = _Sequences.of(lm, symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
     rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
@@ -122,7 +138,7 @@ def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | T
     observer = Observer.of(agent)
     rate = agent.rates.mean if rate is None and agent.rates is not None else rate
     rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
-    return _observe(lm, observer, _Sequences.of(symbol_BN, None), rate_B)[:, :-1]
+    return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), rate_B)[:, :-1]
 
 
 def _observe(lm: UNet, observer: Observer, sequences: _Sequences, rate_B: Tensor | None) -> TensorDict:
@@ -176,26 +192,27 @@ def _predict(
     generator: torch.Generator | None,
 ) -> dict[str, Tensor]:
     """Log-likelihoods of the next symbols under the drawn boundaries, by name under ``next``; [.., B, T] each."""
-    action, boundary = drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None)
-    target_BT, valid_BT = sequences.target_BT, sequences.valid_BT
+    read_BLD, valid_BT = x_BTD[:, : sequences.known], sequences.valid_BT
+    action, boundary = drawn[keys.ACTION][..., : sequences.known], drawn.get(keys.BOUNDARY, None)
     if sampling.reward_only:
-        y = _read_out(lm, x_BTD, action[:1])
+        y = _read_out(lm, read_BLD, action[:1])
         with torch.no_grad():
-            further = _log_likelihood(lm, _read_out(lm, x_BTD, action[1:]), target_BT)
-        late = torch.cat([_log_likelihood(lm, y, target_BT), further])
+            further = _log_likelihood(lm, _read_out(lm, read_BLD, action[1:]), sequences)
+        late = torch.cat([_log_likelihood(lm, y, sequences), further])
     else:
-        y = _read_out(lm, x_BTD, action, boundary)
-        late = _log_likelihood(lm, y, target_BT)
-    early_BT = lm.codec.log_prob(lm.early_exit(x_BTD), target_BT)
+        y = _read_out(lm, read_BLD, action, None if boundary is None else boundary[..., : sequences.known])
+        late = _log_likelihood(lm, y, sequences)
+    early_BT = lm.codec.log_prob(lm.early_exit(x_BTD), sequences.target_BT)
     predicted = {
         keys.LOG_LIKELIHOOD[1]: late.where(valid_BT, 0.0),
-        keys.LOG_LIKELIHOOD_EARLY[1]: early_BT.where(valid_BT, 0.0).expand(action.shape),
+        keys.LOG_LIKELIHOOD_EARLY[1]: early_BT.where(valid_BT, 0.0).expand(late.shape),
     }
     if sampling.relaxations is not None:
         soft = sampling.relaxations(drawn, sequences.decision_mask_BN[:, :-1], drawn[keys.NOISE], generator)
-        each = [_log_likelihood(lm, _read_out(lm, x_BTD.detach(), action, s), target_BT) for s in soft.unbind(-1)]
+        read_BLD, soft = read_BLD.detach(), soft[..., : sequences.known, :]
+        each = [_log_likelihood(lm, _read_out(lm, read_BLD, action, s), sequences) for s in soft.unbind(-1)]
         predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
-    if 0 < lm.config.horizon < sequences.symbol_BN.shape[1]:
+    if not lm.config.direct and 0 < lm.config.horizon < sequences.symbol_BN.shape[1]:
         # Samples that only earn a reward have none, and weigh nothing.
         total, count = _direct(lm, y, sequences)
         padding = (0, 0, 0, 0, 0, len(action) - len(total)) if sampling.reward_only else (0, 0)
@@ -214,9 +231,25 @@ def _read_out(lm: UNet, x_BTD: Tensor, action: Tensor, boundary: Tensor | None =
     return y.view(*action.shape, -1)
 
 
-def _log_likelihood(lm: UNet, y: Tensor, target_BT: Tensor) -> Tensor:
-    """Log p(x_{i+1} | x_<=i, a_<=i) of all samples: [.., B, T, D] -> [.., B, T]."""
-    return lm.codec.log_prob(lm.head(y), target_BT.expand(*y.shape[:-3], *target_BT.shape))
+def _log_likelihood(lm: UNet, y: Tensor, sequences: _Sequences) -> Tensor:
+    """Of all samples: [.., B, T, D] -> [.., B, T].
+
+    ``log p(x_{i+1} | x_<=i, a_<=i)``, or with ``model.direct`` ``log p(x_{i+1} | x_<L, a_<L)`` of all that follows the
+    L known symbols, and 0 before.
+    """
+    if not lm.config.direct:
+        target_BT = sequences.target_BT
+        return lm.codec.log_prob(lm.head(y), target_BT.expand(*y.shape[:-3], *target_BT.shape))
+    last_B, target_BH = sequences.symbol_BN[:, sequences.known - 1], sequences.symbol_BN[:, sequences.known :]
+    return F.pad(_ahead(lm, y[..., -1, :], last_B, target_BH), (sequences.known - 1, 0))
+
+
+def _ahead(lm: UNet, y: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    """The direct head's log-likelihoods of the H symbols after some: [K, .., D], [..], [.., H] -> [K, .., H]."""
+    samples = y.shape[: y.dim() - 1 - (target.dim() - 1 - len(lm.codec.symbol_shape))]
+    return lm.codec.log_prob_ahead(
+        lm.direct(y), symbol.expand(*samples, *symbol.shape), target.expand(*samples, *target.shape)
+    )
 
 
 def _direct(lm: UNet, y: Tensor, sequences: _Sequences) -> tuple[Tensor, Tensor]:
@@ -228,13 +261,7 @@ def _direct(lm: UNet, y: Tensor, sequences: _Sequences) -> tuple[Tensor, Tensor]
     steps = valid_BT.shape[1] - lm.config.horizon + 1
     target_BSH = sequences.target_BT.unfold(1, lm.config.horizon, 1).movedim(-1, 2)
     whole_BS = valid_BT[:, -steps:]
-    samples = y.shape[:-3]
-    symbol_BS = sequences.symbol_BN[:, :steps]
-    log_prob = lm.codec.log_prob_ahead(
-        lm.direct(y[..., :steps, :]),
-        symbol_BS.expand(*samples, *symbol_BS.shape),
-        target_BSH.expand(*samples, *target_BSH.shape),
-    ).sum(-1)
+    log_prob = _ahead(lm, y[..., :steps, :], sequences.symbol_BN[:, :steps], target_BSH).sum(-1)
     counted = lm.codec.counted(target_BSH)
     count_BS = whole_BS * (lm.config.horizon if counted is None else counted.sum(-1))
     rest = (0, valid_BT.shape[1] - steps)

@@ -156,6 +156,11 @@ class TokenizationEnv(EnvBase):
         )
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+        if self.lm.config.direct:
+            raise ValueError(
+                "model.direct = True: this model predicts its horizon at once and no next symbol, so that there is "
+                "nothing to step by: roll out whole sequences (one_pass), or train a model with model.direct=False"
+            )
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         asked = None if tensordict is None else tensordict.get("_reset", None)
         rows_B = everyone if asked is None else asked.view(self.batch_size)

@@ -35,10 +35,11 @@ class Forecast:
 
 
 def check_reach(parts: Parts, horizon: int, *, direct: bool) -> None:
-    """Refuse to ask a direct head for more steps than it predicts.
+    """Refuse to ask a direct head for more steps than it predicts, or a model that has nothing else for others.
 
     Raises:
-        UserError: the model's direct head does not reach so far, or is missing.
+        UserError: the model's direct head does not reach so far, or is missing; not ``direct``, and the model predicts
+            nothing else.
     """
     reach = parts.lm.config.horizon
     if direct and reach < horizon:
@@ -47,6 +48,8 @@ def check_reach(parts: Parts, horizon: int, *, direct: bool) -> None:
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
             f"model.horizon={horizon}, or let it write value by value (direct=False)"
         )
+    if parts.lm.config.direct and not direct:
+        raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
 
 
 def histories_together(samples: int, *, direct: bool) -> int:
@@ -75,7 +78,7 @@ def forecast(
         direct: ask the direct head: a density per step, and nothing of how steps hang together.
 
     Raises:
-        UserError: ``samples`` below 2; ``direct``, and the model's direct head does not reach so far.
+        UserError: ``samples`` below 2; see ``check_reach``.
     """
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
@@ -85,9 +88,10 @@ def forecast(
     assert isinstance(lm.codec, SeriesCodec)
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
     if direct:
-        # Nothing is decided at the last symbol of a sequence, so one more is put there.
-        symbol_BN = torch.cat([history_BL, history_BL[:, -1:]], 1).to(generator.device)
-        observed = observe(lm, parts.agent, symbol_BN)
+        # Nothing is decided at the last symbol, nor at those that are predicted at once: so many more are put there.
+        more = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
+        symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
+        observed = observe(lm, parts.agent, symbol_BN)[:, : history_BL.shape[1]]
         noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
         drawn = parts.agent.draw(observed, noise_BL)
         action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]

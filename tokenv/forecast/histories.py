@@ -115,9 +115,14 @@ def history_steps(config: Config, horizon: int) -> int:
     """Steps of history that a model reads before a forecast: all that its sequences leave.
 
     Raises:
-        UserError: ``horizon`` is below 1, or leaves no step between the context and the forecast.
+        UserError: ``horizon`` is below 1, leaves no step between the context and the forecast, or is another than
+            that of a model which predicts nothing else.
     """
-    known = config.data.seq_len - horizon
+    known, reach = config.data.seq_len - horizon, config.model.horizon
+    if config.model.direct:
+        if horizon != reach:
+            raise UserError(f"horizon = {horizon}: expected {reach}, all that a model with model.direct=True predicts")
+        return known
     if horizon < 1 or known <= config.data.series.context:
         most = config.data.seq_len - config.data.series.context - 1
         raise UserError(
@@ -143,7 +148,7 @@ def last_windows(recordings: Sequence[Recording], config: Config, horizon: int) 
     series: list[Series] = []
     for recording in recordings:
         length = len(recording.value_LC)
-        if length <= options.context:
+        if length < min(options.context + 1, wanted):
             raise UserError(
                 f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} "
                 f"that the model reads first, and best its whole history of {wanted}: give more, or leave it out"

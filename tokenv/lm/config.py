@@ -28,9 +28,13 @@ class UNetConfig:
             ``smooth`` (H-Net, Hwang et al. 2025).
         horizon: symbols H that a direct head predicts at once from every position, beside the next one; 0 for no
             such head.
+        direct: whether the last ``horizon`` symbols of a sequence are predicted at once by that head, from what stands
+            before them, and nothing else is: no boundary is drawn among them, and nothing of the history is predicted,
+            so that an agent may read all of it. Every likelihood is then the direct head's.
 
     Raises:
-        UserError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
+        UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, or ``direct``
+            comes without a horizon.
     """
 
     width: int = 128
@@ -46,15 +50,20 @@ class UNetConfig:
     rope_base: float = 10_000.0
     pooling: str = "select"
     horizon: int = 0
+    direct: bool = False
 
     def __post_init__(self) -> None:
         if self.horizon < 0:
             raise UserError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
+        if self.direct and not self.horizon:
+            raise UserError(
+                "model.direct = True with model.horizon = 0: expected symbols to predict at once, such as 24"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_layers") and value > MOST_LAYERS:
                 raise UserError(f"model.{field.name} = {value:,}: expected at most {MOST_LAYERS:,} layers")
-            if field.name not in ("pooling", "horizon") and not value > 0:
+            if field.name not in ("pooling", "horizon", "direct") and not value > 0:
                 raise UserError(f"model.{field.name} = {value!r}: expected a positive number")
         if self.pooling not in POOLINGS:
             raise UserError(

@@ -21,7 +21,8 @@ def matrix_parameters(*modules: nn.Module) -> int:
 
 def _byte_matrices(lm: UNet) -> int:
     """Entries of the matrices that are applied to every byte after the boundaries are drawn."""
-    direct = [lm.direct_head] if lm.config.horizon else []
+    everywhere = lm.config.horizon and not lm.config.direct  # else it is asked once a sequence
+    direct = [lm.direct_head] if everywhere else []
     return matrix_parameters(lm.pooling, lm.up, lm.head, *direct)
 
 

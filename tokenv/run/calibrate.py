@@ -118,7 +118,9 @@ def _asked(observed: list[TensorDictBase]) -> float:
 
 def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
     """By how much boundaries per symbol exceed a rate: not falling in the bias."""
+    nobodys = parts.lm.config.horizon - 1 if parts.lm.config.direct else 0  # symbols at the end that nobody decides at
     drawn = [
-        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
+        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION][..., : td.shape[-1] - nobodys]
+        for td, noise in zip(observed, noises, strict=True)
     ]
     return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn) - rate

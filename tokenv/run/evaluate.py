@@ -259,25 +259,35 @@ def evaluate(
     )
     mine = [
         sequence_sums(td, codec)
-        | {"action": td[keys.ACTION].cpu(), "entropy": td[keys.ENTROPY].double().mean(-1).cpu()}
+        | {
+            "action": td[keys.ACTION].cpu(),
+            "decides": td[keys.DECISION_MASK].cpu(),
+            "entropy": td[keys.ENTROPY].double().mean(-1).cpu(),
+        }
         for td in rollouts
     ]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.objects(mine)[::shard]))
     whole = joined([columns for columns in in_turn if columns is not None])
-    action_BT = whole["action"]
+    action_BT, decides_BT = whole["action"], whole["decides"]
     late_B, early_B = sequence_losses(whole)
     scores = {}
     if batch.gold_BN is not None:
-        scores = boundary_scores(action_BT[:, 1:].bool(), batch.gold_BN[:, 1:-1], tolerance)
+        gold_BT = batch.gold_BN[:, :-1] & decides_BT
+        scores = boundary_scores(action_BT[:, 1:].bool(), gold_BT[:, 1:], tolerance)
     return Evaluation(
         unit=codec.unit,
         loss=late_B.mean().item(),
         standard_error=clustered_standard_error(late_B, batch.document_B),
         loss_early=early_B.mean().item(),
-        boundary_rate=action_BT.double().mean().item(),
+        boundary_rate=drawn_share(action_BT, decides_BT),
         entropy=whole["entropy"].mean().item(),
         **scores,
     )
+
+
+def drawn_share(action: Tensor, decides: Tensor) -> float:
+    """Boundaries per symbol at which there may be one: those that are decided, and every sequence's first; [.., T]."""
+    return action.sum().item() / (decides.sum().item() + decides[..., 0].numel())
 
 
 def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str, float]:

@@ -79,11 +79,12 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], lm: UNet) -> 
     codec = lm.codec
     decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
     drawn_B = sharers().gather(td[keys.ACTION].sum(-1), -1)
-    (mean_reward,), (boundaries,) = summed(_mean_share(reward)), summed(td[keys.ACTION].sum())
+    (mean_reward,) = summed(_mean_share(reward))
+    boundaries, places = summed(td[keys.ACTION].sum(), decided.sum() + decided[..., 0].numel())
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
         f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
-        "boundary_rate": boundaries.float() / (td[keys.ACTION].numel() * sharers().size),
+        "boundary_rate": boundaries.float() / places.float(),
         "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
         "entropy": masked_mean(td[keys.ENTROPY], decided),
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),

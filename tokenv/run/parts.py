@@ -12,7 +12,7 @@ from tokenv import keys
 from tokenv.agents.base import Agent
 from tokenv.config import registry
 from tokenv.config.schema import Config
-from tokenv.contracts import Sampling, check_fit
+from tokenv.contracts import Sampling, check_fit, check_sight
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe
 from tokenv.errors import UserError
@@ -213,7 +213,7 @@ def _build_learners(
     context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     agent = build_agent(
         config.agent,
-        **context,
+        **context | {"seq_len": config.cut_len},
         rates=rates,
         train_tokenizer=train_tokenizer,
         codec=codec,
@@ -229,6 +229,10 @@ def _build_learners(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
             f"model.pooling={agent.pooling}, which this agent is made for"
         )
+    try:
+        check_sight(agent, direct=config.model.direct)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if not agent.learns and config.start.frozen:
         raise UserError(
             f"start.frozen = True with agent.name = {config.agent['name']!r}, which does not learn either: expected "
