@@ -12,6 +12,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tokenv import keys
 from tokenv.agents.memory import Memory
+from tokenv.rates import RateRange
 
 
 def forced_action(observation: TensorDictBase) -> Tensor:
@@ -59,6 +60,12 @@ def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
     if count < 1:
         raise ValueError(f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}")
     return places, count
+
+
+def boundary_counts(rate: Tensor, seq_len: int) -> Tensor:
+    """The numbers floor(N * rate), at least 1, of sequences with rates of their own: float [..] -> int64 [..]."""
+    undo = 1 + 1e-6  # the rounding of float32, in which observations hold rates
+    return (seq_len * undo * rate.double()).floor().long().clamp(1, max(seq_len - 1, 1))
 
 
 class BoundaryDistribution(Distribution):
@@ -129,7 +136,7 @@ class BoundaryDistribution(Distribution):
         )
 
 
-def refuse_other_counts(dist: BoundaryDistribution, action: Tensor, name: str, count: int) -> None:
+def refuse_other_counts(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
     """Refuse boundaries that a policy with an exact count would never draw.
 
     Args:
@@ -159,6 +166,8 @@ class Agent(TensorDictModuleBase, ABC):
         window: number w of earlier actions it reads; 0 for a policy that ignores its past.
         learns: whether it has a policy to be trained by an estimator.
         pooling: the ``model.pooling`` that it is made for; None for any.
+        rates: those that an agent is trained for which is told them, by ``target_rate`` among its ``in_keys``; None for
+            one that is not. A constructor that takes ``rates`` is given the run's range.
         whole: whether a decision reads all symbols that are decided at, later ones too, so that none of them may be
             predicted (``tokenv.contracts.check_sight``).
     """
@@ -168,6 +177,7 @@ class Agent(TensorDictModuleBase, ABC):
     window: int = 0
     learns: bool = False
     pooling: str | None = None
+    rates: RateRange | None = None
     whole: bool = False
 
     @abstractmethod

@@ -5,8 +5,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.agents.base import Agent, boundary_count, certain, forced_action
+from tokenv.agents.base import Agent, boundary_count, boundary_counts, certain, forced_action
 from tokenv.agents.memory import Memory
+from tokenv.rates import RateRange
 
 ROUNDINGS = ("down", "random")
 
@@ -37,6 +38,7 @@ class _Fixed(Agent):
             ``random`` draws floor((N - 1) * rate + u_0), u_0 being the noise at the first symbol, where nobody decides:
             the mean over sequences is then the rate itself, per symbol that predicts another, as that of a calibrated
             policy (``tokenv.run.calibrate``).
+        rates: range of the rates that it is told, every sequence its own; ``rate`` then counts for nothing.
 
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary; or another
@@ -45,23 +47,30 @@ class _Fixed(Agent):
 
     in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]
 
-    def __init__(self, rate: float, seq_len: int, rounding: str = "down") -> None:
+    def __init__(self, rate: float, seq_len: int, rounding: str = "down", rates: RateRange | None = None) -> None:
         super().__init__()
-        self.places, self.count = boundary_count(rate, seq_len)
+        self.seq_len = seq_len
+        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
-        self.mean = self.places * rate if rounding == "random" else None
+        self.rounding, self.mean = rounding, self.places * rate
         self._memory = Memory()
+        if rates is not None:
+            self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
         """P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
         raise NotImplementedError
 
-    def _count(self, first_noise: Tensor) -> Tensor:
+    def _count(self, first_noise: Tensor, observation: TensorDictBase) -> Tensor:
         """Boundaries of the whole sequence, int64 of the noise's shape."""
-        if self.mean is None:
+        rate = None if self.rates is None else observation[keys.TARGET_RATE].expand(first_noise.shape)
+        if self.rounding == "down":
+            if rate is not None:
+                return boundary_counts(rate, self.seq_len)
             return torch.full_like(first_noise, self.count, dtype=torch.long)
-        return (self.mean + first_noise).floor().long().clamp(1, self.places)
+        mean = self.mean if rate is None else self.places * rate
+        return (mean + first_noise).floor().long().clamp(1, self.places)
 
     def _act(
         self, observation: TensorDictBase, token_count: Tensor, count: Tensor, noise: Tensor
@@ -73,7 +82,7 @@ class _Fixed(Agent):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """One position after the other: the count so far decides, and no matrix product is in the way."""
-        count = self._count(noise[..., 0])
+        count = self._count(noise[..., 0], observation[..., 0])
         so_far = torch.zeros_like(count)
         actions, probs = [], []
         for i in range(noise.shape[-1]):
@@ -92,8 +101,8 @@ class _Fixed(Agent):
         noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
         if noise is None:
             noise = torch.rand(tensordict.batch_size, device=position.device)
-        count = self._count(noise)
-        if self.mean is not None:
+        count = self._count(noise, tensordict)
+        if self.rounding == "random":
             count = self._memory.keep(count, position)
         return tensordict.update(_answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
 
@@ -106,7 +115,7 @@ class Uniform(_Fixed):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""
-        count = self._count(noise[..., :1])
+        count = self._count(noise[..., :1], observation[..., :1])
         return _answer(*self._act(observation, torch.zeros_like(count), count, noise))
 
 

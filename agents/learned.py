@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tokenv import keys
 from tokenv.agents.base import BoundaryDistribution, Policy, forced_action
+from tokenv.agents.told import ToldRate
+from tokenv.rates import RateRange
 
 ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
 
@@ -20,6 +22,10 @@ class Learned(Policy):
     ``l_raw_i = W_0 X_i + sum_{j=1..w} a_{i-j} (W_j X_i)`` (eq. 21), ``l = softcap(l_raw / scale + logit(rate))``
     (eq. 22, 23; no softcap in evaluation), ``a_i ~ Bernoulli(sigmoid(l_i))``.
 
+    With ``rates`` it is told the rate of every sequence: with z a number that stands for it (``ToldRate``),
+    ``W_j X_i`` becomes ``(1 + g_j(z)) W_j X_i + scale h_j(z)``, and ``logit(rate)`` is that rate's own. g and h are
+    learned and start at 0, where this is the policy of that one rate.
+
     Args:
         width: model width D.
         rate: target boundary rate; probabilities start near it.
@@ -27,6 +33,7 @@ class Learned(Policy):
         scale: divides the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
         flat: start with the rate as the probability everywhere, instead of near it.
+        rates: range of the rates that it is told; ``rate`` then counts for nothing.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), negative ``window``, ``scale`` or ``softcap`` not positive.
@@ -42,6 +49,7 @@ class Learned(Policy):
         scale: float = 16.0,
         softcap: float = 15.0,
         flat: bool = False,
+        rates: RateRange | None = None,
     ) -> None:
         super().__init__()
         if not 0 < rate < 1:
@@ -55,10 +63,27 @@ class Learned(Policy):
         self.projection = nn.Linear(width, window + 1, bias=False)
         if flat:
             nn.init.zeros_(self.projection.weight)
+        if rates is not None:
+            self.rates, self.bias = rates, 0.0
+            self.in_keys = [*self.in_keys, keys.TARGET_RATE]
+            self.told = ToldRate(rates, window + 1)
 
     def _project(self, encoding: Tensor) -> Tensor:
         """All W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
         return self.projection(encoding.to(self.projection.weight.dtype))
+
+    def _hear(self, observation: TensorDictBase) -> Tensor:
+        """All W_j X_i, and where the policy is told a rate, what becomes of them: [.., w + 1]."""
+        projected = self._project(observation[keys.ENCODING])
+        if self.rates is None:
+            return projected
+        gain, shift = self.told(observation[keys.TARGET_RATE].to(projected.dtype))
+        start = F.pad(self._start(observation).unsqueeze(-1), (0, self.window))
+        return projected * (1 + gain) + self.scale * (shift + start)
+
+    def _start(self, observation: TensorDictBase) -> Tensor:
+        """logit(rate), where logits start, of the rates that the policy is told: [..]."""
+        return torch.logit(observation[keys.TARGET_RATE].to(self.projection.weight.dtype))
 
     def _logits(self, projected: Tensor, earlier: Sequence[Tensor]) -> Tensor:
         """[.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..].
@@ -98,13 +123,13 @@ class Learned(Policy):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
-        projected = self._project(observation[keys.ENCODING])
+        projected = self._hear(observation)
         action = self._settle(projected.detach(), noise, observation)
         return self._given(projected, action, observation).answer(action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
-        return self._given(self._project(observation[keys.ENCODING]), action, observation).answer(action)
+        return self._given(self._hear(observation), action, observation).answer(action)
 
     def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
         """The distribution of every decision, given all earlier ones."""
@@ -123,5 +148,5 @@ class Learned(Policy):
                 f"observations hold {len(earlier)} earlier actions and the policy reads {self.window}: "
                 f"make the environment with window={self.window} or more"
             )
-        logits = self._logits(self._project(tensordict[keys.ENCODING]), earlier)
+        logits = self._logits(self._hear(tensordict), earlier)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))

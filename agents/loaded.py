@@ -55,6 +55,7 @@ class Loaded(Agent):
         self.in_keys = [*own, *(key for key in agent.in_keys if key not in made)]
         self.out_keys = list(agent.out_keys)
         self.window, self.pooling, self.whole = agent.window, agent.pooling, agent.whole
+        self.rates = agent.rates
         self.learns = agent.learns and not frozen
         self._make_reader, self._reader = reader, (0, reader(0))
         self._order = Memory()

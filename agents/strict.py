@@ -5,8 +5,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.agents.base import BoundaryDistribution, boundary_count, forced_action, refuse_other_counts
+from tokenv.agents.base import (
+    BoundaryDistribution,
+    boundary_count,
+    boundary_counts,
+    forced_action,
+    refuse_other_counts,
+)
 from tokenv.agents.learned import Learned
+from tokenv.rates import RateRange
 
 
 class Strict(Learned):
@@ -32,6 +39,7 @@ class Strict(Learned):
         rate: boundaries per symbol.
         seq_len: symbols N of a sequence; floor(N * rate) boundaries are drawn, the first symbol's included.
         window: see ``Learned``; so for ``scale`` and ``softcap``.
+        rates: see there; every sequence then has its own number.
     """
 
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK, keys.TOKEN_COUNT]
@@ -44,26 +52,33 @@ class Strict(Learned):
         window: int = 8,
         scale: float = 16.0,
         softcap: float = 15.0,
+        rates: RateRange | None = None,
     ) -> None:
-        super().__init__(width, rate, window, scale, softcap)
-        self.places, self.count = boundary_count(rate, seq_len)
+        super().__init__(width, rate, window, scale, softcap, rates=rates)
+        self.seq_len = seq_len
+        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
 
     @property
     def autoregressive(self) -> bool:
         """Always: through the count."""
         return True
 
-    def _tilt(self, logits: Tensor, position: Tensor, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _counts(self, observation: TensorDictBase) -> int | Tensor:
+        """Boundaries of the whole sequence."""
+        return self.count if self.rates is None else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
+
+    def _tilt(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tilted logits, where somebody decides at all, and what is done where nobody does."""
-        left = (self.count - token_count).clamp(min=0)
-        places = (self.places - position).clamp(min=1)
+        left = (self._counts(observation) - token_count).clamp(min=0)
+        places = (self.places - observation[keys.POSITION]).clamp(min=1)
         free = (left > 0) & (left < places)
         odds = left.clamp(min=1) / (places - left).clamp(min=1)
-        return logits + odds.to(logits.dtype).log() - self.bias, free, (left >= places).long()
+        start = self.bias if self.rates is None else self._start(observation)
+        return logits + odds.to(logits.dtype).log() - start, free, (left >= places).long()
 
     def _distribution(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> BoundaryDistribution:
-        position, decides = observation[keys.POSITION], observation[keys.DECISION_MASK]
-        tilted, free, rest = self._tilt(logits, position, token_count)
+        decides = observation[keys.DECISION_MASK]
+        tilted, free, rest = self._tilt(logits, observation, token_count)
         forced = torch.where(decides, rest, forced_action(observation).expand(rest.shape))
         return BoundaryDistribution(tilted, decides & free, forced)
 
@@ -92,8 +107,8 @@ class Strict(Learned):
             ValueError: this policy would never draw them.
         """
         with torch.no_grad():
-            dist = self._given(self._project(observation[keys.ENCODING]), action, observation)
-        refuse_other_counts(dist, action, "strict", self.count)
+            dist = self._given(self._hear(observation), action, observation)
+        refuse_other_counts(dist, action, "strict", self.count if self.rates is None else "the asked number of")
         return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

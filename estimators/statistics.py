@@ -6,7 +6,7 @@ A mean over the batch is that of the whole batch, whoever holds its rows (``toke
 import torch
 from torch import Tensor
 
-from tokenv.sharing import summed
+from tokenv.sharing import sharers, summed
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -54,6 +54,41 @@ def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
 def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:
     """Mean over the batch at every position, of the sequences that reach it: [.., B, T] -> [.., 1, T]."""
     return mean_over(x, mask, -2)
+
+
+def mean_of_like(x: Tensor, mask: Tensor, place_B: Tensor, width: float) -> Tensor:
+    """Mean over the batch as each sequence sees it: others count the less, the further off they stand.
+
+    ``sum_c K_bc sum_t x_ct / sum_c K_bc n_c``, ``K_bc = exp(-((s_b - s_c) / width)^2 / 2)`` (Nadaraya and Watson's
+    kernel regression), n_c being the entries of c where ``mask`` is True. Where all stand at the same place this is
+    ``masked_mean``.
+
+    Args:
+        x: [.., B, T].
+        mask: of its shape, or [B, T].
+        place_B: s, where each sequence stands.
+        width: of the kernel.
+
+    Returns:
+        [B, 1]; 0 where nothing is.
+    """
+    weight = mask.to(x.dtype).expand(x.shape)
+    own = [(x * weight).transpose(-2, 0).flatten(1).sum(-1), weight.transpose(-2, 0).flatten(1).sum(-1)]
+    total_R, count_R, place_R = _of_everyone(torch.stack([*own, place_B.to(x.dtype)], -1)).unbind(-1)
+    kernel_BR = torch.exp(-((place_B.to(x.dtype)[:, None] - place_R) / width).square() / 2)
+    count_B = kernel_BR @ count_R
+    return (kernel_BR @ total_R / count_B.where(count_B > 0, 1.0)).unsqueeze(-1)
+
+
+def _of_everyone(rows: Tensor) -> Tensor:
+    """The whole batch's rows, of which these are some: [B, ..] -> [R, ..]. Gradients flow."""
+    group = sharers()
+    if group.size == 1:
+        return rows
+    before, after = group.rank * len(rows), (group.size - group.rank - 1) * len(rows)
+    nothing = rows.new_zeros(before, *rows.shape[1:]), rows.new_zeros(after, *rows.shape[1:])
+    (every,) = summed(torch.cat([nothing[0], rows, nothing[1]]))
+    return every
 
 
 def mean_of_others(x: Tensor, mask: Tensor, dim: int) -> Tensor:

@@ -14,12 +14,18 @@ from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe
 from tokenv.errors import UserError
+from tokenv.rates import RateRange
 from tokenv.testing import check_agent
 
 
 @pytest.mark.parametrize("name", sorted(set(registry.AGENTS) - {"bpe", "conditional"}))
 def test_every_agent_passes(name):
     check_agent(name)
+
+
+@pytest.mark.parametrize("name", ["learned", "strict", "uniform", "random"])
+def test_so_does_every_agent_that_is_told_its_rate(name):
+    check_agent(name, rates=RateRange(0.3, 0.6))
 
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "flat": True}, {"scale": 0.5}])

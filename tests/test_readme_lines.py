@@ -108,7 +108,8 @@ def with_our_runs(line: list[str]) -> list[str]:
         assert chosen, f"no earlier line of the document made such a run: {wanted}"
         named.append(match[0])
         # Two runs that are compared differ, which a run and the one that resumed it do not.
-        run = chosen.pop() if match[0] == named[0] and line[0] == "compare" else chosen[0]
+        several = line[0] == "compare" or any(word.startswith("also=") for word in line)
+        run = chosen.pop() if match[0] == named[0] and several else chosen[0]
         return str(min(Path(run).glob("checkpoints/step-*"))) if "resume=" in match.string else run
 
     return [RUN.sub(ours, word) for word in line]

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
     from torch import Tensor
 
+    from tokenv.rates import RateRange
+
 
 class Couples(Protocol):
     """Makes the noise of samples dependent; see ``tokenv.estimators.base.Part.couple``."""
@@ -74,6 +76,7 @@ class ReadsObservations(Protocol):
 
     in_keys: list[str]
     window: int
+    rates: RateRange | None
 
 
 class DrawsBoundaries(ReadsObservations, Protocol):

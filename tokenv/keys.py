@@ -25,6 +25,7 @@ LAST_ACTIONS = "last_actions"  # a_{i-1}, ..., a_{i-w}, newest first: float [..,
 POSITION = "position"  # i: int64 [.., T]
 TOKEN_COUNT = "token_count"  # boundaries drawn before i: int64 [.., T]
 DECISION_MASK = "decision_mask"  # False where the boundary is forced and nobody decides: bool [.., T]
+TARGET_RATE = "target_rate"  # boundaries per symbol that are asked for: float [.., T]; only where an agent reads it
 EARLY_ENTROPY = "early_entropy"  # of p_early(x_{i+1} | x_<=i) in nats: float [.., T]; only where an agent reads it
 
 # What an agent reads besides, and what it writes.

@@ -27,6 +27,20 @@ def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pyte
     assert not Path("runs").exists()
 
 
+def test_reading_and_writing_are_timed_by_rate(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["repeats=1", "stepping=False", "rates=[0.1, 0.5]"]
+    rates = run_command("bench", ["with", *tiny_words, *asked])["rates"]
+    assert list(rates) == ["0.1", "0.5"]
+    assert rates["0.1"]["flops"] < rates["0.5"]["flops"]
+    assert all(of["reading"] > of["writing"] > 0 for of in rates.values())
+    assert "bytes per second by rate" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"rates = 1: expected boundaries per symbol, at least 1 / data\.seq_len"):
+        run_command("bench", ["with", *tiny_words, "rates=[1.0]"])
+
+
 def test_its_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run_command("bench", ["print_config", "with", "repeats=7"])
     shown = capsys.readouterr().out

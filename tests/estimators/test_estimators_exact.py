@@ -48,6 +48,12 @@ BIASED = {
 WINDOWS = pytest.mark.parametrize("window", [0, 2])
 
 
+@pytest.fixture(autouse=True, params=[None, (0.2, 0.6)], ids=["one rate", "a rate each"])
+def _rates(request, monkeypatch):
+    """What holds of a policy with one rate holds of one whose sequences are told rates of their own."""
+    monkeypatch.setattr(Enumeration, "rates", request.param)
+
+
 def make(name, **options):
     return getattr(recipes, name)(**UNBIASED[name] | options)
 

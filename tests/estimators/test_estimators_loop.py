@@ -21,17 +21,19 @@ from tokenv.estimators.straight_through import StraightThrough
 from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange
 
 LIKELIHOOD = {"straight", "gumbel", "reinmax", "gumbel_rao", "path"}
 
 
+@pytest.mark.parametrize("rates", [None, RateRange(0.1, 0.6)])
 @pytest.mark.parametrize("name", registry.ESTIMATORS)
-def test_one_loop_serves_all(name):
+def test_one_loop_serves_all(name, rates):
     estimator = registry.build("estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.3, seq_len=9)
     pooling = "smooth" if name == "path" else "select"
     lm = UNet(UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4, pooling=pooling))
-    agent = HNet(8) if name == "path" else Learned(8, rate=0.3, window=0)
-    env = TokenizationEnv(lm, TensorSource(torch.randint(256, (6, 9))), 3, window=0)
+    agent = HNet(8) if name == "path" else Learned(8, rate=0.3, window=0, rates=rates)
+    env = TokenizationEnv(lm, TensorSource(torch.randint(256, (6, 9))), 3, window=0, rates=rates)
     env.set_seed(0)
     td = estimator(env.one_pass(agent, estimator.sampling))
     assert keys.LOSS_POLICY in estimator.out_keys

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tokenv import keys
-from tokenv.estimators.rate import BinomialPrior, RatioLoss, ratio_loss
+from tokenv.estimators.rate import BinomialPrior, LogitPressure, RatioLoss, ratio_loss
 from tokenv.estimators.statistics import masked_mean
 
 RATE = 0.2
@@ -30,6 +30,110 @@ def rollout_of(prob, batch=3, steps=30):
 
 def per_sequence(rate):
     return RatioLoss(rate, over="sequence")
+
+
+EVERY = pytest.mark.parametrize("target", [LogitPressure, BinomialPrior, RatioLoss, per_sequence])
+
+
+def of_rates(prob_B, rate_B, steps=400):
+    """Sequences with these boundary probabilities, as many boundaries as these mean, and these targets."""
+    prob_BT, rate_BT = (torch.tensor(x).double()[:, None].expand(-1, steps + 1) for x in (prob_B, rate_B))
+    mask_BT = (torch.arange(steps + 1) > 0).expand(prob_BT.shape)
+    drawn_BT = torch.arange(steps + 1) <= prob_BT * steps
+    values = {
+        keys.BOUNDARY_LOGITS: prob_BT.logit().requires_grad_(),
+        keys.BOUNDARY_PROB: prob_BT,
+        keys.ACTION: drawn_BT.long(),
+        keys.DECISION_MASK: mask_BT,
+        keys.POSITION: torch.arange(steps + 1).expand(prob_BT.shape),
+        keys.TARGET_RATE: rate_BT,
+    }
+    return TensorDict(values, batch_size=prob_BT.shape)
+
+
+def push(target, td):
+    """Gradient of each sequence's logits."""
+    loss = masked_mean(target(RATE)(td)[keys.LOSS_RATE], td[keys.DECISION_MASK])
+    (gradient,) = torch.autograd.grad(loss, td[keys.BOUNDARY_LOGITS])
+    return gradient[..., 1:].sum(-1)
+
+
+@EVERY
+@pytest.mark.parametrize("samples", [None, 3])
+def test_equal_targets_of_sequences_are_one_target(target, samples):
+    """With padding, and with several samples."""
+    shape = (*(() if samples is None else (samples,)), 4, 30)
+    position = torch.arange(30).expand(shape)
+    mask = (position > 0) & (position < torch.tensor([30, 20, 11, 2])[:, None])
+    logits = torch.randn(shape, dtype=torch.float64)
+    values = {
+        keys.BOUNDARY_LOGITS: logits.requires_grad_(),
+        keys.BOUNDARY_PROB: torch.where(mask, logits.detach().sigmoid(), (position == 0).double()),
+        keys.ACTION: torch.where(mask, torch.randint(2, shape), (position == 0).long()),
+        keys.DECISION_MASK: mask,
+        keys.POSITION: position,
+    }
+    found = []
+    for more in ({}, {keys.TARGET_RATE: torch.full(shape, RATE, dtype=torch.float64)}):
+        loss = target(RATE)(TensorDict(values | more, batch_size=shape))[keys.LOSS_RATE]
+        found.append((loss, *torch.autograd.grad(masked_mean(loss, mask), logits)))
+    assert found[0][1].abs().sum() > 0
+    torch.testing.assert_close(*found)
+
+
+@EVERY
+def test_sequences_with_unlike_targets_do_not_trade(target):
+    """Their mean is right, and each is wrong."""
+    few, many = push(target, of_rates([0.5, 0.05], [0.05, 0.5]))
+    assert few > 0 > many
+
+
+@pytest.mark.parametrize("target", [LogitPressure, RatioLoss])
+def test_sequences_with_like_targets_do(target):
+    alone, _ = push(target, of_rates([0.1, 0.1], [0.2, 0.2]))
+    assert push(target, of_rates([0.1, 0.3], [0.2, 0.2])).abs().max() < 0.06 * alone.abs()
+
+
+def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
+    """Far apart, so that neither hears of the other; both a little too high in logits."""
+    rates = torch.tensor([0.02, 0.5], dtype=torch.float64)
+    few, many = push(LogitPressure, of_rates((rates.logit() + 0.05).sigmoid().tolist(), rates.tolist()))
+    assert few.item() == pytest.approx(many.item(), rel=0.05)
+
+
+@EVERY
+def test_descent_brings_every_rate_to_what_is_asked(target):
+    """A policy whose logits are off by a curve of the rate ends where drawn rates are asked ones, and stays there."""
+    torch.manual_seed(0)
+    low, high = torch.tensor([0.05, 0.5]).double().logit()
+    curve = torch.tensor([0.8, -0.7, 0.5], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([curve], lr=0.05)
+
+    def logits_of(rate_B):
+        place_B = (2 * rate_B.logit() - low - high) / (high - low)
+        return rate_B.logit() + torch.stack([place_B**0, place_B, place_B**2], -1) @ curve
+
+    for step in range(400):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 - step / 400)
+        rate_B = 0.05 * 10 ** torch.rand(16, dtype=torch.float64)
+        logits_BT = logits_of(rate_B)[:, None].expand(-1, 200)
+        prob_BT, position_BT = logits_BT.detach().sigmoid(), torch.arange(200).expand(16, -1)
+        values = {
+            keys.BOUNDARY_LOGITS: logits_BT,
+            keys.BOUNDARY_PROB: prob_BT,
+            keys.ACTION: (torch.rand(16, 200) < prob_BT).long(),
+            keys.DECISION_MASK: position_BT > 0,
+            keys.POSITION: position_BT,
+            keys.TARGET_RATE: rate_B[:, None].expand(-1, 200),
+        }
+        td = TensorDict(values, batch_size=(16, 200))
+        optimizer.zero_grad()
+        masked_mean(target(RATE)(td)[keys.LOSS_RATE], td[keys.DECISION_MASK]).backward()
+        optimizer.step()
+    asked = torch.tensor([0.05, 0.1, 0.2, 0.35, 0.5], dtype=torch.float64)
+    found = logits_of(asked).sigmoid()
+    assert (found / asked - 1).abs().max() < 0.12, found
 
 
 def test_the_binomial_prior_is_torchs_own():

@@ -1,9 +1,11 @@
 """Reading one symbol at a time equals the one-pass model."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenv.lm import incremental
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
@@ -108,3 +110,27 @@ def test_rows_left_out_keep_their_state():
                 decoder.encode(symbol_NB[i] + 1, torch.zeros(2, dtype=torch.bool))
         parameters = [d.decode(x, action_NB[i]) for d, x in zip(decoders, encodings, strict=True)]
         assert torch.equal(*parameters)
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
+@pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
+def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, all_rows):
+    """Several rows at once, memory growing on the way: still the one-pass model. All rows at work, as on a GPU, too."""
+    monkeypatch.setattr(incremental, "FIRST_SLOTS", 2)
+    batch, length = 3, 30
+    sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
+    lm = UNet(UNetConfig(**sizes, pooling=pooling)).double()
+    symbol_BN, action_BN = torch.randint(256, (batch, length)), (torch.rand(batch, length) < rate).long()
+    action_BN[:, 0] = 1
+    decoder, rows = Decoder(lm, batch, length), []
+    decoder._all_rows = all_rows
+    lm.mid[0].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    parameters = []
+    for symbol_B, action_B in zip(symbol_BN.T, action_BN.T, strict=True):
+        parameters.append(decoder.decode(decoder.encode(symbol_B), action_B))
+    steps = int(action_BN.any(0).sum())
+    assert sum(rows) == (batch * steps if all_rows else action_BN.sum())
+    assert decoder.tokens.size <= max(2, 2 * (steps + 1))
+    with torch.no_grad():
+        assert_same(parameters, lm(symbol_BN, action_BN).transpose(0, 1))

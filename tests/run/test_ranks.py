@@ -23,6 +23,7 @@ from tokenv.storage import checkpoints
 EXACT = 1e-12
 PAST = {"arm", "disarm", "arms", "rebar", "relax"}  # want a policy that ignores its past
 HNET = {"agent": {"name": "hnet"}, "model": {"pooling": "smooth"}, "rate_target": {"name": "ratio"}}
+RATES = {"rate": {"min": 0.1, "max": 0.6}}
 SERIES = {
     "data": {
         "kind": "series",
@@ -80,6 +81,10 @@ def every_case(folder):
     }
     for name in registry.RATE_TARGETS:
         cases[f"rate target {name}"] = merge(TINY, {"rate_target": {"name": name}})
+        cases[f"rates, {name}"] = merge(cases[f"rate target {name}"], RATES)
+    cases["rates, rloo 2"] = merge(of_estimator("rloo", 2, num_samples=2), RATES)
+    cases["rates, strict"] = merge({**TINY, "agent": {"name": "strict"}}, RATES)
+    cases["agent random, rates"] = merge({**TINY, "agent": {"name": "random"}}, RATES)
     cases["rate target of sequences"] = merge(TINY, {"rate_target": {"name": "ratio", "over": "sequence"}})
     nawrot = {"agent": {"name": "nawrot"}, "model": {"pooling": "mean"}, "rate_target": {"name": "binomial"}}
     cases["nawrot"] = merge({**TINY, "agent": {}}, merge(nawrot, {"estimator": {"name": "gumbel"}}))
@@ -100,6 +105,7 @@ def every_case(folder):
 QUICK = (
     *("reinforce 1", "reinforce 2", "moving_average 2", "standardised 1", "critic of samples 1", "off_policy 1"),
     *("bitflip 1", "relax 1", "clipped head 1", "rate target ratio", "path 1", "agent entropy", "series"),
+    *("rates, logit_pressure", "rates, ratio", "rates, rloo 2"),
 )
 
 

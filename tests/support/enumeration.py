@@ -12,6 +12,7 @@ from tokenv.enumeration import all_boundaries
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange
 
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
 
@@ -53,15 +54,23 @@ class Enumeration:
 
     Where sequences do not see each other, it is enough to give both the same boundaries, and to weigh each by its own
     probabilities [C, B]: ``masks_CT`` are all boundaries of one sequence.
+
+    With ``rates`` the policy is told them, every sequence's own.
     """
+
+    rates = None
 
     def __init__(self, window, batch=2, length=5):
         torch.manual_seed(window + batch + length)
         config = UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
         self.lm = UNet(config).double()
-        self.agent = Learned(8, rate=0.4, window=window, scale=1.0).double()
+        told = None if self.rates is None else RateRange(min(self.rates) / 2, max(self.rates) * 1.2)
+        self.rate_B = None if self.rates is None else torch.tensor(self.rates[:batch]).double()
+        self.agent = Learned(8, rate=0.4, window=window, scale=1.0, rates=told).double()
         with torch.no_grad():
             self.agent.projection.weight.normal_(std=0.5)
+            if told is not None:
+                self.agent.told.last.weight.normal_(std=0.5)
             self.lm.early_head.weight.normal_()
         self.symbol_BN = torch.randint(256, (batch, length))
         self.mask_KBT = all_boundaries(length, batch)
@@ -71,7 +80,8 @@ class Enumeration:
         self.inputs = [*self.policy, *self.encoder]
 
     def rollout(self, **options):
-        td = rollout(self.lm, self.agent, self.symbol_BN, noise=decisive(self.mask_KBT), **options)
+        noise = decisive(self.mask_KBT)
+        td = rollout(self.lm, self.agent, self.symbol_BN, noise=noise, rate=self.rate_B, **options)
         assert torch.equal(td[keys.ACTION], self.mask_KBT)
         prob_K = td[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
         torch.testing.assert_close(prob_K.sum().item(), 1.0, rtol=0, atol=1e-12)
@@ -100,7 +110,8 @@ class Enumeration:
         shape = noise_CKBT.shape
         batch = self.symbol_BN.shape[0]
         noise = noise_CKBT.expand(*shape[:2], batch, shape[-1]).flatten(0, 1)
-        return rollout(self.lm, self.agent, self.symbol_BN, noise=noise, **options).unflatten(0, shape[:2])
+        td = rollout(self.lm, self.agent, self.symbol_BN, noise=noise, rate=self.rate_B, **options)
+        return td.unflatten(0, shape[:2])
 
     def tuples(self, samples):
         """All K-tuples of one sequence's boundaries: [C, K, 1, T]."""

@@ -73,7 +73,8 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     parts.lm.requires_grad_(not frozen)
     team = ranks.team(config.train, together=parts.remembers)
     source = OwnSequences(load_corpus(config.data).streams(1, seed=config.seed), team.slots)
-    env = TokenizationEnv(parts.lm, source, len(team.slots.rows), window=parts.agent.window)
+    rows, agent = len(team.slots.rows), parts.agent
+    env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.shard > 1 and ranks.size > 1:
         optimizer = shards.shard(parts, optimizer, config, ranks)

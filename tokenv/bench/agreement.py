@@ -34,7 +34,9 @@ def stepping_differences(env: TokenizationEnv, parts: Parts) -> dict[str, tuple[
     stepped = env.rollout(env.source.seq_len, parts.agent)
     symbol_BN = torch.cat([stepped[keys.SYMBOL], stepped["next", keys.SYMBOL][:, -1:]], 1)
     forcing_BT = 1.0 - stepped[keys.ACTION].float()  # 0 forces a boundary, 1 forces none
-    at_once = rollout(parts.lm, parts.agent, symbol_BN, noise=forcing_BT)
+    asked = stepped.get(keys.TARGET_RATE, None)
+    rate = None if asked is None else asked[:, 0]
+    at_once = rollout(parts.lm, parts.agent, symbol_BN, noise=forcing_BT, rate=rate)
     found = {}
     for stage, key in STAGES.items():
         one, other = stepped[key].float(), at_once[key].float()

@@ -15,11 +15,13 @@ from tqdm import tqdm
 from tokenv.bench.agreement import stepping_differences
 from tokenv.bench.options import BenchOptions
 from tokenv.bench.plain import PlainTransformer
+from tokenv.bench.rates import reading_and_writing, speeds
 from tokenv.config.schema import Config
 from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
+from tokenv.rates import mean_rate
 from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.update import backward, descend, make_optimizer
@@ -38,11 +40,11 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     parts.train()
     batch, length = config.train.batch_size, config.data.seq_len
     symbol_BN = torch.randint(0, 256, (batch, length))
-    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window)
+    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), batch, window=parts.agent.window, rates=parts.agent.rates)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
     symbol_BN = symbol_BN.to(device)
-    given_BT = (torch.rand(batch, length - 1, device=device) < config.rate).long()
+    given_BT = (torch.rand(batch, length - 1, device=device) < mean_rate(config.rate)).long()
     given_BT[:, 0] = 1
     tokens = int(given_BT.sum(1).max()) * batch
 
@@ -94,6 +96,13 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     }
     if options.plain:
         figures["plain_over_learned"] = _ratio(seconds["plain"], seconds["learned"])
+    if options.rates:
+        parts.train(False)
+        work = reading_and_writing(parts.lm, options.rates, symbol_BN)
+        timed = interleave(work, options.repeats, device, progress=progress)
+        taken = {name: statistics.median(of) for name, of in timed.items()}
+        figures["rates"] = speeds(parts.lm, options.rates, symbol_BN, taken)
+        parts.train(True)
     if options.stepping:
         figures["stepping_over_one_pass"] = _stepping_ratio(env, parts, device)
         figures["stepping_differences"] = stepping_differences(env, parts)
@@ -136,7 +145,7 @@ def _time(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def interleave(
-    variants: Mapping[str, Callable[[], None]], repeats: int, device: torch.device, *, progress: bool = False
+    variants: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, *, progress: bool = False
 ) -> dict[str, list[float]]:
     """Seconds of every variant in every round, after two rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -219,6 +228,11 @@ def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch
     if "stepping_over_one_pass" in figures:
         cost["stepping over one pass"] = f"{figures['stepping_over_one_pass']:.0f} times the seconds"
     tables = {"speed": speed, "cost of learning the boundaries": cost}
+    if "rates" in figures:
+        tables["bytes per second by rate, boundaries evenly spaced"] = {
+            f"rate {rate}, {of['flops']:,.0f} FLOPs": f"reading {of['reading']:,.0f}, writing {of['writing']:,.0f}"
+            for rate, of in figures["rates"].items()
+        }
     differences = figures.get("stepping_differences", {})
     if differences:
         told = {stage: f"{mean:.2g}, at most {most:.2g}" for stage, (mean, most) in differences.items()}

@@ -27,6 +27,7 @@ class BenchOptions:
         scaling: dotted key of the configuration to the sizes at which to measure instead, each in a process of its own,
             such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``. With ``ranks: [1, 2, 4]`` so many
             processes of this machine make the same update together.
+        rates: boundaries per symbol at which to time reading and writing as well, in turn, such as [0.05, 0.2, 0.5].
         out: where ``scaling`` leaves its figures and its picture: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
@@ -38,11 +39,18 @@ class BenchOptions:
     stepping: bool = True
     plain: bool = False
     scaling: dict[str, Any] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
     out: str = "scaling"
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UserError(f"repeats = {self.repeats}: expected at least 1")
+        for rate in self.rates:
+            if not 1 <= rate * self.config.data.seq_len < self.config.data.seq_len:
+                raise UserError(
+                    f"rates = {rate:g}: expected boundaries per symbol, at least 1 / data.seq_len and below 1, such "
+                    "as 0.2"
+                )
         for key, values in self.scaling.items():
             if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
                 raise UserError(f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]")

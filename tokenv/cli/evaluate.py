@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tokenv.cli.found import write_found
@@ -18,9 +20,12 @@ from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
 from tokenv.report.table import console, summary_table
+from tokenv.run.asked import rate_within
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
+from tokenv.run.rate_curve import RatePoint, rate_curve
+from tokenv.run.rate_report import draw_rates, rates_table, write_rates
 from tokenv.run.stored import Trained, load_run
 from tokenv.tasks.formats import load_questions
 from tokenv.tasks.score import score
@@ -35,6 +40,8 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
+    if options.at_rates:
+        return _at_rates(trained, data, options, progress)
     ways: dict[str, dict[str, Any]] = {"sampled": {"threshold": False}, "thresholded": {"threshold": True}}
     if options.calibrate:
         held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
@@ -60,8 +67,47 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     return results
 
 
+def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, progress: bool) -> dict[str, Any]:
+    """At every rate that is asked for, all runs on the same text; a table, and files."""
+    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
+    _check_alike(runs)
+    calibrates = options.calibrate or any(each.parts.agent.rates is None for each in runs.values())
+    own = None
+    if calibrates and options.split == "validation":
+        held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
+    else:
+        held_out = _held_out(data, options, progress)
+        own = load_corpus(data, progress=progress).validation(options.sequences) if calibrates else None
+    how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress}
+    points: list[RatePoint] = []
+    for run, each in runs.items():
+        rates = options.rates or [rate_within(each.parts, options.flops or 0.0)]
+        used = own if options.calibrate or each.parts.agent.rates is None else None
+        points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, **how)
+    unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
+    console(wide=110).print(rates_table(points, unit=unit, title=title))
+    if options.out is not None:
+        table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
+        write_rates(points, table)
+        draw_rates(points, picture, unit=unit, title=f"{options.run}, {title}", trained=trained.config.rate)
+        console().print(f"rates: {table}, {picture}")
+    result = {"unit": unit, "points": [asdict(point) for point in points]}
+    write_found(options.json, result)
+    return result
+
+
+def _check_alike(runs: Mapping[str, Trained]) -> None:
+    """Refuse runs that cannot be measured on one text."""
+    first, *_ = runs
+    for run, each in runs.items():
+        for key in ("kind", "seq_len"):
+            one, other = (getattr(of.config.data, key) for of in (runs[first], each))
+            if one != other:
+                raise UserError(f"also: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same")
+
+
 def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> float:
-    rate = trained.config.rate
+    rate = trained.config.rate  # of a range the bias is for its mean
     bias = calibrate(trained.parts, own, rate, batch_size=options.batch_size, seed=options.seed)
     if bias is None:
         name = trained.config.agent["name"]

@@ -9,6 +9,7 @@ from tokenv.cli.options import GenerateOptions, check_text, encode, resolve_opti
 from tokenv.cli.sacred import Command, Record
 from tokenv.library.spans import Spans
 from tokenv.report.characters import visible
+from tokenv.run.asked import rate_within
 from tokenv.run.passages import passage_of, show
 from tokenv.run.stored import load_run, write_on
 
@@ -17,6 +18,7 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     """Continue a text, boundaries drawn on the way."""
     trained = load_run(options.run, options.checkpoint)
     check_text(trained.config)
+    rate = options.rate if options.flops is None else rate_within(trained.parts, options.flops)
     written = write_on(
         trained,
         options.read(),
@@ -25,6 +27,7 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
         top_p=options.top_p,
         stop=None if options.stop is None else encode(options.stop),
         seed=options.seed,
+        rate=rate,
     )
     show(passage_of(written))
     write_found(options.json, Spans(written, trained.step).as_dict())

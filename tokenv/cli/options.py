@@ -16,6 +16,28 @@ from tokenv.storage.digests import verify
 from tokenv.tasks.formats import check_tasks
 
 
+def check_rate(key: str, rate: float | None) -> None:
+    """Refuse what is no rate.
+
+    Raises:
+        UserError: it is not in (0, 1).
+    """
+    if rate is not None and not 0 < rate < 1:
+        raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+
+
+def check_budget(flops: float | None, beside: bool, key: str) -> None:
+    """Refuse what is no budget, and one beside what it stands for.
+
+    Raises:
+        UserError: it is not positive, or ``key`` is given, too.
+    """
+    if flops is not None and not flops > 0:
+        raise UserError(f"flops = {flops}: expected floating-point operations per symbol, such as 1e6")
+    if flops is not None and beside:
+        raise UserError(f"flops and {key}: expected one of them")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of every command that looks at a run.
@@ -86,13 +108,16 @@ class TextOptions(FoundOptions):
     Args:
         text: the text itself,
         file: or the file that holds it (UTF-8 or any bytes).
+        rate: boundaries per byte that a run is asked for that was trained for a range of rates; null for its mean.
     """
 
     text: str | None = None
     file: str | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_rate("rate", self.rate)
         if (self.text is None) == (self.file is None):
             raise UserError('expected one of text="..." and file=PATH')
         if self.file is not None and not Path(self.file).is_file():
@@ -148,15 +173,18 @@ class GenerateOptions(TextOptions):
         temperature: 0 takes the most probable byte.
         top_p: nucleus that bytes are drawn from.
         stop: text after which to stop.
+        flops: budget, in place of rate: floating-point operations per byte (docs/rates.md); null for none.
     """
 
     max_new: int = 200
     temperature: float = 0.8
     top_p: float = 0.95
     stop: str | None = None
+    flops: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_budget(self.flops, self.rate is not None, "rate")
         if self.max_new < 1:
             raise UserError(f"max_new = {self.max_new}: expected at least 1 byte to write")
         if self.temperature < 0:
@@ -182,6 +210,11 @@ class EvaluateOptions(FoundOptions):
         questions: at most so many of each task; null for all.
         calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
             validation sequences, as many again.
+        rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
+            for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
+        flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
+        also: further runs to measure at these rates, on the same text and in the same picture.
+        out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -192,9 +225,21 @@ class EvaluateOptions(FoundOptions):
     task_files: dict[str, Any] = field(default_factory=dict)
     questions: int | None = None
     calibrate: bool = False
+    rates: list[float] = field(default_factory=list)
+    flops: float | None = None
+    also: list[str] = field(default_factory=list)
+    out: str | None = "rates"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for rate in self.rates:
+            check_rate("rates", rate)
+        check_budget(self.flops, bool(self.rates), "rates")
+        if self.also and not self.at_rates:
+            raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
+        self.check_others(self.also)
+        if self.tasks and self.at_rates:
+            raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
         if self.split not in ("validation", "test"):
             raise UserError(f"split = {self.split!r}: expected validation or test")
         check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
@@ -214,6 +259,11 @@ class EvaluateOptions(FoundOptions):
                 raise UserError(f"task_files.{name} = {files!r}: expected a path, or a list of paths")
             if name not in self.task_names:
                 raise UserError(f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too")
+
+    @property
+    def at_rates(self) -> bool:
+        """Whether the run is measured at rates that are asked for."""
+        return bool(self.rates) or self.flops is not None
 
     @property
     def task_names(self) -> list[str]:

@@ -27,7 +27,7 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
-        cut = segment(trained, text, seed=options.seed, threshold=options.threshold)
+        cut = segment(trained, text, seed=options.seed, threshold=options.threshold, rate=options.rate)
         cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
         told = facts_of(passages[run], trained.step)
         facts |= {"run": run, **told} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}

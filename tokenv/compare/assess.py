@@ -19,6 +19,7 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.bpe import train_bpe
+from tokenv.rates import mean_rate
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import (
     boundary_scores,
@@ -140,7 +141,7 @@ def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str
     def drawing(agent: Any) -> Callable[[TensorDictBase], Tensor]:
         return lambda td: agent.draw(td, torch.zeros(td.shape, device=td.device))[keys.ACTION]
 
-    context = {"rate": config.rate, "seq_len": config.data.seq_len}
+    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     return {
         name: drawing(registry.build("agent", {"name": name} | options, registry.AGENTS, **context))
         for name, options in wanted.items()

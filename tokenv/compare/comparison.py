@@ -11,6 +11,7 @@ import numpy as np
 from tokenv.compare.assessment import Assessment
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
+from tokenv.rates import mean_rate
 from tokenv.report.words import WORDS, Words, in_words
 
 
@@ -155,4 +156,4 @@ class Comparison:
     @property
     def target_rates(self) -> list[float]:
         """Boundaries per symbol that methods with a choice aim at, each once."""
-        return sorted({run.config.rate for method in self.methods for run in method.runs})
+        return sorted({mean_rate(run.config.rate) for method in self.methods for run in method.runs})

@@ -106,6 +106,9 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     """
     if is_dataclass(hint):
         return make(hint, value, f"{key}.")  # type: ignore[arg-type]
+    if get_origin(hint) in (Union, UnionType) and isinstance(value, Mapping):
+        for part in filter(is_dataclass, get_args(hint)):
+            return make(part, value, f"{key}.")  # type: ignore[arg-type]
     hint = Section if hint == Plain and isinstance(value, Mapping) else hint
     if get_origin(hint) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
@@ -126,7 +129,7 @@ def _read(value: Any, hint: Any) -> Any:
     if hint == Limit or kind in (int, float):
         return _number(value, hint)
     if kind in (Union, UnionType):
-        return _union(value, parts)
+        return _union(value, [part for part in parts if not is_dataclass(part) or type(value) is part])
     if kind is Literal:
         return _choice(value, parts)
     if kind in (list, tuple, Sequence):
@@ -190,6 +193,8 @@ def in_words(hint: Any) -> str:
     kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
     if hint in WORDS:
         return WORDS[hint]
+    if is_dataclass(hint):
+        return f"a section of {' and '.join(item.name for item in fields(hint))}"
     if kind in (Union, UnionType):
         return _either(map(in_words, parts))
     if kind is Literal:

@@ -16,12 +16,13 @@ from typing import Any, get_type_hints
 
 from tokenv.config.convert import Limit, Section, in_words
 from tokenv.errors import UserError
+from tokenv.rates import RateRange
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
 HOPS = 5  # modules that a name is passed on through
 # What keys of numbers and of texts are tried with, to hear what they expect.
-WRONG = {(int, float, Limit, int | None, float | None): -1, (str, str | None): "?"}
+WRONG = {(int, float, Limit, int | None, float | None, float | RateRange): -1, (str, str | None): "?"}
 
 
 @dataclass(frozen=True)

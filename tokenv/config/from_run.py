@@ -39,7 +39,7 @@ def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> di
         raise UserError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
     path, config = _best(section["load"])
     trained = config.agent.get("trained") or {
-        "rate": config.rate,
+        "rate": config.as_dict()["rate"],
         "channels": config.data.series.channels,
         "codec": config.codec,
         "model": asdict(config.model),

@@ -12,6 +12,7 @@ from tokenv.config.convert import Limit, Section
 from tokenv.data.config import DataConfig
 from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
+from tokenv.rates import RateRange
 
 
 def _require(condition: bool, key: str, value: Any, expected: str) -> None:
@@ -213,7 +214,8 @@ class Config:
 
     Args:
         seed: of parameters, data order and actions.
-        rate: target boundaries per symbol, in (0, 1).
+        rate: target boundaries per symbol, in (0, 1); or a range, ``{min: 0.05, max: 0.5}``, of which every sequence
+            has its own, which the agent is told (docs/rates.md).
         data: corpus and cutting.
         model: size of the U-Net.
         codec: ``name`` of what the U-Net reads and predicts, and its options: ``bytes`` or ``series``.
@@ -229,7 +231,7 @@ class Config:
     """
 
     seed: int = field(default=0, metadata=NO_SETTING)
-    rate: float = 0.2
+    rate: float | RateRange = 0.2
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
     codec: Section = field(default_factory=lambda: {"name": "bytes"})
@@ -248,7 +250,9 @@ class Config:
             name = getattr(self, key).get("name")
             _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
         check_seed(self.seed)
-        _require(0 < self.rate < 1, "rate", self.rate, "boundaries per symbol in (0, 1), such as 0.2")
+        if not isinstance(self.rate, RateRange):  # which checks itself
+            words = "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5"
+            _require(0 < self.rate < 1, "rate", self.rate, words)
         most = self.data.seq_len - 1
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
         if self.model.direct:

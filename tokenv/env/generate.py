@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import ActsAtOnePosition
+from tokenv.env.asked import told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
@@ -45,6 +46,7 @@ def generate(
     top_p: float = 1.0,
     stop: Sequence[Any] | bytes | None = None,
     generator: torch.Generator | None = None,
+    rate: float | Tensor | None = None,
 ) -> Generated:
     """Continue prompts.
 
@@ -62,10 +64,11 @@ def generate(
         top_p: nucleus that symbols are drawn from.
         stop: a row is finished once this sequence of symbols stands in its continuation.
         generator: of noise and symbols, on the model's device.
+        rate: that the agent is told, one number or [B]; None for the mean of its range, if it has one.
 
     Raises:
         ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` or ``samples`` is below 1, ``stop`` is
-            empty, or ``temperature`` or ``top_p`` is out of range; or the model predicts no next symbol
+            empty, or ``temperature``, ``top_p`` or ``rate`` is out of range; or the model predicts no next symbol
             (``model.direct``).
     """
     if lm.config.direct:
@@ -91,6 +94,8 @@ def generate(
     noise_BN = every_noise_BN[::samples]
     decoder = Decoder(lm, batch, longest)
     observer = Observer.of(agent)
+    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
+    rate_B = told_rates(observer, agent.rates, rate, batch, device)
     last_actions_Bw = observer.nothing_yet(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt
@@ -99,7 +104,7 @@ def generate(
     for i in range(longest):
         x_BD = decoder.encode(symbol_BN[:, i])
         position_B = decoder.position_B.clone()
-        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0)
+        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
         observation.update(
             {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B.clone(), keys.NOISE: noise_BN[:, i]}
         )
@@ -121,6 +126,7 @@ def generate(
             again = partial(torch.repeat_interleave, repeats=samples, dim=0)
             symbol_BN, last_actions_Bw, parameters = map(again, (symbol_BN, last_actions_Bw, parameters))
             actions, probs, noise_BN = list(map(again, actions)), list(map(again, probs)), every_noise_BN
+            rate_B = None if rate_B is None else again(rate_B)
         if i + 1 >= given:
             symbol_BN[:, i + 1] = lm.codec.sample(
                 parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]

@@ -25,22 +25,34 @@ class Observer:
     Attributes:
         window: earlier actions w that they hold.
         early_entropy: whether they hold the entropy of p_early(x_{i+1} | x_<=i) in nats.
+        target_rate: whether they hold the rate that the sequence is asked for.
     """
 
     window: int
     early_entropy: bool = False
+    target_rate: bool = False
 
     @classmethod
     def of(cls, agent: ReadsObservations) -> Observer:
         """What an agent needs."""
-        return cls(agent.window, keys.EARLY_ENTROPY in agent.in_keys)
+        return cls(agent.window, keys.EARLY_ENTROPY in agent.in_keys, keys.TARGET_RATE in agent.in_keys)
 
     def serving(self, agent: ReadsObservations) -> Observer:
-        """The same, with the early entropy if the agent reads it."""
-        return replace(self, early_entropy=self.early_entropy or keys.EARLY_ENTROPY in agent.in_keys)
+        """The same, with the early entropy and the rate if the agent reads them."""
+        return replace(
+            self,
+            early_entropy=self.early_entropy or keys.EARLY_ENTROPY in agent.in_keys,
+            target_rate=self.target_rate or keys.TARGET_RATE in agent.in_keys,
+        )
 
     def at_symbols(
-        self, lm: UNet, symbol: Tensor, encoding: Tensor, position: Tensor, decision_mask: Tensor
+        self,
+        lm: UNet,
+        symbol: Tensor,
+        encoding: Tensor,
+        position: Tensor,
+        decision_mask: Tensor,
+        target_rate: Tensor | None = None,
     ) -> TensorDict:
         """What stands at symbols, whatever was decided before.
 
@@ -50,6 +62,7 @@ class Observer:
             encoding: X_i, [.., D].
             position: i, [..].
             decision_mask: False where nobody decides, [..].
+            target_rate: that the sequence is asked for, [..]; held if there is one.
         """
         tensors = {
             keys.SYMBOL: symbol,
@@ -59,6 +72,8 @@ class Observer:
         }
         if self.early_entropy:
             tensors[keys.EARLY_ENTROPY] = lm.early_entropy(encoding)
+        if self.target_rate and target_rate is not None:
+            tensors[keys.TARGET_RATE] = target_rate
         return TensorDict(tensors, batch_size=decision_mask.shape)
 
     def past(self, action: Tensor) -> dict[str, Tensor]:
@@ -100,4 +115,6 @@ class Observer:
         }
         if self.early_entropy:
             specs[keys.EARLY_ENTROPY] = number.clone()
+        if self.target_rate:
+            specs[keys.TARGET_RATE] = Bounded(0, 1, (batch,), dtype=torch.float32, device=device)
         return Composite(specs, shape=(batch,))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling, check_sight
+from tokenv.env.asked import told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 from tokenv.sharing import ALONE, rows_of, sharers
@@ -78,6 +79,7 @@ def rollout(
     length_B: Tensor | None = None,
     generator: torch.Generator | None = None,
     observer: Observer | None = None,
+    rate: float | Tensor | None = None,
 ) -> TensorDictBase:
     """Let an agent draw the boundaries of whole sequences, and reward it.
 
@@ -92,6 +94,8 @@ def rollout(
         generator: of the noise, which is drawn where the generator is; None for torch's own, where the sequences are.
             It draws for the whole batch, of which the sequences may be some rows (``tokenv.sharing``).
         observer: what the observations hold; None for what the agent reads.
+        rate: that the sequences are asked for, one number or [B], of an agent that is told it; None draws every
+            sequence's from the agent's range, with ``generator`` and after the noise. All samples share it.
 
     Returns:
         A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
@@ -112,25 +116,36 @@ def rollout(
     sequences = _Sequences.of(lm, symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
-    at_symbols = _observe(lm, observer, sequences)
+    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
+    at_symbols = _observe(lm, observer, sequences, rate_B)
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
     predicted = _predict(lm, at_symbols[keys.ENCODING][:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
 
 
-def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor) -> TensorDictBase:
+def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | Tensor | None = None) -> TensorDictBase:
     """What an agent decides by in whole sequences [B, N, *symbol_shape], before any decision: the encoder's pass alone.
+
+    Args:
+        lm: the model.
+        agent: who will decide.
+        symbol_BN: the sequences.
+        rate: that the agent is told, as in ``rollout``; None for the mean of its range, if it has one.
 
     Returns:
         A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
     """
-    return _observe(lm, Observer.of(agent), _Sequences.of(lm, symbol_BN, None))[:, :-1]
+    observer = Observer.of(agent)
+    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
+    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
+    return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), rate_B)[:, :-1]
 
 
-def _observe(lm: UNet, observer: Observer, sequences: _Sequences) -> TensorDict:
+def _observe(lm: UNet, observer: Observer, sequences: _Sequences, rate_B: Tensor | None) -> TensorDict:
     """Observations at all N symbols, but for what was decided before: [B, N]."""
-    symbol_BN = sequences.symbol_BN
-    return observer.at_symbols(lm, symbol_BN, lm.encode(symbol_BN), sequences.position_BN, sequences.decision_mask_BN)
+    symbol_BN, position_BN = sequences.symbol_BN, sequences.position_BN
+    rate_BN = None if rate_B is None else rate_B[:, None].expand(position_BN.shape)
+    return observer.at_symbols(lm, symbol_BN, lm.encode(symbol_BN), position_BN, sequences.decision_mask_BN, rate_BN)
 
 
 def _coupled_noise(
@@ -292,13 +307,14 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
         as ``old_log_prob``. Likelihoods and whatever an estimator wrote stay.
     """
     one_sample = _one_sample(tensordict)
-    observer = Observer(0, keys.EARLY_ENTROPY in tensordict)
+    observer = Observer(0, keys.EARLY_ENTROPY in tensordict, keys.TARGET_RATE in tensordict)
     observation = observer.at_symbols(
         lm,
         one_sample[keys.SYMBOL],
         lm.encode(one_sample[keys.SYMBOL]),
         one_sample[keys.POSITION],
         one_sample[keys.DECISION_MASK],
+        one_sample.get(keys.TARGET_RATE, None),
     )
     fresh = observation.detach().expand(tensordict.shape)
     again = _score_again(agent, observation, tensordict)
@@ -319,7 +335,10 @@ def rescore_head(agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDi
         The rollout with fresh agent outputs, which carry gradients into the agent alone, and the earlier
         log-probabilities as ``old_log_prob``. Everything else stays.
     """
-    seen = (keys.SYMBOL, keys.ENCODING, keys.POSITION, keys.DECISION_MASK, keys.EARLY_ENTROPY)
+    seen = (
+        *(keys.SYMBOL, keys.ENCODING, keys.POSITION, keys.DECISION_MASK),
+        *(keys.EARLY_ENTROPY, keys.TARGET_RATE),
+    )
     return _score_again(agent, _one_sample(tensordict).select(*seen, strict=False).detach(), tensordict)
 
 

@@ -17,10 +17,12 @@ from torchrl.envs import EnvBase
 from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling
 from tokenv.data.source import Source, SourceOrOpener
+from tokenv.env.asked import apart, drawn_rates
 from tokenv.env.observation import Observer
 from tokenv.env.rollout import ONE_SAMPLE, rollout
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
+from tokenv.rates import Rate
 
 
 class TokenizationEnv(EnvBase):
@@ -29,7 +31,7 @@ class TokenizationEnv(EnvBase):
     Observation (batch size [B]): ``symbol`` x_i, ``encoding`` X_i [B, D], ``last_actions`` [B, w], ``position`` i,
     ``token_count``, ``decision_mask`` (False at the first symbol, which always closes a token, whatever the action
     says, and at the last, where nothing is left to predict), ``log_likelihood`` and ``log_likelihood_early`` of x_i in
-    nats.
+    nats; with ``rates`` also ``target_rate``, which stays the same for a whole episode.
     Action: 0 or 1, [B]. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats, [B, 1].
     The episode ends with the sequence, after T = N - 1 steps.
 
@@ -45,6 +47,8 @@ class TokenizationEnv(EnvBase):
         window: earlier actions w in the observation.
         early_entropy: whether the observation holds it: the entropy of p_early(x_{i+1} | x_<=i) in nats, for agents
             that read it.
+        rates: range of which every episode's ``target_rate`` is drawn, for agents that are told it, or one number for
+            all episodes; None for no such observation.
 
     Raises:
         ValueError: ``batch_size`` below 1, a negative ``window``, or sources of different lengths.
@@ -53,17 +57,26 @@ class TokenizationEnv(EnvBase):
     batch_locked = True
 
     def __init__(
-        self, lm: UNet, source: SourceOrOpener, batch_size: int, *, window: int = 8, early_entropy: bool = False
+        self,
+        lm: UNet,
+        source: SourceOrOpener,
+        batch_size: int,
+        *,
+        window: int = 8,
+        early_entropy: bool = False,
+        rates: Rate | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}: expected at least one sequence")
         if window < 0:
             raise ValueError(f"window = {window}: expected 0 or more earlier actions")
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
-        self.lm, self.observer = lm, Observer(window, early_entropy)
+        self.lm, self.observer, self.rates = lm, Observer(window, early_entropy, rates is not None), rates
         self._open = source if callable(source) else None
         self.source: Source = source(int(np.random.default_rng().integers(2**31))) if callable(source) else source
         self.generator = torch.Generator()  # on the CPU, so that noise does not depend on the device
+        self.rate_generator = torch.Generator()  # of its own, so that a range of rates leaves all other noise alone
+        self._rate_B: Tensor | None = None
         length = self.source.seq_len
         self._decoder = Decoder(lm, batch_size, length)
         self._symbol_BN = torch.zeros(
@@ -89,6 +102,7 @@ class TokenizationEnv(EnvBase):
         *,
         noise: Tensor | None = None,
         length_B: Tensor | None = None,
+        rate: float | Tensor | None = None,
     ) -> TensorDictBase:
         """Take fresh sequences and let an agent draw all their boundaries in one pass.
 
@@ -99,10 +113,14 @@ class TokenizationEnv(EnvBase):
             sampling: what an estimator asks for: ``estimator.sampling``.
             noise: see ``tokenv.env.rollout.rollout``; drawn from this environment's generator where not given.
             length_B: see there.
+            rate: see there; None draws from ``rates``, or where there are none from the agent's range.
 
         Returns:
             A rollout of batch size [B, T] or [K, B, T].
         """
+        rates = agent.rates if self.rates is None else self.rates
+        if rate is None and rates is not None:
+            rate = drawn_rates(rates, self.batch_size[0], self.device, self.rate_generator)
         return rollout(
             self.lm,
             agent,
@@ -112,6 +130,7 @@ class TokenizationEnv(EnvBase):
             length_B=length_B,
             generator=self.generator,
             observer=self.observer,
+            rate=rate,
         )
 
     def _take(self, rows: Sequence[int]) -> Tensor:
@@ -126,7 +145,7 @@ class TokenizationEnv(EnvBase):
         position_B = decoder.position_B.clone()
         x_BD = decoder.encode(symbol_B, rows_B)
         decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
-        observation = self.observer.at_symbols(self.lm, symbol_B, x_BD, position_B, decides_B)
+        observation = self.observer.at_symbols(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
         return observation.update(
             {
                 keys.LAST_ACTIONS: self._last_actions_Bw.clone(),
@@ -148,6 +167,9 @@ class TokenizationEnv(EnvBase):
         self._symbol_BN[rows_B] = self._take(rows_B.nonzero().flatten().tolist())
         self._last_actions_Bw[rows_B] = 0
         self._decoder.reset(rows_B)
+        if self.rates is not None:
+            fresh_B = drawn_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
+            self._rate_B = fresh_B if self._rate_B is None else fresh_B.where(rows_B, self._rate_B)
         nothing_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
         return self._observe(self._symbol_BN[:, 0].clone(), rows_B, nothing_B, nothing_B.clone())
 
@@ -171,6 +193,7 @@ class TokenizationEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.generator.manual_seed(0 if seed is None else seed)
+        self.rate_generator.manual_seed(apart(0 if seed is None else seed))
         if self._open is None or seed is None:
             return
         source = self._open(seed)

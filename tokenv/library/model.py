@@ -60,7 +60,8 @@ class Model:
     """A trained model: it cuts text, weighs it and writes it; or, of series, continues them.
 
     What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
-    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes.
+    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes. A model that was trained for a range of
+    rates takes ``rate``, the boundaries per byte that it is asked for; None is the range's mean.
 
     Args:
         trained: model, agent and configuration as a run left them.
@@ -88,8 +89,8 @@ class Model:
             text: at least one byte.
             seed: of the drawn boundaries.
             threshold: see the class.
-            rate: boundaries per byte, in (0, 1], that this text is to have: the logits of all decisions are shifted
-                until it has them, as near as it can. None for the model's own.
+            rate: boundaries per byte that this text is to have. A model that was trained for a range of rates is told
+                it; the logits of any other are shifted until it has them, as near as it can. None for the model's own.
 
         Raises:
             UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
@@ -97,6 +98,8 @@ class Model:
         """
         trained, whole = self._of_text(), _bytes(text)
         how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+        if self.agent.rates is not None:
+            return Spans(segment(trained, whole, rate=rate, **how), self._trained.step)
         bias = 0.0 if rate is None else self._bias(whole, rate, how)
         return Spans(segment(trained, whole, logit_bias=bias, **how), self._trained.step)
 
@@ -111,21 +114,32 @@ class Model:
             )
         return found
 
-    def tokens(self, text: str | bytes, *, seed: int = 0, threshold: bool = False) -> list[bytes]:
+    def tokens(
+        self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[bytes]:
         """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
-        return self.spans(text, seed=seed, threshold=threshold).tokens
+        return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
 
-    def pre_tokenizer(self) -> PreTokenizer:
+    def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
         """The boundaries for Hugging Face's ``tokenizers``.
+
+        Args:
+            rate: of a model that was trained for a range of rates; see the class.
 
         Raises:
             UserError: the model is of series.
         """
         self._of_text()
-        return PreTokenizer(functools.partial(self.spans, threshold=True))
+        return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
 
     def log_likelihood(
-        self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False
+        self,
+        text: str | bytes,
+        *,
+        context: str | bytes = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
     ) -> float:
         """``log p(text | context)`` in nats; without a context, of all bytes but the first.
 
@@ -138,14 +152,21 @@ class Model:
             context: what stands before it.
             seed: of the drawn boundaries.
             threshold: see the class.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Raises:
-            UserError: there is nothing to predict, or the model is of series.
+            UserError: there is nothing to predict, the model is of series, or it is not told a rate.
         """
-        return self._weigh(text, context, seed=seed, threshold=threshold)[0]
+        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate)[0]
 
     def weigh(
-        self, text: str | bytes, *, context: str | bytes = b"", seed: int = 0, threshold: bool = False
+        self,
+        text: str | bytes,
+        *,
+        context: str | bytes = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
     ) -> tuple[float, bool]:
         """As ``log_likelihood``, which has the arguments; and whether the model itself would have written this text.
 
@@ -153,7 +174,7 @@ class Model:
             ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
             before it, under the same boundaries.
         """
-        return self._weigh(text, context, seed=seed, threshold=threshold, greedy=True)
+        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate, greedy=True)
 
     def _weigh(self, text: str | bytes, context: str | bytes, **how: Any) -> tuple[float, bool]:
         first, whole = max(len(_bytes(context)), 1), _bytes(context) + _bytes(text)
@@ -171,6 +192,7 @@ class Model:
         top_p: float = 0.95,
         stop: str | bytes | None = None,
         seed: int = 0,
+        rate: float | None = None,
     ) -> Text:
         """Continue a text.
 
@@ -181,18 +203,19 @@ class Model:
             top_p: nucleus that bytes are drawn from.
             stop: text after which to stop.
             seed: of boundaries and bytes.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Returns:
             Prompt and continuation, of the prompt's type; in a str, bytes that are no UTF-8 are replaced.
 
         Raises:
-            UserError: the prompt is empty, or the model is of series.
+            UserError: the prompt is empty, the model is of series, or it is not told a rate.
             ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
         """
         ending = None if stop is None else _bytes(stop)
         given = _bytes(prompt)
         written = write_on(
-            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed
+            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
         )
         if isinstance(prompt, bytes):
             return written.text

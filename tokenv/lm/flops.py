@@ -32,6 +32,26 @@ def given_flops(lm: UNet, num_bytes: int, num_tokens: int) -> int:
     return FLOPS_PER_PARAMETER * (per_byte * num_bytes + matrix_parameters(lm.mid) * num_tokens)
 
 
+def reading_flops(lm: UNet, rate: float, policy: nn.Module) -> float:
+    """Cost of reading or writing a symbol, by the same rule: forward passes alone, without the early exit.
+
+    ``2 (P_byte + P_policy + rate P_token)``: linear in the rate.
+
+    Args:
+        lm: the model.
+        rate: tokens per symbol.
+        policy: who draws the boundaries.
+    """
+    per_symbol = matrix_parameters(lm.codec, lm.down, policy) + _byte_matrices(lm)
+    return FORWARD_FLOPS_PER_PARAMETER * (per_symbol + rate * matrix_parameters(lm.mid))
+
+
+def rate_of_flops(lm: UNet, flops: float, policy: nn.Module) -> float:
+    """The rate at which ``reading_flops`` is so much; outside (0, 1) where none is."""
+    least = reading_flops(lm, 0.0, policy)
+    return (flops - least) / (FORWARD_FLOPS_PER_PARAMETER * matrix_parameters(lm.mid))
+
+
 @dataclass(frozen=True)
 class Passes:
     """Passes that one update makes through a batch.

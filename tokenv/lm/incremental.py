@@ -1,21 +1,25 @@
 """Decoding one symbol at a time: caches, and the two halves of a step.
 
 A byte-level layer remembers its window in a ring, a token-level layer all tokens so far, the pooling what it needs
-(``lm.pooling.Stepper``). Every row of the batch has its own position, so that rows can start anew at different times.
+(``lm.pooling.Stepper``). Token-level layers work where a token ends, and there alone: the fewer tokens, the less
+time and memory. Every row of the batch has its own position, so that rows can start anew at different times.
 Equal to the one-pass model (tested).
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.unet import UNet
 
+FIRST_SLOTS = 64  # tokens that there is room for at the start; doubled whenever they are not enough
+
 
 class _Cache:
-    """Keys and values of some layers, [layers, B, H, size, d]; slot ``index`` of every row is written at a step."""
+    """Keys and values of some layers, [layers, B, H, size, d]; a slot of every row is written at a step."""
 
     def __init__(
         self, layers: int, batch: int, size: int, model: Encoder, device: torch.device, dtype: torch.dtype
@@ -25,33 +29,64 @@ class _Cache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.softcap = model.config.attention_softcap
 
+    @property
+    def size(self) -> int:
+        """Slots of a row."""
+        return self.keys.shape[3]
+
+    def grow(self, size: int) -> None:
+        """Have so many slots."""
+        more = (0, 0, 0, size - self.size)
+        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+
     def repeat(self, times: int) -> None:
         """Let each row stand for ``times`` rows, side by side."""
         self.keys, self.values = (store.repeat_interleave(times, 1) for store in (self.keys, self.values))
 
-    def attend(self, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int) -> "_Attend":
-        return _Attend(self, layer, slot_B, visible_BS, write_B, used)
+    def attend(
+        self, layer: int, slot_R: Tensor, visible_RS: Tensor, write_R: Tensor | None = None, rows: Tensor | None = None
+    ) -> "_Attend":
+        return _Attend(self, layer, slot_R, visible_RS, write_R, rows)
 
 
 class _Attend:
-    """Write this step's key and value, then attend to the visible slots."""
+    """Write this step's key and value, then attend to the visible ones of the first S slots.
+
+    Args:
+        cache: of the layers.
+        layer: which one.
+        slot_R: to be written.
+        visible_RS: what is attended to.
+        write_R: False where memory stays as it is; None writes everywhere.
+        rows: the R rows of the batch that are at work; None for all.
+    """
 
     def __init__(
-        self, cache: _Cache, layer: int, slot_B: Tensor, visible_BS: Tensor, write_B: Tensor, used: int
+        self,
+        cache: _Cache,
+        layer: int,
+        slot_R: Tensor,
+        visible_RS: Tensor,
+        write_R: Tensor | None,
+        rows: Tensor | None,
     ) -> None:
-        self.cache, self.layer, self.slot_B, self.write_B = cache, layer, slot_B, write_B
-        self.visible_BS, self.used = visible_BS[:, :used], used
+        self.cache, self.layer, self.slot_R, self.write_R = cache, layer, slot_R, write_R
+        self.visible_RS, self.rows = visible_RS, rows
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = torch.arange(q.shape[0], device=q.device)
-        write = self.write_B[:, None, None]
-        for store, new in ((self.cache.keys, k), (self.cache.values, v)):
-            old = store[self.layer, rows, :, self.slot_B]
-            store[self.layer, rows, :, self.slot_B] = torch.where(write, new[:, :, 0], old)
-        k, v = self.cache.keys[self.layer, :, :, : self.used], self.cache.values[self.layer, :, :, : self.used]
+        used = self.visible_RS.shape[1]
+        rows = torch.arange(q.shape[0], device=q.device) if self.rows is None else self.rows
+        seen = []
+        for store, new in ((self.cache.keys, k[:, :, 0]), (self.cache.values, v[:, :, 0])):
+            if self.write_R is not None:
+                new = torch.where(self.write_R[:, None, None], new, store[self.layer, rows, :, self.slot_R])
+            store[self.layer, rows, :, self.slot_R] = new
+            of_layer = store[self.layer, :, :, :used]
+            seen.append(of_layer if self.rows is None else of_layer[rows])
+        k, v = seen
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         scores = self.cache.softcap * torch.tanh(scores / self.cache.softcap)
-        return scores.masked_fill(~self.visible_BS[:, None, None], -math.inf).softmax(-1) @ v
+        return scores.masked_fill(~self.visible_RS[:, None, None], -math.inf).softmax(-1) @ v
 
 
 class Layers:
@@ -84,7 +119,7 @@ class Layers:
         visible_BS = torch.arange(self.window, device=x_BD.device) <= position_B[:, None]
         rotary, y = self.model.rotary(position_B[:, None], x_BD.dtype), x_BD.unsqueeze(1)
         for index, layer in enumerate(self.layers):
-            y = layer(y, rotary, self.cache.attend(index, slot_B, visible_BS, rows_B, self.window))
+            y = layer(y, rotary, self.cache.attend(index, slot_B, visible_BS, rows_B))
         return y[:, 0]
 
 
@@ -119,7 +154,7 @@ class Decoder:
     Args:
         lm: the model; parameters are used, never trained.
         batch: rows B.
-        max_symbols: longest sequence; memory grows with it at token level only.
+        max_symbols: longest sequence; memory grows with the tokens of it that are there.
     """
 
     def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
@@ -131,10 +166,13 @@ class Decoder:
         self.down, self.up = Layers(lm, lm.down, batch, window), Layers(lm, lm.up, batch, window)
         self.pooling = lm.pooling.stepper(batch, device, dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
-        self.tokens = _Cache(config.mid_layers, batch, max_symbols + self._leading, lm, device, dtype)
+        self._most = max_symbols + self._leading
+        self.tokens = _Cache(config.mid_layers, batch, min(self._most, FIRST_SLOTS), lm, device, dtype)
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
-        self._steps = 0  # no row holds more boundaries than this; known without asking the device
+        self._boundaries = 0  # no row holds more than this
+        # On a GPU further rows cost nothing, and compiled layers keep their shapes.
+        self._all_rows = device.type == "cuda"
         self._lead(torch.ones_like(self.position_B, dtype=torch.bool))
 
     def reset(self, rows_B: Tensor) -> None:
@@ -144,7 +182,7 @@ class Decoder:
         self.pooling.reset(rows_B)
         self._lead(rows_B)
         if bool(rows_B.all()):
-            self._steps = 0
+            self._boundaries = 0
 
     def repeat(self, times: int) -> None:
         """Let each row stand for ``times`` rows, side by side, that have all read the same so far."""
@@ -181,11 +219,11 @@ class Decoder:
             Parameters of p(x_{i+1} | x_<=i, a_<=i), [B, P].
         """
         boundary_B = action_B.bool()
-        self._steps = min(self._steps + 1, self.max_symbols)
-        slot_B = self.count_B + self._leading
-        token_BD = self._token_layers(
-            self.pooling.token(x_BD), self.position_B, slot_B, boundary_B, self._steps + self._leading
-        )
+        token_BD = self.pooling.token(x_BD)
+        rows = boundary_B.nonzero().flatten()
+        if len(rows):
+            self._boundaries = min(self._boundaries + 1, self.max_symbols)
+            token_BD = self._tokens_of(rows, token_BD, self.position_B, self.count_B + self._leading)
         self.count_B = self.count_B + boundary_B
         everyone = torch.ones_like(boundary_B)
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
@@ -199,14 +237,24 @@ class Decoder:
 
         Nothing overwrites it, but the parameters may have been trained since the last time.
         """
-        token_BD = self.pooling.leading()
-        if token_BD is not None:
+        token_BD, rows = self.pooling.leading(), rows_B.nonzero().flatten()
+        if token_BD is not None and len(rows):
             nothing_B = torch.zeros_like(self.position_B)
-            self._token_layers(token_BD, nothing_B - 1, nothing_B, rows_B, 1)
+            self._tokens_of(rows, token_BD, nothing_B - 1, nothing_B)
 
-    def _token_layers(self, token_BD: Tensor, position_B: Tensor, slot_B: Tensor, write_B: Tensor, used: int) -> Tensor:
-        visible_BS = torch.arange(self.max_symbols + self._leading, device=token_BD.device) <= slot_B[:, None]
-        rotary, y = self.lm.rotary(position_B[:, None], token_BD.dtype), token_BD.unsqueeze(1)
+    def _tokens_of(self, rows: Tensor, token_BD: Tensor, position_B: Tensor, slot_B: Tensor) -> Tensor:
+        """What the token-level layers make of the new tokens of some rows; the others' are what they were: [B, D]."""
+        used = self._boundaries + self._leading
+        if used > self.tokens.size:
+            self.tokens.grow(min(self._most, max(used, 2 * self.tokens.size)))
+        everyone = self._all_rows or len(rows) == len(token_BD)
+        each = (token_BD, position_B, slot_B)
+        token, position, slot = each if everyone else (of[rows] for of in each)
+        write = None
+        if len(rows) < len(token):
+            write = torch.zeros_like(slot, dtype=torch.bool).index_fill(0, rows, True)
+        visible = torch.arange(used, device=slot.device) <= slot[:, None]
+        rotary, y = self.lm.rotary(position[:, None], token.dtype), token.unsqueeze(1)
         for index, layer in enumerate(self.lm.mid):
-            y = layer(y, rotary, self.tokens.attend(index, slot_B, visible_BS, write_B, used))
-        return y[:, 0]
+            y = layer(y, rotary, self.tokens.attend(index, slot, visible, write, None if everyone else rows))
+        return y[:, 0] if everyone else token_BD.index_copy(0, rows, y[:, 0].to(token_BD.dtype))

@@ -20,6 +20,7 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import Reader
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange
 from tokenv.storage import checkpoints
 
 ENCODERS_OWN = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
@@ -79,6 +80,7 @@ def load_agent(
     load: str,
     trained: Mapping[str, Any],
     rate: float,
+    rates: RateRange | None,
     seq_len: int,
     codec: Codec,
     compute_dtype: torch.dtype | None,
@@ -91,7 +93,8 @@ def load_agent(
     Args:
         load: its checkpoint.
         trained: how it was built; see ``complete_section``.
-        rate: of the new run.
+        rate: of the new run, or the mean of its range.
+        rates: its range, if it has one.
         seq_len: of the new run.
         codec: of the new run.
         compute_dtype: precision of the encoder's activations.
@@ -102,10 +105,13 @@ def load_agent(
     Raises:
         UserError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
     """
-    if trained["rate"] != rate:
+    before = RateRange(**trained["rate"]) if isinstance(trained["rate"], Mapping) else trained["rate"]
+    if before != (now := rates or rate):
+        wanted = f"rate={before:g}"
+        if isinstance(before, RateRange):
+            wanted = f"rate.min={before.min:g} rate.max={before.max:g}"
         raise UserError(
-            f"rate = {rate:g}: the agent that agent.load = {load!r} names was trained for another; expected "
-            f"rate={trained['rate']:g}"
+            f"rate = {now:g}: the agent that agent.load = {load!r} names was trained for another; expected {wanted}"
         )
     model = UNetConfig(**trained["model"])
     own = build_codec(trained["codec"], model, trained["channels"])
@@ -116,7 +122,10 @@ def load_agent(
             "trained on data of this kind"
         )
     encoder = Encoder(model, own, compute_dtype)
-    context = {"width": model.width, "rate": rate, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
+    context = {
+        **{"width": model.width, "rate": rate, "rates": rates},
+        **{"seq_len": seq_len, "train_tokenizer": train_tokenizer},
+    }
     agent = registry.build("agent", trained["agent"], registry.AGENTS, **context)
     if not agent.state_dict():
         name = trained["agent"]["name"]

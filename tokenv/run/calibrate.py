@@ -17,8 +17,10 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
+from tokenv.env.asked import apart, drawn_rates
 from tokenv.env.rollout import observe
 from tokenv.errors import UserError
+from tokenv.rates import Rate, RateRange
 from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.parts import Parts
 from tokenv.run.stored import Trained, text_rollouts
@@ -47,13 +49,14 @@ def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch
     return both[:sequences], both[sequences:]
 
 
-def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: int, seed: int = 0) -> float | None:
+def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0) -> float | None:
     """The logit bias with which an agent draws the asked-for rate.
 
     Args:
         parts: model and agent; left in the mode they were in.
         batch: held-out sequences that are measured nowhere else.
-        rate: boundaries per symbol that predicts another, the first ones included.
+        rate: boundaries per symbol that predicts another, the first ones included. An agent that is told its rate is
+            told this one; with its range it is told rates of that, and the bias is for their mean.
         batch_size: sequences of one pass.
         seed: of the noise.
 
@@ -61,15 +64,17 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: float, *, batch_size: in
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
-    device = parts.lm.head.weight.device
+    device, told = parts.lm.head.weight.device, torch.Generator().manual_seed(apart(seed))
     with evaluating(parts), torch.no_grad():
-        observed = [
-            parts.whole(partial(observe, parts.lm, parts.agent, symbol_BN.to(device)))
-            for symbol_BN in batch.symbol_BN.split(batch_size)
-        ]
+        observed = []
+        for symbol_BN in batch.symbol_BN.split(batch_size):
+            asked = None if parts.agent.rates is None else drawn_rates(rate, len(symbol_BN), device, told)
+            see = partial(observe, parts.lm, parts.agent, symbol_BN.to(device), rate=asked)
+            observed.append(parts.whole(see))
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
-        excess = partial(_excess, parts, observed, noises, rate)
+        wanted = _asked(observed) if isinstance(rate, RateRange) else rate
+        excess = partial(_excess, parts, observed, noises, wanted)
         if not excess(-WIDEST) < 0 < excess(WIDEST):
             return None
         return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
@@ -105,6 +110,10 @@ def calibrate_text(
         if least >= 0 or most <= 0:
             return -WIDEST if least >= 0 else WIDEST
         return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-7))
+
+
+def _asked(observed: list[TensorDictBase]) -> float:
+    return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
 
 
 def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:

@@ -15,8 +15,10 @@ from tqdm import tqdm
 
 from tokenv import keys
 from tokenv.data.pieces import SequenceBatch
+from tokenv.env.asked import apart, drawn_rates
 from tokenv.env.rollout import rollout
 from tokenv.lm.codecs.base import Codec
+from tokenv.rates import Rate
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Ranks
 
@@ -86,22 +88,32 @@ def shifted(noise: Tensor, logit_bias: float) -> Tensor:
 class _Draws:
     """Rolls out one batch after the other with successive noise; see ``evaluating``."""
 
-    def __init__(self, parts: Parts, seed: int, threshold: bool, logit_bias: float) -> None:
+    def __init__(self, parts: Parts, seed: int, threshold: bool, logit_bias: float, rate: float | None) -> None:
         self._parts, self._threshold, self._logit_bias = parts, threshold, logit_bias
+        self._rates: Rate | None = parts.agent.rates if rate is None else rate
         self._device = parts.lm.head.weight.device
         self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._rate_generator = torch.Generator().manual_seed(apart(seed))
 
     @torch.no_grad()
     def __call__(self, symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
         """A rollout of symbols [B, N, ..] on the model's device; their lengths [B], where they differ."""
         noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
-        work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B)
+        rate_B = self._asked(symbol_BN)
+        work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B, rate=rate_B)
         td: TensorDictBase = self._parts.whole(work)
         return td
 
     def pass_over(self, symbol_BN: Tensor) -> None:
         """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
         self._noise(symbol_BN)
+        self._asked(symbol_BN)
+
+    def _asked(self, symbol_BN: Tensor) -> Tensor | None:
+        """Drawn rates are a sequence's own, however many share its pass."""
+        if self._rates is None:
+            return None
+        return drawn_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
 
     def _noise(self, symbol_BN: Tensor) -> Tensor:
         shape = symbol_BN.shape[0], symbol_BN.shape[1] - 1
@@ -113,7 +125,9 @@ class _Draws:
 
 
 @contextmanager
-def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0) -> Iterator[_Draws]:
+def evaluating(
+    parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0, rate: float | None = None
+) -> Iterator[_Draws]:
     """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
 
     Args:
@@ -122,6 +136,7 @@ def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bi
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         logit_bias: added to the logits of all decisions; see ``tokenv.run.calibrate``. What the policy says of its
             probabilities stays without it.
+        rate: that an agent is told, if it is told one; None draws every sequence's from its range.
 
     Yields:
         A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
@@ -129,7 +144,7 @@ def evaluating(parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bi
     was_training = parts.lm.training
     parts.train(False)
     try:
-        yield _Draws(parts, seed, threshold, logit_bias)
+        yield _Draws(parts, seed, threshold, logit_bias, rate)
     finally:
         parts.train(was_training)
 
@@ -142,6 +157,7 @@ def held_out_rollouts(
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
+    rate: float | None = None,
     progress: bool = False,
     turn: tuple[int, int] = (0, 1),
 ) -> Iterator[TensorDictBase]:
@@ -154,7 +170,7 @@ def held_out_rollouts(
     """
     rank, world = turn
     starts = range(0, len(batch), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
+    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
         bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress)
         for number, start in enumerate(bar):
             some = batch.symbol_BN[start : start + batch_size]
@@ -215,6 +231,7 @@ def evaluate(
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
+    rate: float | None = None,
     tolerance: int = 0,
     progress: bool = False,
     ranks: Ranks | None = None,
@@ -229,13 +246,14 @@ def evaluate(
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         logit_bias: see ``evaluating``.
+        rate: see ``evaluating``.
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
         ranks: processes that hold the same model and do this together, each some of the batches; None for one alone.
         shard: successive ranks that keep one model between them, and so do the same batches.
     """
     codec, ranks = parts.lm.codec, ranks or Ranks()
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
     rollouts = held_out_rollouts(
         parts, batch, batch_size=batch_size, progress=progress, turn=(ranks.rank // shard, ranks.size // shard), **how
     )

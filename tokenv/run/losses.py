@@ -7,7 +7,7 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.config.schema import LossConfig
 from tokenv.estimators.objective import mean_over_decisions
-from tokenv.estimators.statistics import masked_mean, masked_mean_share
+from tokenv.estimators.statistics import masked_mean, masked_mean_share, mean_over
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.unet import UNet
 from tokenv.run.parts import Parts
@@ -93,6 +93,10 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], lm: UNet) -> 
         # Of one sample, as padded; or, of several, the mean.
         "tokens": (drawn_B.double().mean() if lm.packs else drawn_B.max()) * drawn_B.shape[-1],
     }
+    if keys.TARGET_RATE in td:
+        target = td[keys.TARGET_RATE].double()
+        gap = mean_over(td[keys.BOUNDARY_PROB].double(), decided, -1) - target
+        metrics |= {"target_rate": masked_mean(target, decided), "rate_gap": masked_mean(gap.abs(), decided)}
     if "direct" in losses:
         metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:

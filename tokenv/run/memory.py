@@ -9,6 +9,7 @@ from tokenv.config.schema import Config
 from tokenv.data.series.config import SYNTHETIC_SERIES
 from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
+from tokenv.rates import highest_rate
 from tokenv.run.hardware import resolve_device
 
 STATES = 4  # every parameter comes with a gradient and AdamW's two moments
@@ -61,7 +62,7 @@ def kept_bytes(config: Config, *, samples: int = 1, rows: int | None = None) -> 
     rows = rows or config.train.batch_size
     model, number = config.model, 8 if config.hardware.precision == "float64" else 4
     byte_layers = (model.down_layers + samples * model.up_layers) * (KEPT_BESIDE_MLP + 3 * model.byte_mlp)
-    token_layers = samples * config.rate * model.mid_layers * (KEPT_BESIDE_MLP + 3 * model.token_mlp)
+    token_layers = samples * highest_rate(config.rate) * model.mid_layers * (KEPT_BESIDE_MLP + 3 * model.token_mlp)
     return int(rows * config.data.seq_len * model.width * number * (byte_layers + token_layers))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
+from tokenv import keys
 from tokenv.agents.base import Agent
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -19,6 +20,7 @@ from tokenv.estimators.base import Chain
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import Passes
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange, mean_rate
 from tokenv.run.build import build_agent, build_codec, load_lm
 from tokenv.run.hardware import resolve_device, resolve_precision
 from tokenv.run.memory import check_training, recomputes
@@ -207,10 +209,12 @@ def _build_learners(
     def train_tokenizer(vocabulary_size: int) -> Path:
         return train_bpe(load_corpus(config.data), vocabulary_size)
 
-    context = {"width": config.model.width, "rate": config.rate, "seq_len": config.data.seq_len}
+    rates = config.rate if isinstance(config.rate, RateRange) else None
+    context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     agent = build_agent(
         config.agent,
         **context | {"seq_len": config.cut_len},
+        rates=rates,
         train_tokenizer=train_tokenizer,
         codec=codec,
         compute_dtype=precision,
@@ -218,6 +222,8 @@ def _build_learners(
     )
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    if rates is not None:
+        _check_varies(config, agent, rate_target)
     if agent.pooling not in (None, config.model.pooling):
         raise UserError(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
@@ -239,3 +245,17 @@ def _build_learners(
     except ValueError as error:
         raise UserError(str(error)) from error
     return agent, estimator, rate_target
+
+
+def _check_varies(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:
+    """Refuse a range of rates where nobody would heed it."""
+    if agent.rates is None:
+        raise UserError(
+            f"rate = {config.rate:g}: agent {config.agent['name']!r} has one rate at most: expected one number, such "
+            "as rate=0.2, or an agent that is told its rate: learned, strict, uniform or random"
+        )
+    if agent.learns and config.loss.rate and not getattr(rate_target, "varies", False):
+        raise UserError(
+            f"rate = {config.rate:g}: rate target {config.rate_target['name']!r} has one rate: expected one that reads "
+            f"{keys.TARGET_RATE}, such as rate_target.name=logit_pressure, or loss.rate=0"
+        )

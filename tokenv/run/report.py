@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
+from tokenv.rates import Rate, RateRange, mean_rate
 from tokenv.report.canvas import save_png, titled_figure
 from tokenv.report.curves import Curve, draw_curve
 from tokenv.report.series import draw_probabilities, draw_values, legend_handles
@@ -73,7 +74,7 @@ def draw_curves(
     path: Path,
     *,
     title: str,
-    target_rate: float | None = None,
+    target_rate: Rate | None = None,
     unit: str = "bits_per_byte",
 ) -> Path:
     """Draw loss, boundary rate, decision entropy and gradient norms against training symbols.
@@ -87,7 +88,7 @@ def draw_curves(
             ignored.
         path: The PNG to write, in an existing folder; it is replaced in one step.
         title: Written above the panels, literally.
-        target_rate: Boundaries per symbol aimed at, drawn dashed.
+        target_rate: Boundaries per symbol aimed at, drawn dashed; of a range its mean.
         unit: Of the losses, as in their metrics' names.
 
     Returns:
@@ -110,7 +111,7 @@ def draw_curves(
     return save_png(figure, path)
 
 
-def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_rate: float | None) -> None:
+def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_rate: Rate | None) -> None:
     drawn = [
         draw_curve(
             axes,
@@ -132,7 +133,8 @@ def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_
         axes.set(xticks=[], yticks=[])
         return
     if panel.has_target and target_rate is not None:
-        axes.axhline(target_rate, color="0.25", linestyle="--", linewidth=1, label=f"target {target_rate:g}")
+        told = f"{'mean of targets' if isinstance(target_rate, RateRange) else 'target'} {target_rate:g}"
+        axes.axhline(mean_rate(target_rate), color="0.25", linestyle="--", linewidth=1, label=told)
     if panel.log:
         axes.set_yscale("log")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))

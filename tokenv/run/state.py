@@ -13,6 +13,7 @@ from tokenv.config.convert import convert, make, renamed
 from tokenv.config.schema import Config
 from tokenv.data.stream import Streams
 from tokenv.errors import UserError
+from tokenv.rates import RateRange
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
 from tokenv.run.shards import gathered
@@ -25,8 +26,10 @@ History = dict[str, tuple[list[int], list[float]]]
 
 
 def misses(config: Config, rate: float) -> bool:
-    """Whether a rate of boundaries is off the run's target by more than a fifth of it; no, where it has no target."""
-    return config.agent["name"] not in UNAIMED and abs(rate / config.rate - 1) > FAR
+    """Whether a rate of boundaries is more than a fifth off the run's target; no, where it has none, or a range."""
+    if isinstance(config.rate, RateRange) or config.agent["name"] in UNAIMED:
+        return False
+    return abs(rate / config.rate - 1) > FAR
 
 
 @dataclass

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from tokenv.config.schema import Config
 from tokenv.env.generate import generate
 from tokenv.errors import UserError
 from tokenv.report.characters import plain
+from tokenv.run.asked import rate_to_tell
 from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.memory import check_generation
 from tokenv.run.parts import Parts, build_parts
@@ -104,7 +106,13 @@ def _load(path: Path, device: str | None) -> Trained:
 
 
 def segment(
-    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
 ) -> Segmented:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
@@ -114,14 +122,16 @@ def segment(
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         logit_bias: added to the logits of all decisions, hence in their probabilities: see ``tokenv.run.calibrate``.
+        rate: boundaries per symbol that a model is asked for that was trained for a range; None for its mean.
 
     Raises:
-        UserError: the text is empty.
+        UserError: the text is empty, or the rate cannot be asked for.
     """
     probability_N: list[float] = []
     boundary_N: list[bool] = []
     log_likelihood_N: list[float] = []
-    for td in text_rollouts(trained, text, seed=seed, threshold=threshold, logit_bias=logit_bias):
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
+    for td in text_rollouts(trained, text, **how):
         prob_T = td[keys.BOUNDARY_PROB][0].float().clamp(0, 1)
         probability_N += (shifted(prob_T, -logit_bias) if logit_bias else prob_T).tolist()
         boundary_N += td[keys.ACTION][0].bool().tolist()
@@ -130,13 +140,20 @@ def segment(
 
 
 def text_rollouts(
-    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
 ) -> Iterator[TensorDictBase]:
     """Rollouts [1, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
     length = trained.config.data.seq_len
-    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
+    told = rate_to_tell(trained.parts, trained.config, rate)
+    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
         for start in range(0, len(text), length):
             # A rollout decides nothing at its last symbol, so one more is put there.
             yield draw(F.pad(torch.tensor(list(text[start : start + length])), (0, 1)).unsqueeze(0))
@@ -151,6 +168,7 @@ def write_on(
     top_p: float = 0.95,
     stop: bytes | None = None,
     seed: int = 0,
+    rate: float | None = None,
 ) -> Segmented:
     """Continue a text, boundaries drawn on the way.
 
@@ -162,12 +180,13 @@ def write_on(
         top_p: nucleus that bytes are drawn from.
         stop: bytes after which to stop.
         seed: of boundaries and bytes.
+        rate: see ``segment``.
 
     Returns:
         Prompt and continuation; no likelihoods.
 
     Raises:
-        UserError: the text is empty, or what is asked for cannot fit in memory.
+        UserError: the text is empty, or what is asked for cannot fit in memory, or the rate cannot be asked for.
         ValueError: ``max_new``, ``temperature`` or ``top_p`` is out of range.
     """
     if not prompt:
@@ -183,13 +202,20 @@ def write_on(
         top_p=top_p,
         stop=stop,
         generator=torch.Generator(device).manual_seed(seed),
+        rate=rate_to_tell(trained.parts, trained.config, rate),
     )
     text = bytes(written.symbol_BN[0].tolist())
     return Segmented(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
 
 
 def log_likelihoods(
-    trained: Trained, text: bytes, *, seed: int = 0, threshold: bool = False, batch_size: int = 16
+    trained: Trained,
+    text: bytes,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    rate: float | None = None,
+    batch_size: int = 16,
 ) -> list[float]:
     """Log-likelihood of each byte given those before it, in nats; NaN at the first.
 
@@ -201,9 +227,10 @@ def log_likelihoods(
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        rate: see ``segment``.
         batch_size: windows of one pass.
     """
-    return weigh(trained, text, seed=seed, threshold=threshold, batch_size=batch_size)[0]
+    return weigh(trained, text, seed=seed, threshold=threshold, rate=rate, batch_size=batch_size)[0]
 
 
 def weigh(
@@ -212,6 +239,7 @@ def weigh(
     *,
     seed: int = 0,
     threshold: bool = False,
+    rate: float | None = None,
     batch_size: int = 16,
     greedy: bool = False,
 ) -> tuple[list[float], list[bool]]:
@@ -222,6 +250,7 @@ def weigh(
         text: at least one byte.
         seed: see there.
         threshold: see there.
+        rate: see there.
         batch_size: see there.
         greedy: whether to find out, at the cost of a further pass of the decoder, which bytes are the most probable
             ones after what stands before them, under the same boundaries.
@@ -233,7 +262,8 @@ def weigh(
     starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
     found, best = [math.nan] * len(text), [False] * len(text)
     known = 0  # the last byte that has one
-    with evaluating(trained.parts, seed=seed, threshold=threshold) as draw:
+    told = rate_to_tell(trained.parts, trained.config, rate)
+    with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
         for first in range(0, len(starts) if length > 1 else 0, batch_size):
             some = starts[first : first + batch_size]
             td = draw(torch.tensor([list(text[start : start + length]) for start in some]))

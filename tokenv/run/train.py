@@ -114,7 +114,9 @@ def _train(
 
     parts.train()
     with bar, _reading(begun, team.slots) as source, Interruptible() as interrupt:
-        env = TokenizationEnv(parts.lm, source, len(team.slots.rows), window=parts.agent.window)
+        env = TokenizationEnv(
+            parts.lm, source, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates
+        )
         if state.symbols >= config.train.symbols:  # resumed at its end: it was killed before it had told what came out
             save()
         while state.symbols < config.train.symbols:

@@ -52,6 +52,7 @@ def score(
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
+    rate: float | None = None,
     progress: bool = False,
 ) -> TaskScore:
     """Score a model's answers to questions.
@@ -64,10 +65,11 @@ def score(
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         logit_bias: see ``tokenv.run.evaluate.evaluating``.
+        rate: see there.
         progress: show a bar.
     """
     pairs = [(q.context.encode(), choice.encode()) for q in questions for choice in q.choices]
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias}
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
     bits = answer_bits(parts, pairs, seq_len=seq_len, batch_size=batch_size, progress=progress, **how)
     per_byte = iter((bits / torch.tensor([len(answer) for _, answer in pairs])).tolist())
     each = [[next(per_byte) for _ in q.choices] for q in questions]
@@ -93,6 +95,7 @@ def answer_bits(
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
+    rate: float | None = None,
     progress: bool = False,
 ) -> Tensor:
     """``-log2 p(answer | context)`` of every pair of context and answer, both of at least one byte.
@@ -108,7 +111,7 @@ def answer_bits(
     by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
     bits_P = torch.zeros(len(rows), dtype=torch.float64)
     starts = range(0, len(rows), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias) as draw:
+    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
         for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
             chosen = by_length[start : start + batch_size]
             symbol_BN, length_B = _pad([rows[p] for p in chosen], device)

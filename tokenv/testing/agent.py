@@ -46,7 +46,8 @@ class _World:
         decides_BN = (position_BN > 0) & (position_BN < length_B[:, None])
         with torch.no_grad():
             encoding_BND = self.lm.encode(symbol_BN)
-            seen = Observer.of(agent).at_symbols(self.lm, symbol_BN, encoding_BND, position_BN, decides_BN)
+            told = None if agent.rates is None else torch.full(decides_BN.shape, agent.rates.mean)
+            seen = Observer.of(agent).at_symbols(self.lm, symbol_BN, encoding_BND, position_BN, decides_BN, told)
         return seen[:, :-1]
 
 

@@ -50,7 +50,7 @@ def credit_by_distance(scene: Scene, draws: int, generator: torch.Generator, lon
     longest = min(longest, scene.symbol_BN.shape[1] - 2)
     sums: Tensor = torch.zeros(5, longest, dtype=torch.float64)
     for _ in range(draws):
-        td = rollout(parts.lm, parts.agent, scene.symbol_BN, pairs, generator=generator)
+        td = rollout(parts.lm, parts.agent, scene.symbol_BN, pairs, generator=generator, rate=scene.rate)
         reward = td[keys.REWARD].squeeze(-1).double().cpu()
         noise = td[keys.NOISE].cpu()
         first = ((noise[0] == 0) & (noise[1] == 1)).long().argmax(-1)

@@ -56,6 +56,12 @@ class Scene:
         """Where everything lies."""
         return self.symbol_BN.device
 
+    @property
+    def rate(self) -> Tensor | None:
+        """What an agent is told that is told a rate: the same in all draws, [B] quantiles of its range."""
+        rates, rows = self.parts.agent.rates, len(self.symbol_BN)
+        return None if rates is None else rates.at((torch.arange(rows, device=self.device) + 0.5) / rows)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Without gradients in the layers above the boundaries, where no estimator needs them."""
@@ -90,7 +96,7 @@ def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> d
         generator: of the noise.
     """
     parts = scene.parts
-    td = rollout(parts.lm, parts.agent, scene.symbol_BN, estimator.sampling, generator=generator)
+    td = rollout(parts.lm, parts.agent, scene.symbol_BN, estimator.sampling, generator=generator, rate=scene.rate)
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
     (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
@@ -110,7 +116,7 @@ def true_gradient(scene: Scene, symbols: int = 8192) -> dict[str, Tensor]:
     totals: dict[str, Tensor] = {}
     for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
         noise = forcing(action_K1T, torch.float32).expand(-1, batch, -1)
-        td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise)
+        td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise, rate=scene.rate)
         log_prob, late = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()
         loss = -(log_prob.exp() * late).sum() / decisions

@@ -16,6 +16,7 @@ from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.errors import MissingFileError, UserError
 from tokenv.estimators.objective import policy_objective
+from tokenv.rates import mean_rate
 from tokenv.run.hardware import prepare
 from tokenv.run.memory import check_draws
 from tokenv.run.parts import Parts, build_parts
@@ -89,9 +90,8 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
     if untimed:
         # Ratios are only of one run: if anything is missing, all are timed again.
         built = {s.label: _build(options, scene.device, s) for s in options.specifications if _valid(result, s.label)}
-        costs = measure_costs(
-            parts, built, scene.symbol_BN, rate=options.config.rate, repeats=options.timings, progress=progress
-        )
+        rate = mean_rate(options.config.rate)
+        costs = measure_costs(parts, built, scene.symbol_BN, rate=rate, repeats=options.timings, progress=progress)
         result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
         keep()
     return result
@@ -169,7 +169,7 @@ def _build(options: VarianceOptions, device: torch.device, specification: Specif
     config = options.config
     context = {
         "width": config.model.width,
-        "rate": config.rate,
+        "rate": mean_rate(config.rate),
         "seq_len": options.length,
         "gamma": options.gamma,
     }

@@ -1,0 +1,96 @@
+"""Runs at rates that are asked for, on the command line."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenv.cli.main import run_command
+from tokenv.errors import UserError
+
+FEW = ["sequences=6", "batch_size=6"]
+
+
+@pytest.fixture
+def ranged(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *tiny_words, "rate.min=0.1", "rate.max=0.6"])
+    return tmp_path / "runs" / "1"
+
+
+def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["with", f"run={ranged}", *FEW, "rates=[0.15, 0.3, 0.5]"]
+    found = run_command("evaluate", [*words, "calibrate=True", "json=found.json"])
+    shown = capsys.readouterr().out
+    assert "bits per byte ±" in shown
+    assert "rates: rates.csv, rates.png" in shown
+    points = found["points"]
+    assert [(p["way"], p["asked"]) for p in points] == [
+        (way, rate) for rate in (0.15, 0.3, 0.5) for way in ("told", "calibrated")
+    ]
+    told = [p for p in points if p["way"] == "told"]
+    assert told[0]["rate"] < told[1]["rate"] < told[2]["rate"]
+    assert told[0]["flops"] < told[1]["flops"] < told[2]["flops"]
+    assert json.loads(Path("found.json").read_text()) == found
+    with Path("rates.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == [p["loss"] for p in points]
+    assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
+    plain = run_command("evaluate", [*words, "out=null"])["points"]
+    assert [p["way"] for p in plain] == ["told"] * 3
+
+    budget = f"flops={told[1]['flops']}"
+    (met,) = run_command("evaluate", ["with", f"run={ranged}", *FEW, budget, "out=null"])["points"]
+    assert met["asked"] == pytest.approx(told[1]["rate"])
+    assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=20", budget]).startswith("ab")
+    run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
+    assert capsys.readouterr().err == ""
+    run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=2", "rate=0.05"])
+    assert "warning: rate = 0.05 is outside the range that this run was trained for" in capsys.readouterr().err
+    assert run_command("evaluate", ["with", f"run={ranged}", *FEW, "calibrate=True"]).keys() == {
+        *("sampled", "thresholded", "calibrated")
+    }
+
+
+def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
+    run_command("train", ["with", *tiny_words])
+    words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
+    found = run_command("evaluate", ["with", *words, "also=['runs/2']"])["points"]
+    assert [(p["run"], p["way"], p["asked"]) for p in found] == [
+        (str(ranged), "told", 0.2),
+        (str(ranged), "told", 0.4),
+        ("runs/2", "calibrated", 0.2),
+        ("runs/2", "calibrated", 0.4),
+    ]
+    alone = run_command("evaluate", ["with", *words, "out=null"])["points"]
+    assert alone == found[:2]
+    run_command("train", ["with", *tiny_words, "data.seq_len=16"])
+    with pytest.raises(UserError, match=r"also: runs/3 has data\.seq_len = 16, and .* has 32: expected the same"):
+        run_command("evaluate", ["with", *words, "also=['runs/3']"])
+    with pytest.raises(UserError, match=r"also = \['runs/2'\]: expected rates or flops beside it"):
+        run_command("evaluate", ["with", f"run={ranged}", "also=['runs/2']"])
+
+
+def test_a_run_of_one_rate(trained: Path) -> None:
+    found = run_command("evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"])
+    assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
+    with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
+        run_command("generate", ["with", f"run={trained}", "text=ab", "rate=0.3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rates=[0.1, 2]"], r"rates = 2\.0: expected boundaries per symbol in \(0, 1\)"),
+        (["rates=0.1"], "rates = 0.1: expected numbers, in a list"),
+        (["rates=[0.1]", "flops=1e6"], "flops and rates: expected one of them"),
+        (["flops=-1"], r"flops = -1\.0: expected floating-point operations per symbol"),
+        (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
+    ],
+)
+def test_what_cannot_be_asked_for(trained: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_command("evaluate", ["with", f"run={trained}", *words])
+    with pytest.raises(UserError, match="flops and rate: expected one of them"):
+        run_command("generate", ["with", f"run={trained}", "text=a", "rate=0.1", "flops=1e5"])
