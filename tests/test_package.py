@@ -8,6 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 USE = """
@@ -44,6 +46,7 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", USE, str(tmp_path / "site")], check=True, cwd=away)
 
 
+@pytest.mark.slow
 def test_sdist_holds_its_tests(tmp_path: Path) -> None:
     """Every file beside the code that the project has is there, and all tests are found with nothing else at hand."""
     source = tmp_path / "source"

@@ -17,6 +17,8 @@ import pytest
 import shrunk
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md"))]
+# Lines of shipped configurations, which are tested as such.
+LONG = ("docs/bench.md", "docs/results.md", "docs/figures.md", "docs/variance.md")
 LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",
@@ -84,7 +86,9 @@ def trained(**wanted: Any) -> list[str]:
         told, config = (json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json"))
         if told["experiment"]["name"] != "tokenv-train" or told["status"] != "COMPLETED":
             continue
-        has = {"kind": config["data"]["kind"], "horizon": config["model"]["horizon"] > 0, "rate": config["rate"]}
+        model = config["model"]
+        has = {"kind": config["data"]["kind"], "rate": config["rate"], "direct": model["direct"]}
+        has["horizon"] = model["horizon"] > 0
         if config["agent"]["name"] == "learned" and wanted.items() <= has.items():
             found.append(str(path.parent))
     return found
@@ -96,7 +100,7 @@ def with_our_runs(line: list[str]) -> list[str]:
     series = line[0] == "forecast" or "series" in kinds
     wanted: dict[str, Any] = {"kind": "series" if series else "text"}
     if line[0] == "forecast":
-        wanted["horizon"] = True
+        wanted |= {"horizon": True, "direct": False}
     if any(word.startswith("agent.load=") for word in line):
         wanted["rate"] = shrunk.content("series-synthetic")["rate"]  # an agent keeps to the rate it was trained for
     named: list[str] = []
@@ -149,11 +153,13 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
     """
     if file:
         Path(file).write_text(text)
+        sys.modules.pop(Path(file).stem, None)  # another test's module of that name
         importlib.invalidate_caches()
     if language == "sh":
         run_line(text)
     elif language == "python":
-        wanted = {"kind": "series", "horizon": True} if ".forecast(" in text else {"kind": "text"}
+        series = {"kind": "series", "horizon": True, "direct": False}
+        wanted = series if ".forecast(" in text else {"kind": "text"}
         text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**wanted)[0]), text)
         text = re.sub(r"horizon=\d+", "horizon=8", text)
         exec(compile(text, file or "README.md", "exec"), space)
@@ -165,7 +171,7 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
 
 # TorchRL warns of its own classes when its collectors are imported.
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [pytest.param(d, marks=pytest.mark.slow) if d in LONG else d for d in DOCUMENTS])
 def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a document, in order, in one folder that is empty but for the data its lines read."""
     monkeypatch.chdir(tmp_path)

@@ -50,13 +50,13 @@ def test_its_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32, 64]}", "out=grown"]
+    wanted = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32]}", "out=grown"]
     rows = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
-    assert [(row["key"], row["value"]) for row in rows] == [("data.seq_len", 32), ("data.seq_len", 64)]
+    assert [(row["key"], row["value"]) for row in rows] == [("data.seq_len", 32)]
     assert all(row["plain_over_learned"] > 0 and row["peak_memory_gib"] > 0 for row in rows)
     header, *lines = Path("grown.csv").read_text().splitlines()
     assert header.startswith("key,value,step_seconds")
-    assert len(lines) == 2
+    assert len(lines) == 1
     assert Path("grown.png").stat().st_size > 10_000
 
 
@@ -72,11 +72,11 @@ def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> 
 @pytest.mark.slow
 def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["repeats=1", "train.accumulate=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32]}"]
-    one, two, size = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
+    wanted = ["repeats=1", "train.accumulate=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}"]
+    one, two, size, _ = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
     assert two["peak_memory_gib"] > 1.5 * one["peak_memory_gib"]  # of both processes
     assert "model_flops_utilisation" in size
-    assert len(Path("scaling.csv").read_text().splitlines()) == 4
+    assert len(Path("scaling.csv").read_text().splitlines()) == 5
     assert Path("scaling.png").stat().st_size > 10_000
 
 

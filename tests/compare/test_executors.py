@@ -112,6 +112,7 @@ def of_local() -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.slow
 def test_every_executor_gives_the_same_table(executor: str, place: Path, of_local: dict[str, Any]) -> None:
     """Which is read without training anything again, and a run that fails leaves the others alone."""
     broken = {"broken": {"agent": {"name": "broken:Broken"}}}

@@ -252,6 +252,7 @@ def test_from_nothing_to_the_summary_and_again(place):
     assert len(stored(place)) == len(runs)
 
 
+@pytest.mark.slow
 def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
     """It is tuned as the others were, runs in every protocol, and the table says where it stands."""
     monkeypatch.syspath_prepend(str(place))
