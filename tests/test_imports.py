@@ -35,7 +35,7 @@ ALLOWED = {
         *("keys", "errors", "sharing", "rates", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
     ),
-    "bench": ("keys", "errors", "rates", "report", "data", "agents", "lm", "env", "config", "run"),
+    "bench": ("keys", "errors", "report", "data", "agents", "lm", "env", "config", "run"),
     "tasks": ("keys", "errors", "run"),
     "forecast": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
     "variance": (

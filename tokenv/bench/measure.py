@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tokenv import keys
 from tokenv.bench.agreement import stepping_differences
 from tokenv.bench.options import BenchOptions
 from tokenv.bench.plain import PlainTransformer
@@ -21,7 +22,6 @@ from tokenv.data.source import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.unet import UNet
-from tokenv.rates import mean_rate
 from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
 from tokenv.run.update import backward, descend, make_optimizer
@@ -44,16 +44,15 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
     symbol_BN = symbol_BN.to(device)
-    given_BT = (torch.rand(batch, length - 1, device=device) < mean_rate(config.rate)).long()
-    given_BT[:, 0] = 1
-    tokens = int(given_BT.sum(1).max()) * batch
+    last: list[Tensor] = []  # boundaries that were learned from last: given, they are as much work
 
     def learned() -> None:
-        backward(partial(env.one_pass, parts.agent, parts.sampling), parts, config.loss)
+        td, _ = backward(partial(env.one_pass, parts.agent, parts.sampling), parts, config.loss)
+        last[:] = [td[keys.ACTION].detach().view(-1, batch, length - 1)[0]]
         descend(optimizer, parameters, config.train.clip)
 
     def given(early: bool = False) -> None:
-        _given_loss(parts.lm, symbol_BN, given_BT, early=early).backward()
+        _given_loss(parts.lm, symbol_BN, last[0], early=early).backward()
         descend(optimizer, parameters, config.train.clip)
 
     with torch.no_grad():
@@ -79,7 +78,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
     policy = policy_flops(parts.agent)
-    symbols = batch * length
+    symbols, tokens = batch * length, int(last[0].sum(1).max()) * batch
     flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
     peak = _matrix_peak(parts, device)
     figures: dict[str, Any] = {
