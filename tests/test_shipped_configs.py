@@ -54,13 +54,29 @@ def test_a_bench_measures(name: str, folder: Path, capsys: pytest.CaptureFixture
     assert not (folder / "runs").exists()
 
 
+def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
+    """Every method is in the report, each of one run."""
+    shrunk.tokenv(shrunk.shrink(["compare", "with", name], only=only))
+    settings = shrunk.content(name)
+    wanted = set(only or settings["methods"])
+    assert methods_in_report(folder) == wanted
+    assert len(stored(folder, "tokenv-train")) == len(wanted) + bool(settings.get("shared"))
+
+
+@pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
+def test_a_comparison_compares_its_first_and_last_method(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    first, *_, last = shrunk.content(name)["methods"]
+    check_comparison(name, folder, [first, last])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
-    shrunk.tokenv(shrunk.shrink(["compare", "with", name]))
-    settings = shrunk.content(name)
-    assert methods_in_report(folder) == set(settings["methods"])
-    assert len(stored(folder, "tokenv-train")) == len(settings["methods"]) + bool(settings.get("shared"))
+    check_comparison(name, folder, None)
 
 
 def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:

@@ -51,6 +51,7 @@ def test_it_trains_by_name(site, tmp_path, tiny_settings):
     assert "bits per byte" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_passes_the_check(site, tmp_path):
     done = run(site, tmp_path, "-c", CHECK)
     assert done.returncode == 0, done.stderr
