@@ -60,3 +60,10 @@ def test_the_gpu_day_runs_through(tmp_path):
     assert told.count("| bytes per second |") == 2
     assert "reinforce has the lowest" in told or "uniform has the lowest" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.md", "kept"]
+
+
+@pytest.mark.slow
+def test_ppo_steps_are_counted(capsys):
+    pytest.importorskip("stable_baselines3")
+    load("sb3_steps").main(512)
+    assert "16 rows" in capsys.readouterr().out
