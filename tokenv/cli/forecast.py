@@ -24,7 +24,7 @@ from tokenv.forecast.histories import Histories, held_out_windows, history_steps
 from tokenv.forecast.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
 from tokenv.forecast.scores import Scores
 from tokenv.forecast.yardsticks import Points, check_season, find_season, yardsticks
-from tokenv.report.characters import plain
+from tokenv.report.characters import warn
 from tokenv.report.table import console, summary_table
 from tokenv.run.hardware import prepare
 from tokenv.run.memory import check_forecast
@@ -59,9 +59,9 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         result = asdict(score) | {"season": season, "of": histories.total}
         console().print(summary_table(told(score, histories.total, horizon), title="forecasts against what came"))
         for warning in warnings_of(score, histories.total):
-            _warn(warning)
+            warn(warning)
     if missed:
-        _warn(missed)
+        warn(missed)
     console().print(f"forecasts: {table}, {picture}; quantiles {made.source}; season {season}")
     kept = made.kept if len(histories) <= KEPT else made.drawn
     write_found(options.json, {"scores": result, "forecasts": [each.as_dict(options.quantiles) for each in kept]})
@@ -124,10 +124,6 @@ class _Made:
                     number += 1
                     yield each
                 bar.update(len(batch.names))
-
-
-def _warn(what: str) -> None:
-    print(plain(f"tokenv: warning: {what}"), file=sys.stderr)
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series)

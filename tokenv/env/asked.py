@@ -34,6 +34,11 @@ def drawn_rates(rates: Rate, rows: int, device: torch.device, generator: torch.G
     return rates.at(rows_of(uniform, 0)).to(device)
 
 
+def or_mean(rate: float | Tensor | None, rates: RateRange | None) -> float | Tensor | None:
+    """A rate that is asked for; where none is, the mean of the range, if there is one."""
+    return rates.mean if rate is None and rates is not None else rate
+
+
 def told_rates(
     observer: Observer,
     rates: RateRange | None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import ActsAtOnePosition
-from tokenv.env.asked import told_rates
+from tokenv.env.asked import or_mean, told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
@@ -94,8 +94,7 @@ def generate(
     noise_BN = every_noise_BN[::samples]
     decoder = Decoder(lm, batch, longest)
     observer = Observer.of(agent)
-    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
-    rate_B = told_rates(observer, agent.rates, rate, batch, device)
+    rate_B = told_rates(observer, agent.rates, or_mean(rate, agent.rates), batch, device)
     last_actions_Bw = observer.nothing_yet(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt

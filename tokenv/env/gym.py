@@ -58,7 +58,12 @@ default_source = CorpusOpener(DataConfig(source="python", seq_len=128))
 default_series_source = CorpusOpener(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
-def _source(given: SourceOrOpener | None, default: CorpusOpener, seq_len: int | None) -> SourceOrOpener:
+def source_or(given: SourceOrOpener | None, default: CorpusOpener, seq_len: int | None) -> SourceOrOpener:
+    """The source that is given; or else the default, cut to ``seq_len`` symbols where that is given.
+
+    Raises:
+        ValueError: both are given.
+    """
     if given is None:
         return default if seq_len is None else CorpusOpener(replace(default.config, seq_len=seq_len))
     if seq_len is not None:
@@ -100,7 +105,7 @@ class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
         seq_len: int | None = None,
     ) -> None:
         Rebuilt.__init__(self, lm, source, window, render_mode, seq_len)
-        source = _source(source, self.default_source, seq_len)
+        source = source_or(source, self.default_source, seq_len)
         self._sequences = Sequences(lm or self.default_lm(), source, 1, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None
@@ -204,7 +209,7 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
             raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
-        source = _source(source, self.default_source, seq_len)
+        source = source_or(source, self.default_source, seq_len)
         self._sequences = Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling, check_sight
-from tokenv.env.asked import told_rates
+from tokenv.env.asked import or_mean, told_rates
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 from tokenv.sharing import ALONE, rows_of, sharers
@@ -136,8 +136,7 @@ def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | T
         A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
     """
     observer = Observer.of(agent)
-    rate = agent.rates.mean if rate is None and agent.rates is not None else rate
-    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
+    rate_B = told_rates(observer, agent.rates, or_mean(rate, agent.rates), len(symbol_BN), symbol_BN.device)
     return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), rate_B)[:, :-1]
 
 

@@ -11,13 +11,12 @@ weights: the process that reads them opens the run again.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenv.data.corpus import CorpusOpener
 from tokenv.env.arrays import Rebuilt
-from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
+from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv, source_or
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.errors import UserError
 from tokenv.library.model import load
@@ -63,11 +62,9 @@ class Played(Rebuilt):
         config, kind = model.config.data, self.default_source.config.kind
         if config.kind != kind:
             raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")
-        options = options | {"lm": model.lm}
-        if options.get("source") is None:
-            seq_len = options.pop("seq_len", None)
-            options["source"] = CorpusOpener(config if seq_len is None else replace(config, seq_len=seq_len))
-        return options
+        options = {**options, "lm": model.lm}
+        source = source_or(options.get("source"), CorpusOpener(config), options.pop("seq_len", None))
+        return options | {"source": source}
 
 
 class PlayedBytesEnv(Played, BytesEnv):

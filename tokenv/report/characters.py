@@ -1,5 +1,6 @@
 """Bytes with their boundary decisions, regrouped into the characters a reader sees."""
 
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,3 +106,8 @@ def _shown(c: str) -> str:
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def warn(what: str) -> None:
+    """Tell the user of something that ends nothing, in a line on stderr."""
+    print(plain(f"tokenv: warning: {what}"), file=sys.stderr)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 from tokenv.lm.flops import rate_of_flops, reading_flops
-from tokenv.report.characters import plain
+from tokenv.report.characters import warn
 from tokenv.run.parts import Parts
 
 
@@ -38,8 +36,7 @@ def rate_to_tell(parts: Parts, config: Config, rate: float | None) -> float | No
             "rate is a range (docs/rates.md)"
         )
     if not rates.covers(rate):
-        said = f"tokenv: warning: rate = {rate:g} is outside the range that this run was trained for, {rates:g}"
-        print(plain(said), file=sys.stderr)
+        warn(f"rate = {rate:g} is outside the range that this run was trained for, {rates:g}")
     return rate
 
 

@@ -17,13 +17,12 @@ from torch import Tensor
 from tokenv import keys
 from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
-from tokenv.env.asked import apart, drawn_rates
-from tokenv.env.rollout import observe
 from tokenv.errors import UserError
 from tokenv.rates import Rate, RateRange
-from tokenv.run.evaluate import evaluating, shifted
+from tokenv.run.asked import rate_to_tell
+from tokenv.run.evaluate import evaluating, places, shifted
 from tokenv.run.parts import Parts
-from tokenv.run.stored import Trained, text_rollouts
+from tokenv.run.stored import Trained, text_pieces
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
@@ -64,13 +63,10 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
         whose number of them is fixed, so that no bias moves it there.
     """
-    device, told = parts.lm.head.weight.device, torch.Generator().manual_seed(apart(seed))
-    with evaluating(parts), torch.no_grad():
-        observed = []
-        for symbol_BN in batch.symbol_BN.split(batch_size):
-            asked = None if parts.agent.rates is None else drawn_rates(rate, len(symbol_BN), device, told)
-            see = partial(observe, parts.lm, parts.agent, symbol_BN.to(device), rate=asked)
-            observed.append(parts.whole(see))
+    device = parts.lm.head.weight.device
+    told = None if parts.agent.rates is None or isinstance(rate, RateRange) else rate
+    with evaluating(parts, seed=seed, rate=told) as draw, torch.no_grad():
+        observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(batch_size)]
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
@@ -99,11 +95,12 @@ def calibrate_text(
         UserError: the text is empty.
     """
     parts = trained.parts
-    rollouts = list(text_rollouts(trained, text, seed=seed, threshold=threshold))
-    if not any(td[keys.DECISION_MASK].any() for td in rollouts):
-        return 0.0
-    excess = partial(_excess, parts, rollouts, [td[keys.NOISE] for td in rollouts], rate)
-    with evaluating(parts), torch.no_grad():
+    told = rate_to_tell(parts, trained.config, None)
+    with evaluating(parts, seed=seed, threshold=threshold, rate=told) as draw, torch.no_grad():
+        observed = [draw.observe(symbol_BN) for symbol_BN in text_pieces(trained, text)]
+        if not any(td[keys.DECISION_MASK].any() for td in observed):
+            return 0.0
+        excess = partial(_excess, parts, observed, [td[keys.NOISE] for td in observed], rate)
         least, most = excess(-WIDEST), excess(WIDEST)
         if least == most:
             return None
@@ -118,9 +115,8 @@ def _asked(observed: list[TensorDictBase]) -> float:
 
 def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
     """By how much boundaries per symbol exceed a rate: not falling in the bias."""
-    nobodys = parts.lm.config.horizon - 1 if parts.lm.config.direct else 0  # symbols at the end that nobody decides at
     drawn = [
-        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION][..., : td.shape[-1] - nobodys]
-        for td, noise in zip(observed, noises, strict=True)
+        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
     ]
-    return sum(action.sum().item() for action in drawn) / sum(action.numel() for action in drawn) - rate
+    each = [places(td[keys.DECISION_MASK].expand(action.shape)) for td, action in zip(observed, drawn, strict=True)]
+    return sum(action.sum().item() for action in drawn) / sum(each) - rate

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tokenv import keys
 from tokenv.data.pieces import SequenceBatch
 from tokenv.env.asked import apart, drawn_rates
-from tokenv.env.rollout import rollout
+from tokenv.env.rollout import observe, rollout
 from tokenv.lm.codecs.base import Codec
 from tokenv.rates import Rate
 from tokenv.run.parts import Parts
@@ -103,6 +103,14 @@ class _Draws:
         work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B, rate=rate_B)
         td: TensorDictBase = self._parts.whole(work)
         return td
+
+    @torch.no_grad()
+    def observe(self, symbol_BN: Tensor) -> TensorDictBase:
+        """What the agent would decide by in a rollout of the same symbols, and its noise: the encoder's pass alone."""
+        noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
+        see = partial(observe, self._parts.lm, self._parts.agent, there, rate=self._asked(symbol_BN))
+        td: TensorDictBase = self._parts.whole(see)
+        return td.set(keys.NOISE, noise)
 
     def pass_over(self, symbol_BN: Tensor) -> None:
         """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
@@ -287,7 +295,12 @@ def evaluate(
 
 def drawn_share(action: Tensor, decides: Tensor) -> float:
     """Boundaries per symbol at which there may be one: those that are decided, and every sequence's first; [.., T]."""
-    return action.sum().item() / (decides.sum().item() + decides[..., 0].numel())
+    return action.sum().item() / places(decides)
+
+
+def places(decides: Tensor) -> int:
+    """Symbols at which there may be a boundary: those that are decided, and every sequence's first; bool [.., T]."""
+    return int(decides.sum().item()) + decides[..., 0].numel()
 
 
 def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Looking at a trained model: load a run, segment a text."""
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from tokenv import keys
 from tokenv.config.schema import Config
 from tokenv.env.generate import generate
 from tokenv.errors import UserError
-from tokenv.report.characters import plain
+from tokenv.report.characters import warn
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.evaluate import evaluating, shifted
 from tokenv.run.memory import check_generation
@@ -88,7 +87,7 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
     except checkpoints.DamagedError as error:
         if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
             raise
-        print(plain(f"tokenv: warning: {error.what}; this goes on with {error.sound}"), file=sys.stderr)
+        warn(f"{error.what}; this goes on with {error.sound}")
         return _load(error.sound, device)
 
 
@@ -149,14 +148,24 @@ def text_rollouts(
     rate: float | None = None,
 ) -> Iterator[TensorDictBase]:
     """Rollouts [1, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
+    pieces, told = text_pieces(trained, text), rate_to_tell(trained.parts, trained.config, rate)
+    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
+        for symbol_BN in pieces:
+            yield draw(symbol_BN)
+
+
+def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
+    """A text in pieces of the length that a model was trained on, each a sequence to roll out: int64 [1, N] each.
+
+    Raises:
+        UserError: the text is empty.
+    """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
     length = trained.config.data.seq_len
-    told = rate_to_tell(trained.parts, trained.config, rate)
-    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
-        for start in range(0, len(text), length):
-            # A rollout decides nothing at its last symbol, so one more is put there.
-            yield draw(F.pad(torch.tensor(list(text[start : start + length])), (0, 1)).unsqueeze(0))
+    cut = [list(text[start : start + length]) for start in range(0, len(text), length)]
+    # A rollout decides nothing at its last symbol, so one more is put there.
+    return [F.pad(torch.tensor(piece), (0, 1)).unsqueeze(0) for piece in cut]
 
 
 def write_on(
