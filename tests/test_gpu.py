@@ -179,15 +179,22 @@ def test_compiled_draws_are_the_draws():
 
 
 def settings_on_gpu(tiny_settings, **more):
-    """Of a run in float32, on a GPU."""
-    return merge(tiny_settings, {"hardware": {"device": "cuda"}} | more)
+    """Of a run of ten updates in float32, on a GPU; sequences are long enough for the kernels of training."""
+    longer = {
+        "hardware": {"device": "cuda"},
+        "data": {"seq_len": 200, "words_documents": 800},
+        "train": {"symbols": 16_000, "warmup_symbols": 3200},
+        "validation": {"every_symbols": 6400},
+        "checkpoint": {"every_symbols": 6400},
+    }
+    return merge(merge(tiny_settings, longer), more)
 
 
 def run(settings, folder, **options):
-    """What a run says of itself, without the clock."""
+    """What a run says of itself, without the clock, sorted: one that resumes says first what has been said."""
     logged = []
     train(resolve([], settings), folder, lambda *metric: logged.append(metric), **options)
-    return [(name, repr(value), at) for name, value, at in logged if "per_second" not in name]
+    return sorted((name, at, repr(value)) for name, value, at in logged if "per_second" not in name)
 
 
 @pytest.mark.parametrize("agent", ["learned", "uniform"])
@@ -222,7 +229,7 @@ def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings,
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     """For its draws and the number of its tokens; see tests/run/test_waits.py."""
-    config = resolve([], settings_on_gpu(tiny_settings, hardware={"device": "cuda", "compile": compiled}))
+    config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
     parts = build_parts(config)
     parts.train()
     team, passes = Ranks().team(config.train, together=parts.remembers), config.train.accumulate
