@@ -179,15 +179,16 @@ def test_compiled_draws_are_the_draws():
 
 
 def settings_on_gpu(tiny_settings, **more):
-    """Of a run of ten updates in float32, on a GPU; sequences are long enough for the kernels of training."""
-    longer = {
+    """Of a run of ten updates on a GPU; sequences and heads are large enough for the kernels of training."""
+    larger = {
         "hardware": {"device": "cuda"},
+        "model": {"width": 64, "heads": 4},
         "data": {"seq_len": 200, "words_documents": 800},
         "train": {"symbols": 16_000, "warmup_symbols": 3200},
         "validation": {"every_symbols": 6400},
         "checkpoint": {"every_symbols": 6400},
     }
-    return merge(merge(tiny_settings, longer), more)
+    return merge(merge(tiny_settings, larger), more)
 
 
 def run(settings, folder, **options):
