@@ -65,7 +65,7 @@ def parts(scratch: Path, books: list[str], small: bool) -> list[Part]:
     """All parts, the most valuable first."""
 
     def bench(config: str, *words: str) -> Part:
-        store = scratch / f"bench-{config}"
+        store = scratch / "-".join(["bench", config, *(word.partition("=")[0] for word in words)])
         more = TRIAL.split() if small else list(words)
         command = ["tokenv", "bench", "with", config, "stepping=False", "plain=True", *more, "-F", str(store)]
         return Part(f"`tokenv {' '.join(command[1:-2])}`", 6, command, store)
@@ -80,6 +80,7 @@ def parts(scratch: Path, books: list[str], small: bool) -> list[Part]:
         Part("`pytest -m gpu`", 8, tests),
         bench("fineweb-147m", "train.batch_size=32"),
         bench("aspect-4"),
+        bench("aspect-4", "hardware.small_blocks=True"),
         Part(f"`tokenv {' '.join(compare[1:])}`", 30, [*compare, f"store={scratch / 'compare'}"]),
     ]
 

@@ -145,6 +145,7 @@ def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
     for compiled in (False, True):
         if compiled:
             lm.pack_tokens()
+            lm.attend_in_small_blocks()
             lm.compile_layers()
         lm.zero_grad()
         y = lm.read_out(lm.encode(symbol_BN), action_BN)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tokenv.lm import blocked
 from tokenv.lm.attention import (
     BLOCK,
+    SMALL_BLOCK,
     _flex_mask,
     attention_for,
     causal_attention,
@@ -87,11 +88,11 @@ def test_flex_attention_equals_the_reference(size, window):
 
 
 @pytest.mark.parametrize("length", [1, 100, 3 * BLOCK])
-@pytest.mark.parametrize("window", [1, BLOCK // 2 - 1, BLOCK // 2, BLOCK // 2 + 1, BLOCK, 2 * BLOCK, None])
-def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window):
-    mask = _flex_mask(length, window, torch.device("cpu"))
-    block = mask.BLOCK_SIZE[0]
-    assert block == (BLOCK // 2 if window is not None and window <= BLOCK // 2 else BLOCK)
+@pytest.mark.parametrize("window", [1, SMALL_BLOCK - 1, SMALL_BLOCK, SMALL_BLOCK + 1, 2 * BLOCK, None])
+@pytest.mark.parametrize("block", [SMALL_BLOCK, BLOCK])
+def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window, block):
+    mask = _flex_mask(length, window, torch.device("cpu"), block)
+    assert set(mask.BLOCK_SIZE) == {block}
     blocks = -(-length // block)
     i = torch.arange(blocks * block)
     seen = (i <= i[:, None]) & (i[:, None] - i < (window or len(i))) & (i < length) & (i[:, None] < length)
@@ -100,10 +101,10 @@ def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # what warns is torch's compiler
-@pytest.mark.parametrize(("length", "window"), [(200, 64), (256, 65), (200, None)])
-def test_compiled_flex_reads_the_blocks_of_its_mask(length, window):
+@pytest.mark.parametrize(("length", "window", "block"), [(200, 64, SMALL_BLOCK), (256, 65, BLOCK), (200, None, BLOCK)])
+def test_compiled_flex_reads_the_blocks_of_its_mask(length, window, block):
     qkv = [x.detach() for x in random_qkv(length, 2, 16, dtype=torch.float32)]
-    mask = _flex_mask(length, window, torch.device("cpu"))
+    mask = _flex_mask(length, window, torch.device("cpu"), block)
     got = torch.compile(flex, dynamic=False)(*qkv, SOFTCAP, mask)
     torch.testing.assert_close(got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5)
 

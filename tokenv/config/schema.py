@@ -187,6 +187,8 @@ class HardwareConfig:
         pack: whether the token-level layers work on the tokens of all sequences in one pack, instead of padding to the
             longest; the results are the same: ``auto`` (where layers are compiled: they then keep their shapes), ``on``
             or ``off``.
+        small_blocks: whether a GPU's byte-level attention works in blocks of 64, not 128, where ``model.window`` is at
+            most 64: half the arithmetic, by kernels that are looked for by the clock, minutes at the first step.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
         shard: processes that keep one copy of the model between them, where torchrun starts several; 1 for a whole copy
             each (docs/scale.md).
@@ -197,6 +199,7 @@ class HardwareConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     recompute: Literal["auto", "on", "off"] = "auto"
     pack: Literal["auto", "on", "off"] = "auto"
+    small_blocks: bool = False
     threads: int = 0
     shard: int = 1
 

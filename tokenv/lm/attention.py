@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tokenv.lm.blocked import BlockedAttention, block_queries
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-BLOCK = 128  # queries and keys of a block of the GPU's attention, where the window is not small
+BLOCK, SMALL_BLOCK = 128, 64  # queries, and keys, of a block of the GPU's attention
 KEPT_ENTRIES = 2**25  # scores of local attention: 128 MiB in float32, twice a layer
 
 
@@ -103,18 +103,13 @@ def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: in
 
 
 @functools.lru_cache(maxsize=64)
-def _flex_mask(length: int, window: int | None, device: torch.device) -> Any:
+def _flex_mask(length: int, window: int | None, device: torch.device, block: int = BLOCK) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) if window is None else (j <= i) & (j > i - window)
 
-    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=block_of(window))
-
-
-def block_of(window: int | None) -> int:
-    """Queries, and keys, of a block of the GPU's attention: of a small window half of every larger block is hidden."""
-    return BLOCK // 2 if window is not None and window <= BLOCK // 2 else BLOCK
+    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=block)
 
 
 def flex_options(block: int) -> dict[str, Any] | None:
@@ -124,7 +119,7 @@ def flex_options(block: int) -> dict[str, Any] | None:
     is left for the backward pass, pytorch#176025); among those that it tries by the clock some do. Matrix products
     stay as they are.
     """
-    return None if block == BLOCK else {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    return None if block != SMALL_BLOCK else {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
 @functools.cache
@@ -152,11 +147,16 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int 
     return flex(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
 
 
-def attention_for(length: int, device: torch.device, softcap: float, window: int | None = None) -> Attend:
-    """The fastest of the above for sequences of one length on one device, as a function of q, k and v."""
+def attention_for(
+    length: int, device: torch.device, softcap: float, window: int | None = None, block: int = BLOCK
+) -> Attend:
+    """The fastest of the above for sequences of one length on one device, as a function of q, k and v.
+
+    On a GPU in blocks of ``block`` queries and keys: of small windows a large block hides the better part.
+    """
     if device.type == "cuda":
         # The mask is made here, outside of compiled layers.
-        return functools.partial(flex, softcap=softcap, mask=_flex_mask(length, window, device))
+        return functools.partial(flex, softcap=softcap, mask=_flex_mask(length, window, device, block))
     if window is None:
         return functools.partial(causal_attention, softcap=softcap)
     return functools.partial(local_attention, softcap=softcap, window=window)

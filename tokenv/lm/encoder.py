@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tokenv.lm.attention import attention_for
+from tokenv.lm.attention import BLOCK, attention_for
 from tokenv.lm.codecs.base import Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
@@ -30,6 +30,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
         self.codec = codec
+        self._block = BLOCK
         self.down = make_layers(config, config.down_layers, config.byte_mlp)
         if early_exit:
             self.early_norm, self.early_head = RMSNorm(config.width), new_head(codec, config.width)
@@ -59,7 +60,7 @@ class Encoder(nn.Module):
     def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
         rotary = self.rotary(torch.arange(x_BND.shape[1], device=x_BND.device), x_BND.dtype)
         config = self.config
-        attention = attention_for(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window)
+        attention = attention_for(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
         for layer in layers:
             x_BND = layer(x_BND, rotary, attention)
         return x_BND

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenv.lm.attention import Attend, attention_for, block_of, flex_options
+from tokenv.lm.attention import SMALL_BLOCK, Attend, attention_for, flex_options
 from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
@@ -163,6 +163,11 @@ class UNet(Encoder):
         """From now on compute with the tokens of all sequences in one pack, not padded to the longest; same results."""
         self.packs = True
 
+    def attend_in_small_blocks(self) -> None:
+        """On a GPU, work in small blocks at byte level, where the window fits into one; same results."""
+        if self.config.window <= SMALL_BLOCK:
+            self._block = SMALL_BLOCK
+
     def compile_layers(self) -> None:
         """Compile every layer, and the exits down to the likelihoods.
 
@@ -170,7 +175,7 @@ class UNet(Encoder):
         """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
-        options = flex_options(block_of(self.config.window)) if self.head.weight.is_cuda else None
+        options = flex_options(self._block) if self.head.weight.is_cuda else None
         for layer in (*self.down, *self.up):
             layer.compile(dynamic=False, options=options)
         for layer in self.mid:

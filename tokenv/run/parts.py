@@ -155,6 +155,8 @@ def build_parts(
     compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
     if config.hardware.pack == "on" or (config.hardware.pack == "auto" and compiled):
         lm.pack_tokens()
+    if config.hardware.small_blocks:
+        lm.attend_in_small_blocks()
     if compiled:
         lm.compile_layers()
         agent.compile_draw()
