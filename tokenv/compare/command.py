@@ -33,7 +33,8 @@ def check_methods(options: CompareOptions) -> None:
     for protocol, part in options.parts().items():
         where = f"protocols.{protocol}: " if protocol else ""
         firsts = {f"{where}methods.{task.method}": task.config for task in _firsts(part)}
-        firsts |= {f"{where}shared, {method}": task.config for method, task in part.shared_tasks().items()}
+        starts = {repr(task.config.as_dict()): task for task in part.shared_tasks().values()}
+        firsts |= {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in firsts.items():
             try:
                 check_parts(config)
