@@ -10,6 +10,7 @@ from tokenv.agents.memory import Memory
 from tokenv.rates import RateRange
 
 ROUNDINGS = ("down", "random")
+ALIGNMENTS = ("start", "end")
 
 
 def _answer(action: Tensor, prob: Tensor) -> TensorDict:
@@ -108,10 +109,34 @@ class _Fixed(Agent):
 
 
 class Uniform(_Fixed):
-    """Evenly spaced boundaries, as many as ``rounding`` says (paper, section 4)."""
+    """Evenly spaced boundaries, as many as ``rounding`` says (paper, section 4).
+
+    Args:
+        rate: boundaries per symbol; see ``_Fixed`` for ``seq_len``, ``rounding`` and ``rates``.
+        align: ``start`` puts a boundary at the first symbol of each even stretch. ``end`` puts those that follow the
+            first symbol's at the last symbol of each of one stretch less, so that the last place is a boundary: patches
+            of a history then end where a direct forecast begins.
+
+    Raises:
+        ValueError: see ``_Fixed``; or another ``align``.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        seq_len: int,
+        rounding: str = "down",
+        align: str = "start",
+        rates: RateRange | None = None,
+    ) -> None:
+        super().__init__(rate, seq_len, rounding, rates)
+        if align not in ALIGNMENTS:
+            raise ValueError(f"agent.align = {align!r}: expected {' or '.join(ALIGNMENTS)}")
+        self.align = align
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
-        return position * count // self.places > (position - 1) * count // self.places
+        stretches, begin = (count, position) if self.align == "start" else (count - 1, position + 1)
+        return begin * stretches // self.places > (begin - 1) * stretches // self.places
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""

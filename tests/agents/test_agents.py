@@ -387,6 +387,24 @@ def test_an_unknown_rounding_is_refused():
         Uniform(0.2, 10, rounding="up")
 
 
+@pytest.mark.parametrize("count", range(1, 10))
+def test_patches_that_end_with_the_history(count):
+    """The last place is a boundary, the number is the same, and stretches differ by one symbol at most."""
+    length = 10
+    (place,) = fixed_draw(Uniform(count / length, length, align="end"), length)[keys.ACTION][0].nonzero(as_tuple=True)
+    assert place[0] == 0
+    assert len(place) == count
+    if len(place) > 1:
+        assert place[-1] == length - 2
+        stretches = torch.cat([place[1:2] + 1, place[1:].diff()])
+        assert stretches.max() - stretches.min() <= 1
+
+
+def test_an_unknown_alignment_is_refused():
+    with pytest.raises(ValueError, match=r"agent\.align = 'middle': expected start or end"):
+        Uniform(0.2, 10, align="middle")
+
+
 def test_random_log_prob_is_that_of_one_set_in_all():
     drawn = fixed_draw(Random(0.5, 10), 10, batch=20)
     expected = torch.full((20,), -math.log(math.comb(8, 4)))

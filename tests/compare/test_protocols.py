@@ -274,9 +274,28 @@ def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
     assert "mine and reinforce are not separable" in page or "mine is " in page
 
 
+def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
+    """As long, as seeded and with the same agent; all others share one."""
+    methods = METHODS | {"wide": {"model": {"window": 16}, "agent": {"name": "uniform"}}}
+    of = options(tiny_settings, methods=methods, shared={"agent": {"name": "mixed"}})
+    found = {method: task.config for method, task in of.shared_tasks().items()}
+    assert found.keys() == methods.keys()
+    plain, wide = found["uniform"], found.pop("wide")
+    assert all(config == plain for config in found.values())
+    assert wide.model == replace(plain.model, window=16)
+    assert replace(wide, model=plain.model) == plain
+    starts = {method: Path(f"runs/{number}") for number, method in enumerate(methods)}
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompareOptions, "task", lambda _, method, seed, *, start, more: seen.append((method, start)))
+        list(of.tasks(starts))
+    assert seen == list(starts.items())
+    assert options(tiny_settings).shared_tasks() == {}
+
+
 def test_the_shared_run_that_fails_is_named(place):
     of = resolve_comparison(["two.yaml"], {"shared": {"train": {"learning_rate": 1e30}}})
-    with pytest.raises(Exception, match="the run that all methods start from failed: step"):
+    with pytest.raises(Exception, match="a run that methods start from failed: step"):
         compare_methods(of, progress=False)
 
 
@@ -288,5 +307,5 @@ def test_every_method_of_the_shipped_benchmark_fits(name):
     used = {task.config.estimator["name"] for part in of.parts().values() for task in part.tasks()}
     assert set(ESTIMATORS) - used == {"path"}  # H-Net's own, whose model pools otherwise
     assert isinstance(of, CompareOptions)
-    assert find_run(of.parts()["A-words"].shared_task().config, Path("nowhere")) is None
+    assert find_run(of.parts()["A-words"].shared_task("uniform").config, Path("nowhere")) is None
     assert merge({}, of.protocols).keys() == {"A-words", "A-python", "B-words", "B-python"}

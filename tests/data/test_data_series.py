@@ -11,7 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
+from tokenv.data.series import synthetic
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.windows import frame, load_series, moments, split_borders
 from tokenv.errors import UserError
 
@@ -280,6 +282,31 @@ def test_levels_change_only_at_change_points():
     at = np.concatenate([j[series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)])
     elsewhere = np.concatenate([j[~series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)])
     assert np.median(at) > 5 * np.median(elsewhere)
+
+
+def test_echoes_are_pulses_their_answers_decoys_and_noise(monkeypatch):
+    """Without the noise: once the answers to all earlier pulses are taken away, what is left is pulses and decoys."""
+    noisy_SL, _ = synthetic_series("echoes", 20, 800, 24, seed=0)
+    monkeypatch.setattr(synthetic, "NOISE", 0.0)
+    value_SL, gold_SL = synthetic_series("echoes", 20, 800, 24, seed=0)
+    assert (noisy_SL - value_SL).std() == pytest.approx(0.1, rel=0.05)
+    rest_SL = value_SL.copy()
+    bump = np.sin(np.pi * np.arange(1, 25) / 25) ** 2 / 2
+    for step in range(800 - 24):
+        pulse_S1 = np.where(gold_SL[:, step : step + 1], rest_SL[:, step : step + 1], 0.0)
+        rest_SL[:, step + 24 : step + 48] -= pulse_S1 * bump[: 800 - 24 - step]
+    decoys = 0
+    for rest_L, gold_L in zip(rest_SL, gold_SL, strict=True):
+        pulses = gold_L.nonzero()[0]
+        assert_allclose(rest_L[pulses], rest_L[pulses - 1], atol=1e-9)
+        assert ((np.abs(rest_L[pulses]) > 1.0) & (np.abs(rest_L[pulses]) < 2.0)).all()
+        rest_L[pulses] = rest_L[pulses - 1] = 0.0
+        (steps,) = (np.abs(rest_L) > 1e-9).nonzero()
+        begins, ends = steps[: len(steps) // 2 * 2].reshape(-1, 2).T  # the last one may be cut off
+        assert (ends == begins + 1).all()
+        assert_allclose(rest_L[begins], -rest_L[ends], atol=1e-9)
+        decoys += len(ends)
+    assert 1 < decoys / gold_SL.sum() < 2
 
 
 # --- bad input ---

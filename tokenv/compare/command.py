@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from tokenv.compare.tuning import choose, trials
 from tokenv.errors import FailedError, UserError
 from tokenv.run.parts import check_parts
 
+Starts = dict[str, Path]  # of methods
+
 
 def check_methods(options: CompareOptions) -> None:
     """Check every method, so that a mistake shows before hours of work.
@@ -30,8 +33,8 @@ def check_methods(options: CompareOptions) -> None:
     for protocol, part in options.parts().items():
         where = f"protocols.{protocol}: " if protocol else ""
         firsts = {f"{where}methods.{task.method}": task.config for task in _firsts(part)}
-        if part.shared:
-            firsts[f"{where}shared"] = part.shared_task().config
+        starts = {repr(task.config.as_dict()): task for task in part.shared_tasks().values()}
+        firsts |= {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in firsts.items():
             try:
                 check_parts(config)
@@ -79,20 +82,26 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
     return {name: _comparison(name, part, found[name], failed) for name, part in parts.items()}
 
 
-def _shared_runs(parts: Mapping[str, CompareOptions], options: CompareOptions, progress: bool) -> dict[str, Path]:
-    """Protocols to the runs that all of their methods start from; one that several share is trained once."""
-    wanted = {name: part.shared_task() for name, part in parts.items() if part.shared}
-    each = {repr(task.config.as_dict()): task for task in wanted.values()}
+def _shared_runs(parts: Mapping[str, CompareOptions], options: CompareOptions, progress: bool) -> dict[str, Starts]:
+    """Protocols and methods to the runs that these start from; one that several share is trained once."""
+    wanted = {name: part.shared_tasks() for name, part in parts.items()}
+    each: dict[str, Task] = {}
+    for task in itertools.chain.from_iterable(tasks.values() for tasks in wanted.values()):
+        each.setdefault(repr(task.config.as_dict()), task)
     folders, failed = run_all(list(each.values()), options, progress=progress) if each else ([], {})
     if failed:
-        raise FailedError("the run that all methods start from failed: " + "; ".join(failed.values()))
+        raise FailedError("a run that methods start from failed: " + "; ".join(failed.values()))
     of = dict(zip(each, folders, strict=True))
-    found = {name: of[repr(task.config.as_dict())] for name, task in wanted.items()}
-    return {name: folder for name, folder in found.items() if folder is not None}
+    found: dict[str, Starts] = {name: {} for name in wanted}
+    for name, tasks in wanted.items():
+        for method, task in tasks.items():
+            if (folder := of[repr(task.config.as_dict())]) is not None:
+                found[name][method] = folder
+    return found
 
 
 def _tuned(
-    parts: Mapping[str, CompareOptions], starts: Mapping[str, Path], options: CompareOptions, progress: bool
+    parts: Mapping[str, CompareOptions], starts: Mapping[str, Starts], options: CompareOptions, progress: bool
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Protocol and method to what tuning changes of it."""
     tried = {name: trials(part, starts.get(name), name) for name, part in parts.items()}
@@ -125,7 +134,10 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     if options.equal_passes:
         found["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.shared:
-        found["start"] = "all from one trained model"
+        sizes = len({repr(task.config.as_dict()) for task in options.shared_tasks().values()})
+        found["start"] = (
+            "all from one trained model" if sizes == 1 else f"from {sizes} trained models, by model and codec"
+        )
     if tuned:
         found["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
     return found

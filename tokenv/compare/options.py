@@ -14,6 +14,7 @@ from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
 
+LOADED_SECTIONS = ("model", "codec")  # what a run takes of the one that ``start.model`` names
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols")
 
 
@@ -67,7 +68,8 @@ class CompareOptions:
         equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a
             text reads ``batch_size`` / K texts in an update, and makes as many updates.
         shared: a run whose language model all methods start from (``start.model``), as what it changes of ``base``;
-            trained once, and found again in ``store``. Empty for none.
+            trained once, and found again in ``store``. Methods that change ``model`` or ``codec`` start from another,
+            trained alike. Empty for none.
         tune: dotted key to the values that are tried for every learning method that does not set it, on
             ``tune_seeds``; the one with the lowest mean loss is taken.
         tune_seeds: seeds that nothing but tuning sees.
@@ -201,11 +203,13 @@ class CompareOptions:
             config = with_equal_passes(config)
         return Task(method, config, self.wishes)
 
-    def tasks(self, start: Path | None = None, more: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Task]:
+    def tasks(
+        self, starts: Mapping[str, Path] | None = None, more: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Iterator[Task]:
         """All runs: every method with the first seed, then with the second, so that an early look compares all.
 
         Args:
-            start: folder of the shared run; None before there is one.
+            starts: method to the folder of its shared run; None before there are any.
             more: method to what is changed of it besides.
 
         Raises:
@@ -213,12 +217,18 @@ class CompareOptions:
         """
         for seed in self.seeds:
             for method in self.chosen:
-                yield self.task(method, seed, start=start, more=(more or {}).get(method))
+                yield self.task(method, seed, start=(starts or {}).get(method), more=(more or {}).get(method))
 
-    def shared_task(self) -> Task:
-        """The run that all methods start from."""
+    def shared_task(self, method: str) -> Task:
+        """The run that a method starts from, of its own model and codec."""
         check_keys(self.shared, "shared", Config)
-        return Task("shared model", resolve(self.base, self.shared), None)
+        own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
+        label = f"shared model of {method}" if own else "shared model"
+        return Task(label, resolve(self.base, merge(self.shared, own)), None)
+
+    def shared_tasks(self) -> dict[str, Task]:
+        """Methods to the runs that they start from; none where there is no ``shared``."""
+        return {method: self.shared_task(method) for method in self.chosen} if self.shared else {}
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores: names are values in lists, for it refuses keys with ``=``, ``.`` or a leading ``$``."""

@@ -32,12 +32,12 @@ class Trial:
     tasks: list[Task]
 
 
-def trials(options: CompareOptions, start: Path | None, protocol: str = "") -> list[Trial]:
+def trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = "") -> list[Trial]:
     """All choices that are to be tried.
 
     Args:
         options: of the comparison.
-        start: folder of the shared run.
+        starts: method to the folder of its shared run.
         protocol: the comparison's name among others.
     """
     found = []
@@ -52,6 +52,7 @@ def trials(options: CompareOptions, start: Path | None, protocol: str = "") -> l
             more: dict[str, Any] = {}
             for key, value in chosen.items():
                 more = merge(more, nested(key, value))
+            start = (starts or {}).get(method)
             tasks = [options.task(method, seed, start=start, more=more) for seed in options.tune_seeds]
             found.append(Trial(method, more, [_briefly(task, name, protocol) for task in tasks]))
     return found

@@ -26,8 +26,8 @@ class DataConfig:
         source: `python` (the interpreter's standard library), `prose` (its documentation), `words` (a
             synthetic language with known boundaries), a path to a local file or folder, or
             `hub:owner/name` for a data set streamed from the Hugging Face hub (`hub:FOLDER` streams local files
-            instead of holding them in memory). Of series: `regimes`, `bursts` or
-            `chirps` (synthetic, with known change points), a .csv or .parquet file, or `hub:owner/name`.
+            instead of holding them in memory). Of series: `regimes`, `bursts`,
+            `chirps` or `echoes` (synthetic, with known change points), a .csv or .parquet file, or `hub:owner/name`.
         kind: `text` or `series`; the codec must be for the same.
         hub_config: The hub data set's configuration, such as `sample-10BT`.
         hub_split: The hub data set's split.

@@ -10,6 +10,7 @@ SYNTHETIC_SERIES = {  # series that need no file, with known change points
     "regimes": "sections with a level, a persistence and a noise of their own",
     "bursts": "calm sections, and short ones in which the series swings wildly",
     "chirps": "sections of a sine whose frequency is their own, with no jump in between",
+    "echoes": "quiet sections that end in a brief pulse, which a slow response answers a section later",
 }
 SPLITS = ("auto", "fractions")
 

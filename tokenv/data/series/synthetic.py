@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 Array = np.ndarray[Any, Any]
+NOISE = 0.1  # of echoes
 
 
 def synthetic_series(kind: str, count: int, length: int, dwell: int, seed: int) -> tuple[Array, Array]:
@@ -15,10 +18,12 @@ def synthetic_series(kind: str, count: int, length: int, dwell: int, seed: int) 
 
     `regimes`: every section is an autoregression with a level, a persistence and a noise of its own. `bursts`: calm
     sections, and ones a seventh as long in which the series swings wildly. `chirps`: sections of a sine whose
-    frequency is their own, with no jump in between.
+    frequency is their own, with no jump in between. `echoes`: the last two steps of a section are a pulse, which has
+    a slow answer: `dwell` steps after it there begins a bump, `dwell` steps wide and half as high. Decoys are pulses
+    whose two steps have opposite signs; nothing answers them.
 
     Args:
-        kind: `regimes`, `bursts` or `chirps`.
+        kind: `regimes`, `bursts`, `chirps` or `echoes`.
         count: Series S.
         length: Steps L.
         dwell: Mean steps of a section; each lasts between half and one and a half times its kind's mean.
@@ -27,15 +32,15 @@ def synthetic_series(kind: str, count: int, length: int, dwell: int, seed: int) 
     Returns:
         Values, float64 [S, L], and, bool [S, L], where a section has its last step.
     """
-    generator = np.random.default_rng([seed, ("regimes", "bursts", "chirps").index(kind)])
-    rows = [_sections(length, dwell, kind == "bursts", generator) for _ in range(count)]
-    section_SL = np.stack(rows)
-    gold_SL = np.zeros((count, length), dtype=bool)
-    gold_SL[:, :-1] = section_SL[:, 1:] != section_SL[:, :-1]
-    draw: Callable[[Array, np.random.Generator], Array] = {"regimes": _regimes, "bursts": _bursts, "chirps": _chirps}[
-        kind
-    ]
-    return draw(section_SL, generator), gold_SL
+    draw: dict[str, Callable[[Array, np.random.Generator], Array]] = {
+        "regimes": _regimes,
+        "bursts": _bursts,
+        "chirps": _chirps,
+        "echoes": partial(_echoes, dwell),
+    }
+    generator = np.random.default_rng([seed, list(draw).index(kind)])
+    section_SL = np.stack([_sections(length, dwell, kind == "bursts", generator) for _ in range(count)])
+    return draw[kind](section_SL, generator), _last_steps(section_SL)
 
 
 def _sections(length: int, dwell: int, uneven: bool, generator: np.random.Generator) -> Array:
@@ -44,6 +49,11 @@ def _sections(length: int, dwell: int, uneven: bool, generator: np.random.Genera
     if uneven:
         long = np.maximum(np.where(np.arange(len(long)) % 2, long // 4, 7 * long // 4), 2)
     return np.repeat(np.arange(len(long)), long)[:length]
+
+
+def _last_steps(section_SL: Array) -> Array:
+    """Where a section ends; that of the last one is not known."""
+    return np.pad(section_SL[:, 1:] != section_SL[:, :-1], ((0, 0), (0, 1)))
 
 
 def _per_step(section_SL: Array, draw: Callable[[tuple[int, int]], Array]) -> Array:
@@ -77,3 +87,17 @@ def _chirps(section_SL: Array, generator: np.random.Generator) -> Array:
     period_SL = _per_step(section_SL, lambda shape: np.exp(generator.uniform(np.log(4.0), np.log(40.0), shape)))
     phase_SL = np.cumsum(2 * np.pi / period_SL, 1)
     return np.sin(phase_SL) + 0.05 * generator.normal(size=section_SL.shape)
+
+
+def _echoes(dwell: int, section_SL: Array, generator: np.random.Generator) -> Array:
+    end_SL = _last_steps(section_SL)
+    other_SL = np.stack([_sections(section_SL.shape[1], dwell // 2, False, generator) for _ in section_SL])
+    near_SL = sliding_window_view(np.pad(end_SL, ((0, 0), (3, 3))), 7, axis=1).any(-1)
+    size_SL = generator.uniform(1.0, 2.0, end_SL.shape) * generator.choice([-1.0, 1.0], end_SL.shape)
+    pulse_SL, decoy_SL = size_SL * end_SL, size_SL * (_last_steps(other_SL) & ~near_SL)
+    bump_W = 0.5 * np.sin(np.linspace(0, np.pi, dwell + 2)[1:-1]) ** 2
+    answer_SL = np.zeros_like(size_SL)
+    for step, part in enumerate(bump_W, start=dwell):
+        answer_SL[:, step:] += part * pulse_SL[:, :-step]
+    first_SL = np.pad((pulse_SL - decoy_SL)[:, 1:], ((0, 0), (0, 1)))
+    return answer_SL + first_SL + pulse_SL + decoy_SL + NOISE * generator.normal(size=section_SL.shape)
