@@ -11,19 +11,10 @@ from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
 from tokenv.data.config import DataConfig
 from tokenv.errors import MissingFileError, UserError
+from tokenv.rates import check_rate
 from tokenv.storage import folders
 from tokenv.storage.digests import verify
 from tokenv.tasks.formats import check_tasks
-
-
-def check_rate(key: str, rate: float | None) -> None:
-    """Refuse what is no rate.
-
-    Raises:
-        UserError: it is not in (0, 1).
-    """
-    if rate is not None and not 0 < rate < 1:
-        raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
 
 
 def check_budget(flops: float | None, beside: bool, key: str) -> None:
@@ -195,6 +186,9 @@ class GenerateOptions(TextOptions):
             raise UserError("stop is empty: expected a text after which to stop, or null")
 
 
+DOUBTS = 4.0  # logits per nat; beyond, nothing else decides
+
+
 @dataclass(frozen=True)
 class EvaluateOptions(FoundOptions):
     """Options of ``tokenv evaluate``.
@@ -213,6 +207,8 @@ class EvaluateOptions(FoundOptions):
         rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
             for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
         flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
+        doubt: measure at these rates again, with logits raised where the early exit is unsure, by each of these numbers
+            for a nat of its entropy, and calibrated to the same rate: as many tokens, spent where they may be needed.
         also: further runs to measure at these rates, on the same text and in the same picture.
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
@@ -227,6 +223,7 @@ class EvaluateOptions(FoundOptions):
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = None
+    doubt: list[float] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     out: str | None = "rates"
 
@@ -237,6 +234,10 @@ class EvaluateOptions(FoundOptions):
         check_budget(self.flops, bool(self.rates), "rates")
         if self.also and not self.at_rates:
             raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
+        if self.doubt and not self.at_rates:
+            raise UserError(f"doubt = {self.doubt!r}: expected rates or flops beside it, what is spent by it")
+        if any(abs(doubt) > DOUBTS for doubt in self.doubt):
+            raise UserError(f"doubt = {self.doubt!r}: expected logits per nat, from -{DOUBTS:g} to {DOUBTS:g}")
         self.check_others(self.also)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")

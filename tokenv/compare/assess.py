@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Learned, Passage, assessed, keep
+from tokenv.compare.assessment import (
+    VERSION,
+    Agreement,
+    Assessment,
+    AtRate,
+    Calibration,
+    Learned,
+    Passage,
+    assessed,
+    keep,
+)
 from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -34,6 +44,7 @@ from tokenv.run.evaluate import (
 from tokenv.run.habits import habits
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts
+from tokenv.run.rate_curve import losses_at_rates
 from tokenv.run.stored import load_run
 from tokenv.run.windows import drawn_windows
 
@@ -49,7 +60,7 @@ def assess(folder: Path, wishes: Wishes) -> Assessment:
 
     Raises:
         MissingFileError: the run has no checkpoint.
-        UserError: there is too little held-out data to calibrate on.
+        UserError: there is too little held-out data to calibrate on, or to find the logits of other rates on.
     """
     known = assessed(folder, wishes)
     if known is not None:
@@ -65,9 +76,11 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
-    held_out, bias = corpus.validation(config.validation.sequences), None
-    if wishes.calibrate and parts.agent.learns:
+    held_out, own, bias = corpus.validation(config.validation.sequences), None, None
+    calibrates = wishes.calibrate and parts.agent.learns
+    if calibrates or wishes.rates:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
+    if calibrates and own is not None:
         bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
     references = _references(config, corpus, wishes.bpe_vocabulary) if series is None else {}
     how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
@@ -107,7 +120,17 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
+        at_rates=_at_rates(parts, config, wishes.rates, held_out, own),
     )
+
+
+def _at_rates(
+    parts: Parts, config: Config, rates: Sequence[float], held_out: SequenceBatch, own: SequenceBatch | None
+) -> list[AtRate]:
+    measured = losses_at_rates(
+        parts, config, rates, held_out, own, batch_size=config.validation.batch_size, unmoved=True
+    )
+    return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
 
 
 def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:

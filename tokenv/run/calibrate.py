@@ -48,7 +48,9 @@ def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch
     return both[:sequences], both[sequences:]
 
 
-def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0) -> float | None:
+def calibrate(
+    parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0, doubt: float = 0.0
+) -> float | None:
     """The logit bias with which an agent draws the asked-for rate.
 
     Args:
@@ -58,6 +60,7 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
             told this one; with its range it is told rates of that, and the bias is for their mean.
         batch_size: sequences of one pass.
         seed: of the noise.
+        doubt: beside the bias, as in ``evaluating``.
 
     Returns:
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
@@ -69,6 +72,9 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
         observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(batch_size)]
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
+        if doubt:
+            raised = [doubt * parts.lm.early_entropy(td[keys.ENCODING]) for td in observed]
+            noises = [shifted(noise, more) for noise, more in zip(noises, raised, strict=True)]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
         excess = partial(_excess, parts, observed, noises, wanted)
         if not excess(-WIDEST) < 0 < excess(WIDEST):
