@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tokenv
 from tokenv.cli.main import run_command
 from tokenv.errors import UserError
 
@@ -77,6 +78,22 @@ def test_a_run_of_one_rate(trained: Path) -> None:
     assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
         run_command("generate", ["with", f"run={trained}", "text=ab", "rate=0.3"])
+    text = "a text that is cut as often as it is asked for"
+    cut = run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null", "rate=0.5"])
+    assert cut["boundaries"] == pytest.approx(len(text) / 2, abs=1)
+    assert cut["boundaries"] == sum(tokenv.load(trained).spans(text, rate=0.5).boundaries)
+
+
+def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
+    found = run_command("evaluate", [*words, "doubt=[1]"])["points"]
+    assert [(p["way"], p["doubt"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
+    assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "by doubt" in shown
+    assert f"{found[1]['difference']:+.4f}" in shown
+    assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
+    assert run_command("evaluate", [*words, "out=null"])["points"] == found[:1]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +102,8 @@ def test_a_run_of_one_rate(trained: Path) -> None:
         (["rates=[0.1, 2]"], r"rates = 2\.0: expected boundaries per symbol in \(0, 1\)"),
         (["rates=0.1"], "rates = 0.1: expected numbers, in a list"),
         (["rates=[0.1]", "flops=1e6"], "flops and rates: expected one of them"),
+        (["doubt=[1]"], r"doubt = \[1\.0\]: expected rates or flops beside it"),
+        (["rates=[0.1]", "doubt=[9]"], r"doubt = \[9\.0\]: expected logits per nat, from -4 to 4"),
         (["flops=-1"], r"flops = -1\.0: expected floating-point operations per symbol"),
         (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
     ],

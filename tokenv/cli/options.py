@@ -99,7 +99,8 @@ class TextOptions(FoundOptions):
     Args:
         text: the text itself,
         file: or the file that holds it (UTF-8 or any bytes).
-        rate: boundaries per byte that a run is asked for that was trained for a range of rates; null for its mean.
+        rate: boundaries per byte. A run that was trained for a range of rates is told it; of any other, segment shifts
+            the logits until this text has them. null for the run's own.
     """
 
     text: str | None = None
@@ -289,6 +290,7 @@ class ForecastOptions(FoundOptions):
             windows of the run's own data, whose forecasts are held against what came.
         horizon: steps to forecast.
         samples: continuations that a forecast is made of.
+        rate: boundaries per step that a run is asked for that was trained for a range of rates; null for its mean.
         windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
         direct: ask the direct head for the densities of all steps at once, instead of drawing value after value.
         season: steps of a season, whose last one is a yardstick; null finds it in the training steps.
@@ -300,6 +302,7 @@ class ForecastOptions(FoundOptions):
     csv: str | None = None
     horizon: int = 96
     samples: int = 100
+    rate: float | None = None
     windows: int = 16
     direct: bool = False
     season: int | None = None
@@ -309,6 +312,7 @@ class ForecastOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_rate("rate", self.rate)
         for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")

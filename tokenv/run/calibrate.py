@@ -8,6 +8,7 @@ are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from scipy import optimize
@@ -22,7 +23,7 @@ from tokenv.rates import Rate, RateRange
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.evaluate import evaluating, places, shifted
 from tokenv.run.parts import Parts
-from tokenv.run.stored import Trained, text_pieces
+from tokenv.run.stored import Segmented, Trained, segment, text_pieces
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
@@ -113,6 +114,36 @@ def calibrate_text(
         if least >= 0 or most <= 0:
             return -WIDEST if least >= 0 else WIDEST
         return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-7))
+
+
+def segment_at(
+    trained: Trained, text: bytes, rate: float | None, *, seed: int = 0, threshold: bool = False
+) -> Segmented:
+    """Draw boundaries in a text, as many as are asked for.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        rate: boundaries per byte. A model that was trained for a range of rates is told it; the logits of any other are
+            shifted until this text has them, as near as it can. None for the model's own.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+
+    Raises:
+        UserError: the text is empty, or the rate none or nothing that this model can be moved to.
+    """
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+    if rate is None or trained.parts.agent.rates is not None:
+        return segment(trained, text, rate=rate, **how)
+    if not 0 < rate <= 1:
+        raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+    bias = calibrate_text(trained, text, rate, **how)
+    if bias is None:
+        raise UserError(
+            f"rate = {rate}: the agent {trained.config.agent['name']} does not draw by logits that could be shifted: "
+            "expected none, which is its own"
+        )
+    return segment(trained, text, logit_bias=bias, **how)
 
 
 def _asked(observed: list[TensorDictBase]) -> float:

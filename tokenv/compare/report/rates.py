@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ def losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
 
 
 def differences(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
-    """Every method but the reference, and its loss minus the reference's at each of ``columns``."""
+    """Every method but the reference, and its loss minus the reference's at each asked rate."""
     reference = comparison.rates_against
 
     def shown(line: RateLine, cell: RateCell) -> Cell:
@@ -61,10 +62,14 @@ def differences(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
         return Cell(number(found.mean, "+.4f"), f"p {number(found.p_holm, '.2g')}", style, f"At {cell.asked:g}: {said}")
 
     held = [line for line in comparison.rates if any(cell.difference for cell in line.cells)]
-    return [(line.method, _row(line, comparison, lambda cell, line=line: shown(line, cell))) for line in held]
+    return [(line.method, _row(line, comparison, partial(shown, line))[: _asked(comparison)]) for line in held]
 
 
-def _row(line: RateLine, comparison: Comparison, shown: Any) -> list[Cell]:
+def _asked(comparison: Comparison) -> int:
+    return len(set(columns(comparison)) - {_OWN_RATE})
+
+
+def _row(line: RateLine, comparison: Comparison, shown: Callable[[RateCell], Cell]) -> list[Cell]:
     cells = {_OWN_RATE if line.way == OWN else f"{cell.asked:g}": shown(cell) for cell in line.cells}
     return [cells.get(column, Cell("–")) for column in columns(comparison)]
 
@@ -105,11 +110,15 @@ def rate_picture(comparison: Comparison, looks: Mapping[str, Style]) -> Picture 
     if not lines:
         return None
     curves = {line.method: _band(line.cells) for line in lines}
+    trained = {method.name: method.runs[0].config.rate for method in comparison.methods}
+    rings = [(line.method, cell) for line in lines for cell in line.cells if cell.asked == trained[line.method]]
     unit, symbol = comparison.unit_in_words, comparison.words.symbol
 
     def finish(axes: Axes) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel=f"FLOPs per {symbol}, forward", ylabel=f"held-out {unit}")
+        for method, cell in rings:
+            axes.plot(cell.flops, cell.scores.mean, "o", color=looks[method].colour, ms=11, mfc="none", mew=1)
 
     asked = ", ".join(name for name in columns(comparison) if name != _OWN_RATE)
     caption = (
@@ -118,6 +127,8 @@ def rate_picture(comparison: Comparison, looks: Mapping[str, Style]) -> Picture 
     )
     if any(line.way == CALIBRATED for line in lines):
         caption += " Logits are shifted until held-out data of their own have the rate."
+    if rings:
+        caption += " Rings: the rate that a method was trained for."
     return line_picture("rates", caption, curves, looks, finish)
 
 
