@@ -47,6 +47,8 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=20", budget]).startswith("ab")
     run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
     assert capsys.readouterr().err == ""
+    check_budgets(ranged)
+    assert "warning: rate = 0.057971 is outside the range" in capsys.readouterr().err
     run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=2", "rate=0.05"])
     assert "warning: rate = 0.05 is outside the range that this run was trained for" in capsys.readouterr().err
     assert run_command("evaluate", ["with", f"run={ranged}", *FEW, "calibrate=True"]).keys() == {
@@ -73,7 +75,7 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
         run_command("evaluate", ["with", f"run={ranged}", "also=['runs/2']"])
 
 
-def test_a_run_of_one_rate(trained: Path) -> None:
+def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_command("evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"])
     assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
@@ -82,6 +84,21 @@ def test_a_run_of_one_rate(trained: Path) -> None:
     cut = run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null", "rate=0.5"])
     assert cut["boundaries"] == pytest.approx(len(text) / 2, abs=1)
     assert cut["boundaries"] == sum(tokenv.load(trained).spans(text, rate=0.5).boundaries)
+    check_budgets(trained)
+    capsys.readouterr()
+    run_command("segment", ["with", f"run={trained}", f"text={'ab ' * 30}", "out=null", "tokens=1"])
+    assert "tokens = 1: no logit bias cuts this text into just so many; these are 4" in capsys.readouterr().err
+
+
+def check_budgets(run: Path) -> None:
+    """A text is cut into as many tokens as are asked for."""
+    text = "a text that is cut into just as many tokens as it may have, in pieces"
+    for tokens in (4, 10, 40):
+        words = [f"run={run}", f"text={text}", "out=null", "json=cut.json"]
+        run_command("segment", ["with", *words, f"tokens={tokens}"])
+        (cut,) = json.loads(Path("cut.json").read_text()).values()
+        assert len(cut["tokens"]) == tokens
+        assert "".join(token["text"] for token in cut["tokens"]) == text
 
 
 def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,3 +130,8 @@ def test_what_cannot_be_asked_for(trained: Path, words: list[str], message: str)
         run_command("evaluate", ["with", f"run={trained}", *words])
     with pytest.raises(UserError, match="flops and rate: expected one of them"):
         run_command("generate", ["with", f"run={trained}", "text=a", "rate=0.1", "flops=1e5"])
+    for more, said in (("tokens=0", "tokens = 0: expected at least 1"), ("tokens=9", "expected 1 to 1, the bytes")):
+        with pytest.raises(UserError, match=said):
+            run_command("segment", ["with", f"run={trained}", "text=a", more])
+    with pytest.raises(UserError, match="tokens and rate: expected one of them"):
+        run_command("segment", ["with", f"run={trained}", "text=a", "rate=0.1", "tokens=1"])

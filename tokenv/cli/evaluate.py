@@ -79,7 +79,7 @@ def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, prog
         used = own if always or each.parts.agent.rates is None else None
         points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
     unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
-    console(wide=110).print(rates_table(points, unit=unit, title=title))
+    console(wide=140 if options.doubt else 110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:
         table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
         write_rates(points, table)

@@ -140,17 +140,23 @@ class SegmentOptions(TextOptions):
     Args:
         out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
         also: further runs that cut the same text, side by side.
+        tokens: a budget in place of a rate: cut the text into exactly so many; null for none.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         shown: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
     also: list[str] = field(default_factory=list)
+    tokens: int | None = None
     threshold: bool = False
     shown: int = 5_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
+        if self.tokens is not None and self.rate is not None:
+            raise UserError("tokens and rate: expected one of them")
         if self.shown < 0:
             raise UserError(f"shown = {self.shown}: expected 0 characters or more")
         self.check_others(self.also)

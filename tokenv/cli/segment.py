@@ -28,7 +28,8 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
-        cut = segment_at(trained, text, options.rate, seed=options.seed, threshold=options.threshold)
+        asked: dict[str, Any] = {"rate": options.rate, "tokens": options.tokens}
+        cut = segment_at(trained, text, seed=options.seed, threshold=options.threshold, **asked)
         cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
         told = facts_of(passages[run], trained.step)
         facts |= {"run": run, **told} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}
