@@ -58,6 +58,25 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     path.write_text(json.dumps(earlier))  # of a version that knew of no rates
     assert assessed(folder, Wishes(0, 260)) == replace(found, wishes=Wishes(0, 260), at_rates=[])
     assert assessed(folder, wishes) is None
+    check_halves(folder, monkeypatch)
+
+
+def check_halves(folder, monkeypatch):
+    """Where all held-out sequences are measured, the second half of them is calibrated on."""
+    trained = load_run(str(folder), "latest")
+    batch = load_corpus(trained.config.data).validation()
+    config = replace(trained.config, validation=replace(trained.config.validation, sequences=len(batch)))
+    monkeypatch.setattr("tokenv.compare.assess.load_run", lambda *_, **__: replace(trained, config=config))
+    found = assess(folder, Wishes(0, 260, rates=(0.2,)))
+    half = len(batch) // 2
+    points = rate_curve(
+        trained.parts, config, [0.2], batch[:half], batch[half:], batch_size=config.validation.batch_size
+    )
+    assert [len(at.loss) for at in found.at_rates] == [half, half]
+    assert [at.logit_bias for at in found.at_rates] == [point.logit_bias for point in points]
+    assert len(found.loss) == len(batch)
+    (line, _) = rate_lines({"one": {0: found}})
+    assert len(line.cells[0].scores.document_B) == half
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.bpe import train_bpe
+from tokenv.errors import UserError
 from tokenv.rates import mean_rate
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import (
@@ -60,7 +61,7 @@ def assess(folder: Path, wishes: Wishes) -> Assessment:
 
     Raises:
         MissingFileError: the run has no checkpoint.
-        UserError: there is too little held-out data to calibrate on, or to find the logits of other rates on.
+        UserError: there is too little held-out data to calibrate on.
     """
     known = assessed(folder, wishes)
     if known is not None:
@@ -76,11 +77,9 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
-    held_out, own, bias = corpus.validation(config.validation.sequences), None, None
-    calibrates = wishes.calibrate and parts.agent.learns
-    if calibrates or wishes.rates:
+    held_out, bias = corpus.validation(config.validation.sequences), None
+    if wishes.calibrate and parts.agent.learns:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
-    if calibrates and own is not None:
         bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
     references = _references(config, corpus, wishes.bpe_vocabulary) if series is None else {}
     how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
@@ -120,16 +119,20 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
-        at_rates=_at_rates(parts, config, wishes.rates, held_out, own),
+        at_rates=_at_rates(parts, config, wishes.rates, corpus),
     )
 
 
-def _at_rates(
-    parts: Parts, config: Config, rates: Sequence[float], held_out: SequenceBatch, own: SequenceBatch | None
-) -> list[AtRate]:
-    measured = losses_at_rates(
-        parts, config, rates, held_out, own, batch_size=config.validation.batch_size, unmoved=True
-    )
+def _at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+    if not rates:
+        return []
+    most = config.validation.sequences
+    both = corpus.validation(2 * most)
+    if len(both) < 2:
+        raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
+    some = most if len(both) > most else len(both) // 2
+    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
+    measured = losses_at_rates(parts, config, rates, both[:some], both[some:], **how)
     return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
 
 

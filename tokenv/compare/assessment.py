@@ -96,7 +96,7 @@ class AtRate:
         rate: as drawn.
         flops: of reading a symbol.
         logit_bias: by which logits were shifted.
-        loss: every held-out sequence's share.
+        loss: every held-out sequence's share; where there are no others to calibrate on, of the first half of them.
     """
 
     way: str

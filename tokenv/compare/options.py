@@ -65,7 +65,7 @@ class CompareOptions:
             beside; see ``tokenv.run.calibrate``.
         rates: measure every method at each of these boundaries per symbol besides, such as [0.05, 0.1, 0.2], and draw
             the loss against what reading costs: told the rate where a run has a range, logits shifted until held-out
-            text of its own has it (docs/rates.md). Empty for none.
+            data of their own have it, half of them where there are no others (docs/rates.md). Empty for none.
         against: a method that all others are tested against, so that Holm's correction counts these pairs alone; empty
             for every pair.
         equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokenv.compare.assessment import Assessment, AtRate
-from tokenv.compare.significance import Array, Difference, Scores, corrected, difference
+from tokenv.compare.significance import Difference, Scores, corrected, difference
 from tokenv.run.rate_curve import CALIBRATED, OWN, TOLD
 
 BEST = (CALIBRATED, TOLD, OWN)  # a method's first one of these is compared: the most exact
@@ -88,18 +88,19 @@ def _lines(method: str, seeds: Mapping[int, Assessment]) -> list[RateLine]:
     found: list[RateLine] = []
     for way in sorted(ways, key=BEST.index):
         runs = {seed: [each for each in of.at_rates if each.way == way] for seed, of in seeds.items()}
-        document_B = np.array(next(iter(seeds.values())).document)
+        document = next(iter(seeds.values())).document
         # What nothing moves has a rate of its own in every run.
         rates = [None] if way == OWN else sorted({each.asked for of in runs.values() for each in of})
         cells = []
         for asked in rates:
             here = {seed: each for seed, of in runs.items() for each in of if asked in (None, each.asked)}
-            cells.append(_cell(asked, here, document_B))
+            cells.append(_cell(asked, here, document))
         found.append(RateLine(method, way, not found, cells))
     return found
 
 
-def _cell(asked: float | None, runs: Mapping[int, AtRate], document_B: Array) -> RateCell:
+def _cell(asked: float | None, runs: Mapping[int, AtRate], document: Sequence[int]) -> RateCell:
     drawn, flops = (float(np.mean([getattr(each, name) for each in runs.values()])) for name in ("rate", "flops"))
-    scores = Scores(np.array([each.loss for each in runs.values()]), document_B, tuple(runs))
+    loss_SB = np.array([each.loss for each in runs.values()])
+    scores = Scores(loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(runs))
     return RateCell(drawn if asked is None else asked, drawn, flops, scores)
