@@ -10,7 +10,7 @@ from comparisons import a_comparison, a_method, rows
 from pages import Page
 
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import assess
+from tokenv.compare.assess import assess, at_rates
 from tokenv.compare.assessment import AtRate, assessed
 from tokenv.compare.compose import compose
 from tokenv.compare.rates import rate_lines
@@ -58,24 +58,22 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     path.write_text(json.dumps(earlier))  # of a version that knew of no rates
     assert assessed(folder, Wishes(0, 260)) == replace(found, wishes=Wishes(0, 260), at_rates=[])
     assert assessed(folder, wishes) is None
-    check_halves(folder, monkeypatch)
+    check_halves(trained)
 
 
-def check_halves(folder, monkeypatch):
+def check_halves(trained):
     """Where all held-out sequences are measured, the second half of them is calibrated on."""
-    trained = load_run(str(folder), "latest")
-    batch = load_corpus(trained.config.data).validation()
+    corpus = load_corpus(trained.config.data)
+    batch = corpus.validation()
     config = replace(trained.config, validation=replace(trained.config.validation, sequences=len(batch)))
-    monkeypatch.setattr("tokenv.compare.assess.load_run", lambda *_, **__: replace(trained, config=config))
-    found = assess(folder, Wishes(0, 260, rates=(0.2,)))
+    found = at_rates(trained.parts, config, (0.2,), corpus)
     half = len(batch) // 2
-    points = rate_curve(
-        trained.parts, config, [0.2], batch[:half], batch[half:], batch_size=config.validation.batch_size
-    )
-    assert [len(at.loss) for at in found.at_rates] == [half, half]
-    assert [at.logit_bias for at in found.at_rates] == [point.logit_bias for point in points]
-    assert len(found.loss) == len(batch)
-    (line, _) = rate_lines({"one": {0: found}})
+    how = {"batch_size": config.validation.batch_size}
+    points = rate_curve(trained.parts, config, [0.2], batch[:half], batch[half:], **how)
+    assert [len(at.loss) for at in found] == [half, half]
+    assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
+    assessment = a_method("one").runs[0].assessment
+    (line, _) = rate_lines({"one": {0: replace(assessment, at_rates=found, document=[*range(len(batch))])}})
     assert len(line.cells[0].scores.document_B) == half
 
 
@@ -96,7 +94,7 @@ def test_rates_that_cannot_be_compared_are_refused(rates, message):
 # --- what is said of them ---
 
 
-def at_rates(shift, seed, way):
+def losses_at(shift, seed, way):
     noise, common = np.random.default_rng(seed), np.random.default_rng(7)
     found = []
     for asked in ASKED:
@@ -121,9 +119,9 @@ def with_rates(method, found):
 def three():
     every = with_rates(
         a_method("every <b>", 2.0, seeds=3),
-        lambda seed: [*at_rates(1.0, seed + 1, "told"), *at_rates(0.0, seed + 1, "calibrated")],
+        lambda seed: [*losses_at(1.0, seed + 1, "told"), *losses_at(0.0, seed + 1, "calibrated")],
     )
-    one = with_rates(a_method("one", 2.05, seeds=3), lambda seed: at_rates(0.05, seed + 4, "calibrated"))
+    one = with_rates(a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated"))
     own = with_rates(
         a_method("whitespace", 2.1, seeds=3),
         lambda seed: [AtRate("own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES)],

@@ -119,11 +119,22 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
-        at_rates=_at_rates(parts, config, wishes.rates, corpus),
+        at_rates=at_rates(parts, config, wishes.rates, corpus),
     )
 
 
-def _at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+    """A run at rates that it is asked for, on its held-out sequences; on half of them if there are no others.
+
+    Args:
+        parts: model and agent.
+        config: of the run.
+        rates: boundaries per symbol.
+        corpus: held-out sequences to measure, and others to calibrate on.
+
+    Raises:
+        UserError: there is but one held-out sequence.
+    """
     if not rates:
         return []
     most = config.validation.sequences
