@@ -77,10 +77,15 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
     figure = titled_figure(11, 4.4, dpi=120, title=title)
     left, right = figure.subplots(1, 2)
     runs = list(dict.fromkeys(point.run for point in points))
+    colours = list(dict.fromkeys((point.run, point.doubt) for point in points))
     for run, way, doubt in dict.fromkeys((point.run, point.way, point.doubt) for point in points):
         same = (p for p in points if (p.run, p.way, p.doubt) == (run, way, doubt))
         some = sorted(same, key=lambda point: point.rate)
-        look: dict[str, Any] = {"color": LINES[runs.index(run) % len(LINES)], "markersize": 4, "linewidth": 1.2}
+        look: dict[str, Any] = {
+            "color": LINES[colours.index((run, doubt)) % len(LINES)],
+            "markersize": 4,
+            "linewidth": 1.2,
+        }
         named = way_of(some[0])
         look["label"] = f"{short(run)} {named}" if len(runs) > 1 else named
         asked, drawn, loss, flops = zip(*((p.asked, p.rate, p.loss, p.flops) for p in some), strict=True)
