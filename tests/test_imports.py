@@ -46,7 +46,7 @@ ALLOWED = {
     "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
     "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (
-        *("keys", "errors", "sharing", "storage", "report", "data", "config", "run"),
+        *("keys", "errors", "sharing", "rates", "storage", "report", "data", "config", "run"),
         *("bench", "tasks", "forecast", "variance", "compare", "library", "serve"),
     ),
     "experiment": ("errors", "data", "config", "library", "cli"),

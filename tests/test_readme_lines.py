@@ -26,6 +26,7 @@ LEFT_OUT = {
     "tokenv serve": "stays until it is stopped; test_app does that",
     "torchrun": "several processes; test_torchrun runs the like",
     "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
+    "tokenv compare with compare-rates": "test_shipped_configs runs two of its methods",
     "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
     "from stable_baselines3": "an extra; test_sb3 runs it",
     "import lm_eval": "an extra; test_harness runs the like",

@@ -57,6 +57,20 @@ class RateRange:
 Rate = float | RateRange
 
 
+def check_rate(key: str, rate: float | None) -> None:
+    """Refuse what is no rate.
+
+    Args:
+        key: what it is called where it was asked for.
+        rate: boundaries per symbol; None is none.
+
+    Raises:
+        UserError: it is not in (0, 1).
+    """
+    if rate is not None and not 0 < rate < 1:
+        raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+
+
 def mean_rate(rate: Rate) -> float:
     """Boundaries per symbol that sequences are asked for on average."""
     return rate.mean if isinstance(rate, RateRange) else rate

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tokenv
 from tokenv.cli.main import run_command
 from tokenv.errors import UserError
 
@@ -46,6 +47,8 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=20", budget]).startswith("ab")
     run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
     assert capsys.readouterr().err == ""
+    check_budgets(ranged)
+    assert "warning: rate = 0.057971 is outside the range" in capsys.readouterr().err
     run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=2", "rate=0.05"])
     assert "warning: rate = 0.05 is outside the range that this run was trained for" in capsys.readouterr().err
     assert run_command("evaluate", ["with", f"run={ranged}", *FEW, "calibrate=True"]).keys() == {
@@ -72,11 +75,42 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
         run_command("evaluate", ["with", f"run={ranged}", "also=['runs/2']"])
 
 
-def test_a_run_of_one_rate(trained: Path) -> None:
+def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_command("evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"])
     assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
         run_command("generate", ["with", f"run={trained}", "text=ab", "rate=0.3"])
+    text = "a text that is cut as often as it is asked for"
+    cut = run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null", "rate=0.5"])
+    assert cut["boundaries"] == pytest.approx(len(text) / 2, abs=1)
+    assert cut["boundaries"] == sum(tokenv.load(trained).spans(text, rate=0.5).boundaries)
+    check_budgets(trained)
+    capsys.readouterr()
+    run_command("segment", ["with", f"run={trained}", f"text={'ab ' * 30}", "out=null", "tokens=1"])
+    assert "tokens = 1: no logit bias cuts this text into just so many; these are 4" in capsys.readouterr().err
+
+
+def check_budgets(run: Path) -> None:
+    """A text is cut into as many tokens as are asked for."""
+    text = "a text that is cut into just as many tokens as it may have, in pieces"
+    for tokens in (4, 10, 40):
+        words = [f"run={run}", f"text={text}", "out=null", "json=cut.json"]
+        run_command("segment", ["with", *words, f"tokens={tokens}"])
+        (cut,) = json.loads(Path("cut.json").read_text()).values()
+        assert len(cut["tokens"]) == tokens
+        assert "".join(token["text"] for token in cut["tokens"]) == text
+
+
+def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
+    found = run_command("evaluate", [*words, "doubt=[1]"])["points"]
+    assert [(p["way"], p["doubt"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
+    assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "by doubt" in shown
+    assert f"{found[1]['difference']:+.4f}" in shown
+    assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
+    assert run_command("evaluate", [*words, "out=null"])["points"] == found[:1]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +119,8 @@ def test_a_run_of_one_rate(trained: Path) -> None:
         (["rates=[0.1, 2]"], r"rates = 2\.0: expected boundaries per symbol in \(0, 1\)"),
         (["rates=0.1"], "rates = 0.1: expected numbers, in a list"),
         (["rates=[0.1]", "flops=1e6"], "flops and rates: expected one of them"),
+        (["doubt=[1]"], r"doubt = \[1\.0\]: expected rates or flops beside it"),
+        (["rates=[0.1]", "doubt=[9]"], r"doubt = \[9\.0\]: expected logits per nat, from -4 to 4"),
         (["flops=-1"], r"flops = -1\.0: expected floating-point operations per symbol"),
         (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
     ],
@@ -94,3 +130,8 @@ def test_what_cannot_be_asked_for(trained: Path, words: list[str], message: str)
         run_command("evaluate", ["with", f"run={trained}", *words])
     with pytest.raises(UserError, match="flops and rate: expected one of them"):
         run_command("generate", ["with", f"run={trained}", "text=a", "rate=0.1", "flops=1e5"])
+    for more, said in (("tokens=0", "tokens = 0: expected at least 1"), ("tokens=9", "expected 1 to 1, the bytes")):
+        with pytest.raises(UserError, match=said):
+            run_command("segment", ["with", f"run={trained}", "text=a", more])
+    with pytest.raises(UserError, match="tokens and rate: expected one of them"):
+        run_command("segment", ["with", f"run={trained}", "text=a", "rate=0.1", "tokens=1"])

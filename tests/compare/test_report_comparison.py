@@ -27,6 +27,7 @@ from pages import Page
 from tokenv.compare.assessment import Agreement, Learned
 from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.report.learned import cells, columns
+from tokenv.compare.report.lines import styles
 from tokenv.compare.report.numbers import (
     agreement,
     colour_scale,
@@ -40,7 +41,7 @@ from tokenv.compare.report.numbers import (
     to_flops,
 )
 from tokenv.compare.report.page import comparison_page
-from tokenv.compare.report.pictures import draw_pictures, styles
+from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_report
 from tokenv.compare.significance import Difference, sentence

@@ -25,6 +25,7 @@ from tokenv.forecast.yardsticks import yardsticks
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange
 from tokenv.run.parts import Parts
 
 VALUES = st.floats(-10, 10)
@@ -156,6 +157,21 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
     np.testing.assert_allclose(made.law.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01)
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_model_of_every_rate_forecasts_at_the_one_it_is_told(direct):
+    made = parts_with(horizon=6)
+    made.agent = Learned(16, window=1, rates=RateRange(0.1, 0.6)).double().eval()
+    batch = only(histories(np.random.default_rng(0).normal(size=(60, 4)).cumsum(0), 6))
+    told = {}
+    for rate in (None, RateRange(0.1, 0.6).mean, 0.1, 0.9):
+        found = forecast(made, batch, 6, samples=3, direct=direct, rate=rate)
+        told[rate] = found.boundary_BL.mean(), found.law.mean_BHC
+    own, mean, few, many = told.values()
+    assert (own[1] == mean[1]).all()
+    assert few[0] < mean[0] < many[0]
+    assert (few[1] != many[1]).any()
+
+
 def test_windows_some_at_a_time_are_all_at_once():
     """Forecasts and scores, to rounding: noise is drawn window by window."""
     parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
@@ -246,6 +262,8 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "season=19"])
     with pytest.raises(UserError, match=r"peers = \['arima'\]: expected names among dlinear"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "peers=arima"])
+    with pytest.raises(UserError, match=r"rate = 0\.5: this run was trained for one rate"):
+        run_command("forecast", ["with", "run=runs/1", "horizon=6", "windows=2", "rate=0.5"])
     with pytest.raises(ValueError, match="horizon = 0"):
         run_command("forecast", ["with", "run=runs/1", "horizon=0"])
     with pytest.raises(ValueError, match="quantiles = "):

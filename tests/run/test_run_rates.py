@@ -22,7 +22,7 @@ from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate, held_out_rollouts
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.ranks import Ranks
-from tokenv.run.rate_curve import rate_curve
+from tokenv.run.rate_curve import losses_at_rates, rate_curve
 from tokenv.run.train import train
 from tokenv.run.update import accumulate
 from tokenv.storage import checkpoints
@@ -251,6 +251,15 @@ def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
             rate_curve(build_parts(config), config, [0.4], *held_out, batch_size=4)
 
 
+def test_what_nothing_moves_is_measured_at_its_own_rate(tiny_settings, held_out):
+    config = resolve([], merge(tiny_settings, {"agent": {"name": "whitespace"}}))
+    ((point, loss_B),) = losses_at_rates(build_parts(config), config, [0.3, 0.5], *held_out, batch_size=4, unmoved=True)
+    plain = evaluate(build_parts(config), held_out[0], batch_size=4)
+    assert (point.way, point.asked, point.rate) == ("own", plain.boundary_rate, plain.boundary_rate)
+    assert (point.loss, point.standard_error) == (plain.loss, plain.standard_error)
+    assert loss_B.mean().item() == plain.loss
+
+
 # --- budgets, and what users ask for ---
 
 
@@ -296,3 +305,49 @@ def test_the_library_takes_a_rate(tiny_settings, tmp_path):
     assert "rate 0.1 to 0.6" in repr(model)
     model.save_pretrained(tmp_path / "kept")
     assert tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries == model.spans(text, rate=0.12).boundaries
+
+
+# --- spent by doubt ---
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
+    words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
+    parts = build_parts(resolve([], merge(words, RATES if ranged else {})))
+    with torch.no_grad():
+        parts.agent.projection.weight.normal_(std=0.3)
+        parts.lm.early_head.weight.normal_(std=0.5)
+    batch, asked = held_out[0], 0.3 if ranged else None
+    how = {"batch_size": 6, "seed": 3, "rate": asked}
+    (plain,) = held_out_rollouts(parts, batch, **how)
+    (doubting,) = held_out_rollouts(parts, batch, doubt=0.7, logit_bias=-0.4, **how)
+    entropy_BT = parts.lm.early_entropy(parts.lm.encode(batch.symbol_BN))[:, :-1]
+    assert entropy_BT.std() > 0.05
+    logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
+    noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
+    wanted = torch.where(plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0)
+    assert torch.equal(doubting[keys.ACTION] > 0, wanted)
+    assert not torch.equal(doubting[keys.ACTION], plain[keys.ACTION])
+
+
+def test_doubt_spends_as_much_and_is_held_against_what_is_spent_evenly(parts, tiny_settings, held_out):
+    config = resolve([], settings_of(tiny_settings))
+    with torch.no_grad():
+        parts.lm.early_head.weight.normal_(std=0.5)
+    points = rate_curve(parts, config, [0.3], *held_out, batch_size=4, doubts=[0.0, 1.0])
+    assert [(point.way, point.doubt) for point in points] == [("told", 0), ("calibrated", 0), ("by doubt", 1)]
+    constant, doubting = points[1:]
+    assert constant.difference is None
+    assert doubting.difference == pytest.approx(doubting.loss - constant.loss)
+    assert 0 < doubting.difference_error < doubting.standard_error
+    own = held_out[1]
+    biases = [calibrate(parts, own, 0.3, batch_size=4, doubt=doubt) for doubt in (0.0, 1.0)]
+    assert [constant.logit_bias, doubting.logit_bias] == biases
+    rates = []
+    for seed in range(8):
+        found = held_out_rollouts(parts, own, batch_size=4, seed=seed, rate=0.3, logit_bias=biases[1], doubt=1.0)
+        rates += [td[keys.ACTION].double().mean() for td in found]
+    assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
+    strict = build_parts(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
+    with pytest.raises(UserError, match=r"no logit bias brings agent 'strict' to 0\.3: expected .* \(without doubt\)"):
+        rate_curve(strict, config, [0.3], *held_out, batch_size=4, doubts=[1.0])

@@ -15,7 +15,7 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
 from tokenv.config.files import merge
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
@@ -43,11 +43,9 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     if options.at_rates:
         return _at_rates(trained, data, options, progress)
     ways: dict[str, dict[str, Any]] = {"sampled": {"threshold": False}, "thresholded": {"threshold": True}}
-    if options.calibrate:
-        held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
+    held_out, own = _held_out(data, options, progress, options.calibrate)
+    if own is not None:
         ways["calibrated"] = {"logit_bias": _bias(trained, own, options)}
-    else:
-        held_out = _held_out(data, options, progress)
     results = {}
     for name, way in ways.items():
         how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress} | way
@@ -71,21 +69,17 @@ def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, prog
     """At every rate that is asked for, all runs on the same text; a table, and files."""
     runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
     _check_alike(runs)
-    calibrates = options.calibrate or any(each.parts.agent.rates is None for each in runs.values())
-    own = None
-    if calibrates and options.split == "validation":
-        held_out, own = split_for_calibration(load_corpus(data, progress=progress), options.sequences)
-    else:
-        held_out = _held_out(data, options, progress)
-        own = load_corpus(data, progress=progress).validation(options.sequences) if calibrates else None
+    always = options.calibrate or bool(options.doubt)
+    calibrates = always or any(each.parts.agent.rates is None for each in runs.values())
+    held_out, own = _held_out(data, options, progress, calibrates)
     how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress}
     points: list[RatePoint] = []
     for run, each in runs.items():
         rates = options.rates or [rate_within(each.parts, options.flops or 0.0)]
-        used = own if options.calibrate or each.parts.agent.rates is None else None
-        points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, **how)
+        used = own if always or each.parts.agent.rates is None else None
+        points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
     unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
-    console(wide=110).print(rates_table(points, unit=unit, title=title))
+    console(wide=140 if options.doubt else 110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:
         table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
         write_rates(points, table)
@@ -115,12 +109,20 @@ def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> flo
     return bias
 
 
-def _held_out(data: DataConfig, options: EvaluateOptions, progress: bool) -> SequenceBatch:
+def _held_out(
+    data: DataConfig, options: EvaluateOptions, progress: bool, calibrates: bool
+) -> tuple[SequenceBatch, SequenceBatch | None]:
+    """What is measured, and other sequences to calibrate on, if asked for."""
     if options.split == "validation":
-        return load_corpus(data, progress=progress).validation(options.sequences)
+        corpus = load_corpus(data, progress=progress)
+        if calibrates:
+            return split_for_calibration(corpus, options.sequences)
+        return corpus.validation(options.sequences), None
     if data.kind != "series":
         raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
-    return load_series(data).test(options.sequences)
+    series = load_series(data)
+    own = Corpus(series, data).validation(options.sequences) if calibrates else None
+    return series.test(options.sequences), own
 
 
 COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run)

@@ -26,6 +26,7 @@ from tokenv.forecast.scores import Scores
 from tokenv.forecast.yardsticks import Points, check_season, find_season, yardsticks
 from tokenv.report.characters import warn
 from tokenv.report.table import console, summary_table
+from tokenv.run.asked import rate_to_tell
 from tokenv.run.hardware import prepare
 from tokenv.run.memory import check_forecast
 from tokenv.run.stored import Trained, load_run
@@ -107,6 +108,7 @@ class _Made:
             samples=options.samples,
             generator=generator,
             direct=options.direct,
+            rate=rate_to_tell(parts, self._trained.config, options.rate),
         )
         size = histories_together(options.samples, direct=options.direct)
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:

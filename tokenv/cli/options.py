@@ -11,19 +11,10 @@ from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
 from tokenv.data.config import DataConfig
 from tokenv.errors import MissingFileError, UserError
+from tokenv.rates import check_rate
 from tokenv.storage import folders
 from tokenv.storage.digests import verify
 from tokenv.tasks.formats import check_tasks
-
-
-def check_rate(key: str, rate: float | None) -> None:
-    """Refuse what is no rate.
-
-    Raises:
-        UserError: it is not in (0, 1).
-    """
-    if rate is not None and not 0 < rate < 1:
-        raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
 
 
 def check_budget(flops: float | None, beside: bool, key: str) -> None:
@@ -108,7 +99,8 @@ class TextOptions(FoundOptions):
     Args:
         text: the text itself,
         file: or the file that holds it (UTF-8 or any bytes).
-        rate: boundaries per byte that a run is asked for that was trained for a range of rates; null for its mean.
+        rate: boundaries per byte. A run that was trained for a range of rates is told it; of any other, segment shifts
+            the logits until this text has them. null for the run's own.
     """
 
     text: str | None = None
@@ -148,17 +140,23 @@ class SegmentOptions(TextOptions):
     Args:
         out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
         also: further runs that cut the same text, side by side.
+        tokens: a budget in place of a rate: cut the text into exactly so many; null for none.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         shown: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
     also: list[str] = field(default_factory=list)
+    tokens: int | None = None
     threshold: bool = False
     shown: int = 5_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
+        if self.tokens is not None and self.rate is not None:
+            raise UserError("tokens and rate: expected one of them")
         if self.shown < 0:
             raise UserError(f"shown = {self.shown}: expected 0 characters or more")
         self.check_others(self.also)
@@ -195,6 +193,9 @@ class GenerateOptions(TextOptions):
             raise UserError("stop is empty: expected a text after which to stop, or null")
 
 
+DOUBTS = 4.0  # logits per nat; beyond, nothing else decides
+
+
 @dataclass(frozen=True)
 class EvaluateOptions(FoundOptions):
     """Options of ``tokenv evaluate``.
@@ -213,6 +214,8 @@ class EvaluateOptions(FoundOptions):
         rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
             for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
         flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
+        doubt: measure at these rates again, with logits raised where the early exit is unsure, by each of these numbers
+            for a nat of its entropy, and calibrated to the same rate: as many tokens, spent where they may be needed.
         also: further runs to measure at these rates, on the same text and in the same picture.
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
@@ -227,6 +230,7 @@ class EvaluateOptions(FoundOptions):
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = None
+    doubt: list[float] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     out: str | None = "rates"
 
@@ -237,6 +241,10 @@ class EvaluateOptions(FoundOptions):
         check_budget(self.flops, bool(self.rates), "rates")
         if self.also and not self.at_rates:
             raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
+        if self.doubt and not self.at_rates:
+            raise UserError(f"doubt = {self.doubt!r}: expected rates or flops beside it, what is spent by it")
+        if any(abs(doubt) > DOUBTS for doubt in self.doubt):
+            raise UserError(f"doubt = {self.doubt!r}: expected logits per nat, from -{DOUBTS:g} to {DOUBTS:g}")
         self.check_others(self.also)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
@@ -288,6 +296,7 @@ class ForecastOptions(FoundOptions):
             windows of the run's own data, whose forecasts are held against what came.
         horizon: steps to forecast.
         samples: continuations that a forecast is made of.
+        rate: boundaries per step that a run is asked for that was trained for a range of rates; null for its mean.
         windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
         direct: ask the direct head for the densities of all steps at once, instead of drawing value after value.
         season: steps of a season, whose last one is a yardstick; null finds it in the training steps.
@@ -299,6 +308,7 @@ class ForecastOptions(FoundOptions):
     csv: str | None = None
     horizon: int = 96
     samples: int = 100
+    rate: float | None = None
     windows: int = 16
     direct: bool = False
     season: int | None = None
@@ -308,6 +318,7 @@ class ForecastOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_rate("rate", self.rate)
         for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")

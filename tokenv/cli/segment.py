@@ -12,9 +12,10 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.library.spans import Spans
 from tokenv.report.characters import Character
 from tokenv.report.table import console
+from tokenv.run.calibrate import segment_at
 from tokenv.run.hardware import prepare
 from tokenv.run.passages import facts_of, passage_of, show, write_pages
-from tokenv.run.stored import load_run, segment
+from tokenv.run.stored import load_run
 
 
 def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
-        cut = segment(trained, text, seed=options.seed, threshold=options.threshold, rate=options.rate)
+        asked: dict[str, Any] = {"rate": options.rate, "tokens": options.tokens}
+        cut = segment_at(trained, text, seed=options.seed, threshold=options.threshold, **asked)
         cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
         told = facts_of(passages[run], trained.step)
         facts |= {"run": run, **told} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}

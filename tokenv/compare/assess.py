@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Learned, Passage, assessed, keep
+from tokenv.compare.assessment import (
+    VERSION,
+    Agreement,
+    Assessment,
+    AtRate,
+    Calibration,
+    Learned,
+    Passage,
+    assessed,
+    keep,
+)
 from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -19,6 +29,7 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.bpe import train_bpe
+from tokenv.errors import UserError
 from tokenv.rates import mean_rate
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import (
@@ -34,6 +45,7 @@ from tokenv.run.evaluate import (
 from tokenv.run.habits import habits
 from tokenv.run.hardware import prepare
 from tokenv.run.parts import Parts
+from tokenv.run.rate_curve import losses_at_rates
 from tokenv.run.stored import load_run
 from tokenv.run.windows import drawn_windows
 
@@ -107,7 +119,32 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
+        at_rates=at_rates(parts, config, wishes.rates, corpus),
     )
+
+
+def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+    """A run at rates that it is asked for, on its held-out sequences; on half of them if there are no others.
+
+    Args:
+        parts: model and agent.
+        config: of the run.
+        rates: boundaries per symbol.
+        corpus: held-out sequences to measure, and others to calibrate on.
+
+    Raises:
+        UserError: there is but one held-out sequence.
+    """
+    if not rates:
+        return []
+    most = config.validation.sequences
+    both = corpus.validation(2 * most)
+    if len(both) < 2:
+        raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
+    some = most if len(both) > most else len(both) // 2
+    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
+    measured = losses_at_rates(parts, config, rates, both[:some], both[some:], **how)
+    return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
 
 
 def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,27 @@ class Learned:
 
 
 @dataclass(frozen=True)
+class AtRate:
+    """A run at a rate that it was asked for: see ``tokenv.run.rate_curve``.
+
+    Attributes:
+        way: how it was asked.
+        asked: boundaries per symbol.
+        rate: as drawn.
+        flops: of reading a symbol.
+        logit_bias: by which logits were shifted.
+        loss: every held-out sequence's share; where there are no others to calibrate on, of the first half of them.
+    """
+
+    way: str
+    asked: float
+    rate: float
+    flops: float
+    logit_bias: float
+    loss: list[float]
+
+
+@dataclass(frozen=True)
 class Assessment:
     """Figures of one run on held-out data.
 
@@ -109,6 +130,7 @@ class Assessment:
         passages: the first sequences, of text.
         windows: the first sequences, of series.
         learned: of text; None of series, and where an earlier version measured.
+        at_rates: at the rates of ``wishes``, in that order.
     """
 
     version: int
@@ -127,6 +149,7 @@ class Assessment:
     passages: list[Passage]
     windows: list[Window]
     learned: Learned | None = None
+    at_rates: list[AtRate] = field(default_factory=list)
 
 
 def keep(made: Assessment, folder: Path) -> None:
@@ -157,12 +180,13 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
         values = read_json(folder / FILE, _owner(checkpoint))
         before = values["calibration"]
         read = {
-            "wishes": Wishes(**values["wishes"]),
+            "wishes": Wishes(**values["wishes"] | {"rates": tuple(values["wishes"].get("rates", ()))}),
             "calibration": None if before is None else Calibration(**before),
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
             "learned": None if values.get("learned") is None else Learned.from_json(values["learned"]),
+            "at_rates": [AtRate(**each) for each in values.get("at_rates", ())],
         }
         known = Assessment(**values | read)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

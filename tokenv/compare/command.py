@@ -131,6 +131,8 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     found = {}
     if options.calibrate:
         found["rates"] = "learned ones calibrated to the target on held-out data of their own"
+    if options.rates:
+        found["asked for"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
     if options.equal_passes:
         found["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.shared:

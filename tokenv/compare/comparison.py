@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenv.compare.assessment import Assessment
+from tokenv.compare.rates import RateLine
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
 from tokenv.rates import mean_rate
@@ -120,6 +121,8 @@ class Comparison:
             their colours, reports show the best first.
         differences: every pair of methods, once, to the first one's loss minus the second one's.
         failed: run to what went wrong, for runs that did not finish.
+        rates: the methods at rates that they were asked for; empty where nobody asked.
+        rates_against: the method that ``rates`` are held against; empty for none.
     """
 
     title: str
@@ -127,6 +130,8 @@ class Comparison:
     methods: Sequence[ComparedMethod]
     differences: Mapping[tuple[str, str], Difference]
     failed: Mapping[str, str] = field(default_factory=dict)
+    rates: Sequence[RateLine] = ()
+    rates_against: str = ""
 
     @property
     def unit(self) -> str:

@@ -13,11 +13,13 @@ import torch
 
 from tokenv.compare.assess import assess
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.rates import rate_lines
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun
 from tokenv.compare.wishes import Wishes
 from tokenv.errors import UserError
+from tokenv.rates import RateRange
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
@@ -57,7 +59,8 @@ def compose(
         methods: name to its runs, one a seed and at least one.
         title: of the report.
         failed: runs that did not finish, and why.
-        against: the method whose pairs Holm's correction counts; empty, or of no run, for all pairs.
+        against: the method whose pairs Holm's correction counts, and that others are held against at rates that were
+            asked for; empty, or of no run, for all pairs and the first method with a range of rates.
         facts: told besides what the runs tell.
 
     Raises:
@@ -90,7 +93,14 @@ def compose(
     }
     tested = {pair: found for pair, found in differences.items() if against in pair or against not in methods}
     told = {**_facts([first, *others]), **(facts or {})}
-    return Comparison(title, told, compared, differences | corrected(tested), failed)
+    reference = against if against in methods else _with_a_range(methods)
+    lines = rate_lines({name: {r.seed: r.assessment for r in group} for name, group in methods.items()}, reference)
+    return Comparison(title, told, compared, differences | corrected(tested), failed, lines, reference)
+
+
+def _with_a_range(methods: Mapping[str, Sequence[ComparedRun]]) -> str:
+    """The first method whose runs have a range of rates; empty where none has."""
+    return next((name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange)), "")
 
 
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:

@@ -13,9 +13,10 @@ from tokenv.config.convert import check_keys, make
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.rates import check_rate
 
 LOADED_SECTIONS = ("model", "codec")  # what a run takes of the one that ``start.model`` names
-LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols")
+LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class CompareOptions:
         bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
         calibrate: hold learning methods against one another at exactly their target rate, and show their raw figures
             beside; see ``tokenv.run.calibrate``.
+        rates: measure every method at each of these boundaries per symbol besides, such as [0.05, 0.1, 0.2], and draw
+            the loss against what reading costs: told the rate where a run has a range, logits shifted until held-out
+            data of their own have it, half of them where there are no others (docs/rates.md). Empty for none.
         against: a method that all others are tested against, so that Holm's correction counts these pairs alone; empty
             for every pair.
         equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a
@@ -95,6 +99,7 @@ class CompareOptions:
     passages: int = 3
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
+    rates: list[float] = field(default_factory=list)
     against: str = ""
     equal_passes: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +123,10 @@ class CompareOptions:
                 f"executor = {self.executor!r}: expected local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or "
                 "slurm:FILE (a YAML file of submitit's parameters)"
             )
+        for rate in self.rates:
+            check_rate("rates", rate)
+        if len(set(self.rates)) < len(self.rates):
+            raise UserError(f"rates = {self.rates!r}: expected every rate once, such as rates=[0.05, 0.1, 0.2]")
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
@@ -144,7 +153,7 @@ class CompareOptions:
     @property
     def wishes(self) -> Wishes:
         """What is to be measured of every run."""
-        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate)
+        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate, tuple(self.rates))
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -11,8 +11,10 @@ class Wishes:
         passages: held-out sequences to keep with their boundaries.
         bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
         calibrate: whether to measure at exactly the target rate; see ``tokenv.run.calibrate``.
+        rates: boundaries per symbol to measure at besides; see ``tokenv.run.rate_curve``.
     """
 
     passages: int = 3
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
+    rates: tuple[float, ...] = ()

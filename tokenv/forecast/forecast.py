@@ -66,6 +66,7 @@ def forecast(
     samples: int = 100,
     generator: torch.Generator | None = None,
     direct: bool = False,
+    rate: float | None = None,
 ) -> Forecast:
     """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
 
@@ -76,6 +77,7 @@ def forecast(
         samples: continuations S of every history, which is read once; nothing to ``direct``.
         generator: of values and boundaries, on the model's device; None for one that is seeded with 0.
         direct: ask the direct head: a density per step, and nothing of how steps hang together.
+        rate: boundaries per step that the agent is told; None for the mean of its range, if it has one.
 
     Raises:
         UserError: ``samples`` below 2; see ``check_reach``.
@@ -91,7 +93,7 @@ def forecast(
         # Nothing is decided at the last symbol, nor at those that are predicted at once: so many more are put there.
         more = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
         symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
-        observed = observe(lm, parts.agent, symbol_BN)[:, : history_BL.shape[1]]
+        observed = observe(lm, parts.agent, symbol_BN, rate)[:, : history_BL.shape[1]]
         noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
         drawn = parts.agent.draw(observed, noise_BL)
         action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
@@ -100,9 +102,8 @@ def forecast(
         base_BC = lm.codec.base(history_BL[:, -1])
         law: Law = Densities(lm.codec, parameters_BHP, location_BC + scale_BC * base_BC, scale_BC)
     else:
-        written = generate(
-            lm, parts.agent, history_BL.to(generator.device), horizon, samples=samples, generator=generator
-        )
+        there = history_BL.to(generator.device)
+        written = generate(lm, parts.agent, there, horizon, samples=samples, generator=generator, rate=rate)
         known = history_BL.shape[1]
         value_BSHC = written.symbol_BN[:, known:, :, VALUE].unflatten(0, (-1, samples)).cpu()
         law = Draws((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())

@@ -11,6 +11,7 @@ from tokenv.data.series.tables import read_frame
 from tokenv.errors import UserError
 from tokenv.forecast.forecast import check_reach, forecast, histories_together
 from tokenv.forecast.histories import Array, Batch, last_windows
+from tokenv.run.asked import rate_to_tell
 from tokenv.run.memory import check_forecast
 from tokenv.run.stored import Trained
 
@@ -24,6 +25,7 @@ def forecast_frame(
     samples: int,
     direct: bool | None,
     seed: int,
+    rate: float | None = None,
 ) -> pd.DataFrame:
     """Continue the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
@@ -35,10 +37,11 @@ def forecast_frame(
     if not direct:
         check_forecast(config, samples, horizon)
     histories = last_windows(read_frame(frame, config.data.series), config, horizon)
+    told = rate_to_tell(parts, config, rate)
     generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
     found: dict[str, list[pd.DataFrame]] = {series.name: [] for series in histories.series}
     for batch in histories.batches(histories_together(samples, direct=direct)):
-        law = forecast(parts, batch, horizon, samples=samples, generator=generator, direct=direct).law
+        law = forecast(parts, batch, horizon, samples=samples, generator=generator, direct=direct, rate=told).law
         value = {"mean": law.mean_BHC} | {f"q{q:g}": law.quantile([q])[:, 0] for q in quantiles}
         for row, name in enumerate(batch.names):
             found[name] += _frames(batch, row, horizon, {key: value_BHC[row] for key, value_BHC in value.items()})

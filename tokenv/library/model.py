@@ -15,8 +15,8 @@ from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer
 from tokenv.library.spans import Spans
-from tokenv.run.calibrate import calibrate_text
-from tokenv.run.stored import Trained, load_run, segment, weigh, write_on
+from tokenv.run.calibrate import segment_at
+from tokenv.run.stored import Trained, load_run, weigh, write_on
 from tokenv.storage.trust import allowing
 
 if TYPE_CHECKING:
@@ -96,23 +96,8 @@ class Model:
             UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
                 series.
         """
-        trained, whole = self._of_text(), _bytes(text)
-        how: dict[str, Any] = {"seed": seed, "threshold": threshold}
-        if self.agent.rates is not None:
-            return Spans(segment(trained, whole, rate=rate, **how), self._trained.step)
-        bias = 0.0 if rate is None else self._bias(whole, rate, how)
-        return Spans(segment(trained, whole, logit_bias=bias, **how), self._trained.step)
-
-    def _bias(self, text: bytes, rate: float, how: dict[str, Any]) -> float:
-        if not 0 < rate <= 1:
-            raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
-        found = calibrate_text(self._trained, text, rate, **how)
-        if found is None:
-            raise UserError(
-                f"rate = {rate}: the agent {self.config.agent['name']} does not draw by logits that could be shifted: "
-                "expected none, which is its own"
-            )
-        return found
+        cut = segment_at(self._of_text(), _bytes(text), rate, seed=seed, threshold=threshold)
+        return Spans(cut, self._trained.step)
 
     def tokens(
         self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
@@ -230,6 +215,7 @@ class Model:
         samples: int = 100,
         direct: bool | None = None,
         seed: int = 0,
+        rate: float | None = None,
     ) -> pd.DataFrame:
         """Continue series from their last rows.
 
@@ -242,6 +228,7 @@ class Model:
             samples: continuations that a forecast is made of, where it is drawn value by value.
             direct: ask the direct head for exact quantiles of every step; None where it reaches so far.
             seed: of boundaries and values.
+            rate: of a model that was trained for a range of rates; see the class.
 
         Returns:
             A row for every series and step: ``unique_id``, ``ds`` (the dates that follow, at the series' frequency; the
@@ -254,7 +241,8 @@ class Model:
         """
         if self.config.data.kind != "series":
             raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        return forecast_frame(self._trained, frame, horizon, quantiles, samples=samples, direct=direct, seed=seed)
+        how: dict[str, Any] = {"samples": samples, "direct": direct, "seed": seed, "rate": rate}
+        return forecast_frame(self._trained, frame, horizon, quantiles, **how)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the model, so that ``tokenv.load`` and every command that takes ``run=`` can read it.

@@ -7,7 +7,9 @@ are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from scipy import optimize
@@ -19,10 +21,11 @@ from tokenv.data.corpus import Corpus
 from tokenv.data.pieces import SequenceBatch
 from tokenv.errors import UserError
 from tokenv.rates import Rate, RateRange
+from tokenv.report.characters import warn
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.evaluate import evaluating, places, shifted
 from tokenv.run.parts import Parts
-from tokenv.run.stored import Trained, text_pieces
+from tokenv.run.stored import Segmented, Trained, segment, text_pieces
 
 WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
@@ -48,7 +51,9 @@ def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch
     return both[:sequences], both[sequences:]
 
 
-def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0) -> float | None:
+def calibrate(
+    parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0, doubt: float = 0.0
+) -> float | None:
     """The logit bias with which an agent draws the asked-for rate.
 
     Args:
@@ -58,6 +63,7 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
             told this one; with its range it is told rates of that, and the bias is for their mean.
         batch_size: sequences of one pass.
         seed: of the noise.
+        doubt: beside the bias, as in ``evaluating``.
 
     Returns:
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
@@ -69,6 +75,9 @@ def calibrate(parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int
         observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(batch_size)]
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
+        if doubt:
+            raised = [doubt * parts.lm.early_entropy(td[keys.ENCODING]) for td in observed]
+            noises = [shifted(noise, more) for noise, more in zip(noises, raised, strict=True)]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
         excess = partial(_excess, parts, observed, noises, wanted)
         if not excess(-WIDEST) < 0 < excess(WIDEST):
@@ -94,19 +103,90 @@ def calibrate_text(
     Raises:
         UserError: the text is empty.
     """
+    told = rate_to_tell(trained.parts, trained.config, None)
+    return _bias_of_text(trained, text, lambda drawn: drawn.double().mean().item() - rate, told, seed, threshold)
+
+
+def _bias_of_text(
+    trained: Trained, text: bytes, excess: Callable[[Tensor], float], told: float | None, seed: int, threshold: bool
+) -> float | None:
+    """The logit bias at which boundaries [N] exceed what is asked for by nothing; None where no bias moves them."""
     parts = trained.parts
-    told = rate_to_tell(parts, trained.config, None)
     with evaluating(parts, seed=seed, threshold=threshold, rate=told) as draw, torch.no_grad():
         observed = [draw.observe(symbol_BN) for symbol_BN in text_pieces(trained, text)]
         if not any(td[keys.DECISION_MASK].any() for td in observed):
             return 0.0
-        excess = partial(_excess, parts, observed, [td[keys.NOISE] for td in observed], rate)
-        least, most = excess(-WIDEST), excess(WIDEST)
+
+        def exceeds(bias: float) -> float:
+            drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION][0] for td in observed]
+            return excess(torch.cat(drawn))
+
+        least, most = exceeds(-WIDEST), exceeds(WIDEST)
         if least == most:
             return None
         if least >= 0 or most <= 0:
             return -WIDEST if least >= 0 else WIDEST
-        return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=1e-7))
+        return float(optimize.brentq(exceeds, -WIDEST, WIDEST, xtol=1e-7))
+
+
+def segment_at(
+    trained: Trained,
+    text: bytes,
+    rate: float | None = None,
+    *,
+    tokens: int | None = None,
+    seed: int = 0,
+    threshold: bool = False,
+) -> Segmented:
+    """Draw boundaries in a text, as many as are asked for.
+
+    Args:
+        trained: the model.
+        text: at least one byte.
+        rate: boundaries per byte. A model that was trained for a range of rates is told it; the logits of any other are
+            shifted until this text has them, as near as it can. None for the model's own.
+        tokens: a budget in place of a rate: exactly so many tokens, the logits of any model being shifted until the
+            text has them; a line on stderr where that cannot be, as where places of equal probability are thresholded.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+
+    Raises:
+        UserError: the text is empty, or the rate or number none or nothing that this model can be moved to.
+    """
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold}
+    if tokens is not None:
+        return _in_tokens(trained, text, tokens, **how)
+    if rate is None or trained.parts.agent.rates is not None:
+        return segment(trained, text, rate=rate, **how)
+    if not 0 < rate <= 1:
+        raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+    bias = calibrate_text(trained, text, rate, **how)
+    if bias is None:
+        raise _unmoved(trained, f"rate = {rate}")
+    return segment(trained, text, logit_bias=bias, **how)
+
+
+def _in_tokens(trained: Trained, text: bytes, tokens: int, *, seed: int, threshold: bool) -> Segmented:
+    if not 1 <= tokens <= len(text):
+        raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
+    wanted = None if trained.parts.agent.rates is None else min(tokens / len(text), 1 - 1 / (len(text) + 1))
+    told = rate_to_tell(trained.parts, trained.config, wanted)
+    # Whether the last byte ends a token is no matter: the text ends there.
+    bias = _bias_of_text(trained, text, lambda drawn: drawn[:-1].sum().item() + 1.0 - tokens, told, seed, threshold)
+    if bias is None:
+        raise _unmoved(trained, f"tokens = {tokens}")
+    cut = segment(trained, text, logit_bias=bias, rate=told, seed=seed, threshold=threshold)
+    found = sum(cut.boundary_N[:-1]) + 1
+    if found != tokens:
+        warn(f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {found}")
+    return cut
+
+
+def _unmoved(trained: Trained, asked: str) -> UserError:
+    name = trained.config.agent["name"]
+    return UserError(
+        f"{asked}: the agent {name} does not draw by logits that could be shifted: expected none, which is its own"
+    )
 
 
 def _asked(observed: list[TensorDictBase]) -> float:

@@ -77,7 +77,7 @@ def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
     return math.sqrt(clusters / (clusters - 1) * total_C.square().sum().item()) / len(value_B)
 
 
-def shifted(noise: Tensor, logit_bias: float) -> Tensor:
+def shifted(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
     """Uniform numbers that decide as ``noise`` would if all logits were larger by ``logit_bias``: of its shape.
 
     Every decision is ``a = [l > logit(u)]``, and ``[l + c > logit(u)] = [l > logit(u) - c]``.
@@ -88,8 +88,10 @@ def shifted(noise: Tensor, logit_bias: float) -> Tensor:
 class _Draws:
     """Rolls out one batch after the other with successive noise; see ``evaluating``."""
 
-    def __init__(self, parts: Parts, seed: int, threshold: bool, logit_bias: float, rate: float | None) -> None:
-        self._parts, self._threshold, self._logit_bias = parts, threshold, logit_bias
+    def __init__(
+        self, parts: Parts, seed: int, threshold: bool, logit_bias: float, rate: float | None, doubt: float
+    ) -> None:
+        self._parts, self._threshold, self._logit_bias, self._doubt = parts, threshold, logit_bias, doubt
         self._rates: Rate | None = parts.agent.rates if rate is None else rate
         self._device = parts.lm.head.weight.device
         self._generator = torch.Generator(self._device).manual_seed(seed)
@@ -100,6 +102,8 @@ class _Draws:
         """A rollout of symbols [B, N, ..] on the model's device; their lengths [B], where they differ."""
         noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
         rate_B = self._asked(symbol_BN)
+        if self._doubt:
+            noise = shifted(noise, self._doubt * self._early_entropy(there)[:, :-1])
         work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B, rate=rate_B)
         td: TensorDictBase = self._parts.whole(work)
         return td
@@ -116,6 +120,11 @@ class _Draws:
         """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
         self._noise(symbol_BN)
         self._asked(symbol_BN)
+
+    def _early_entropy(self, symbol_BN: Tensor) -> Tensor:
+        lm = self._parts.lm
+        entropy_BN: Tensor = self._parts.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
+        return entropy_BN
 
     def _asked(self, symbol_BN: Tensor) -> Tensor | None:
         """Drawn rates are a sequence's own, however many share its pass."""
@@ -134,7 +143,13 @@ class _Draws:
 
 @contextmanager
 def evaluating(
-    parts: Parts, *, seed: int = 0, threshold: bool = False, logit_bias: float = 0.0, rate: float | None = None
+    parts: Parts,
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
+    doubt: float = 0.0,
 ) -> Iterator[_Draws]:
     """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
 
@@ -145,6 +160,8 @@ def evaluating(
         logit_bias: added to the logits of all decisions; see ``tokenv.run.calibrate``. What the policy says of its
             probabilities stays without it.
         rate: that an agent is told, if it is told one; None draws every sequence's from its range.
+        doubt: added to a decision's logit for each nat of the early exit's entropy there. It is of the symbol that
+            follows, given what is known: no decision looks ahead for it.
 
     Yields:
         A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
@@ -152,7 +169,7 @@ def evaluating(
     was_training = parts.lm.training
     parts.train(False)
     try:
-        yield _Draws(parts, seed, threshold, logit_bias, rate)
+        yield _Draws(parts, seed, threshold, logit_bias, rate, doubt)
     finally:
         parts.train(was_training)
 
@@ -166,10 +183,11 @@ def held_out_rollouts(
     threshold: bool = False,
     logit_bias: float = 0.0,
     rate: float | None = None,
+    doubt: float = 0.0,
     progress: bool = False,
     turn: tuple[int, int] = (0, 1),
 ) -> Iterator[TensorDictBase]:
-    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate``.
+    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate`` and ``evaluating``.
 
     With a ``turn`` (r, W) only every W-th batch, from the r-th on, each as it is among all.
 
@@ -178,7 +196,8 @@ def held_out_rollouts(
     """
     rank, world = turn
     starts = range(0, len(batch), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
+    with evaluating(parts, doubt=doubt, **how) as draw:
         bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress)
         for number, start in enumerate(bar):
             some = batch.symbol_BN[start : start + batch_size]

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from torch import Tensor
+
+from tokenv import keys
 from tokenv.config.schema import Config
 from tokenv.data.pieces import SequenceBatch
 from tokenv.errors import UserError
 from tokenv.lm.flops import reading_flops
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.calibrate import calibrate
-from tokenv.run.evaluate import evaluate
+from tokenv.run.evaluate import (
+    clustered_standard_error,
+    drawn_share,
+    held_out_rollouts,
+    joined,
+    sequence_losses,
+    sequence_sums,
+)
 from tokenv.run.parts import Parts
 
-TOLD, CALIBRATED = "told", "calibrated"
+TOLD, CALIBRATED, DOUBT, OWN = "told", "calibrated", "by doubt", "own"
 
 
 @dataclass(frozen=True)
@@ -22,14 +33,19 @@ class RatePoint:
     """A model at one rate.
 
     Attributes:
-        way: how it was asked: ``told`` the rate; or ``calibrated``: logits shifted until held-out text has that rate.
-        asked: boundaries per symbol.
+        way: how it was asked: ``told`` the rate; ``calibrated``: logits shifted until held-out text has that rate; ``by
+            doubt``: the same, of logits that were raised where the early exit is unsure; ``own``: nothing moves it.
+        asked: boundaries per symbol; the drawn ones where nobody can ask.
         rate: as drawn.
         loss: in the codec's unit.
         standard_error: of the loss.
         flops: of reading a symbol at the drawn rate: ``tokenv.lm.flops.reading_flops``.
         logit_bias: the shift; 0 where none was.
         run: whose model it is, for people.
+        doubt: by how much logits were raised for each nat of the early exit's entropy.
+        difference: the loss minus that of the same model ``calibrated`` to the same rate, where doubt counts; None
+            elsewhere.
+        difference_error: its standard error, documents being the independent units.
     """
 
     way: str
@@ -40,6 +56,93 @@ class RatePoint:
     flops: float
     logit_bias: float = 0.0
     run: str = ""
+    doubt: float = 0.0
+    difference: float | None = None
+    difference_error: float | None = None
+
+
+def losses_at_rates(
+    parts: Parts,
+    config: Config,
+    rates: Sequence[float],
+    held_out: SequenceBatch,
+    own: SequenceBatch | None = None,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    progress: bool = False,
+    run: str = "",
+    doubts: Sequence[float] = (),
+    unmoved: bool = False,
+) -> Iterator[tuple[RatePoint, Tensor]]:
+    """As ``rate_curve``, with every sequence's share of the loss beside each point: float64 [B].
+
+    Args:
+        parts: see ``rate_curve``, as all below.
+        config: see there.
+        rates: see there.
+        held_out: see there.
+        own: see there.
+        batch_size: see there.
+        seed: see there.
+        progress: see there.
+        run: see there.
+        doubts: see there.
+        unmoved: measure an agent that knows one rate, and that nothing moves, at its own, once; or else refuse it.
+
+    Raises:
+        UserError: see there; not ``unmoved``, and nothing moves an agent that knows one rate.
+    """
+    told, reached = parts.agent.rates is not None, False
+    how: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
+
+    def measured(way: str, asked: float | None, **of: Any) -> tuple[RatePoint, Tensor]:
+        rate = asked if told else None
+        rollouts = held_out_rollouts(parts, held_out, rate=rate, progress=progress, **how, **of)
+        whole = joined(
+            [
+                sequence_sums(td, parts.lm.codec)
+                | {"action": td[keys.ACTION].cpu(), "decides": td[keys.DECISION_MASK].cpu()}
+                for td in rollouts
+            ]
+        )
+        (loss_B, _), drawn = sequence_losses(whole), drawn_share(whole["action"], whole["decides"])
+        error = clustered_standard_error(loss_B, held_out.document_B)
+        flops = reading_flops(parts.lm, drawn, parts.agent)
+        asked = drawn if asked is None else asked
+        return RatePoint(way, asked, drawn, loss_B.mean().item(), error, flops, run=run, **of), loss_B
+
+    for asked in rates:
+        if told:
+            rate_to_tell(parts, config, asked)
+            yield measured(TOLD, asked)
+        constant_B: Tensor | None = None
+        if own is None:
+            continue
+        for doubt in dict.fromkeys((0.0, *doubts)):
+            bias = calibrate(parts, own, asked, doubt=doubt, **how)
+            if bias is None and (doubts or not (told or unmoved)):
+                raise _unmoved(config, asked)
+            if bias is None:
+                continue
+            reached = True
+            point, loss_B = measured(DOUBT if doubt else CALIBRATED, asked, logit_bias=bias, doubt=doubt)
+            if constant_B is None:
+                constant_B = loss_B
+            else:
+                less_B = loss_B - constant_B
+                error = clustered_standard_error(less_B, held_out.document_B)
+                point = replace(point, difference=less_B.mean().item(), difference_error=error)
+            yield point, loss_B
+    if rates and unmoved and not (told or reached):
+        yield measured(OWN, None)
+
+
+def _unmoved(config: Config, asked: float) -> UserError:
+    return UserError(
+        f"rates: no logit bias brings agent {config.agent['name']!r} to {asked:g}: expected a run whose rate is a "
+        "range (without doubt), or rates within its reach"
+    )
 
 
 def rate_curve(
@@ -53,6 +156,7 @@ def rate_curve(
     seed: int = 0,
     progress: bool = False,
     run: str = "",
+    doubts: Sequence[float] = (),
 ) -> list[RatePoint]:
     """Measure a model at several rates, all on the same text.
 
@@ -66,32 +170,15 @@ def rate_curve(
         seed: of the drawn boundaries.
         progress: show bars.
         run: name of the model.
+        doubts: with ``own``, measure again with logits raised by so much for each nat of the early exit's entropy, and
+            calibrated to the same rate.
 
     Returns:
         Of every rate, a model that is told it at what it makes of that, and with ``own`` any model calibrated to it. An
         agent whose number of boundaries is the asked for one anyway has nothing to calibrate.
 
     Raises:
-        UserError: an agent knows one rate, and nothing moves it.
+        UserError: an agent knows one rate, and nothing moves it; or nothing moves it, and ``doubts`` are given.
     """
-    found: list[RatePoint] = []
-    told = parts.agent.rates is not None
-    for asked in rates:
-        rate = rate_to_tell(parts, config, asked) if told else None
-        ways = {TOLD: 0.0} if told else {}
-        if own is not None:
-            bias = calibrate(parts, own, asked, batch_size=batch_size, seed=seed)
-            if bias is not None:
-                ways[CALIBRATED] = bias
-            elif not told:
-                raise UserError(
-                    f"rates: no logit bias brings agent {config.agent['name']!r}, whose run has one rate, to "
-                    f"{asked:g}: expected a run whose rate is a range, or rates within its reach"
-                )
-        for way, bias in ways.items():
-            of = evaluate(
-                parts, held_out, batch_size=batch_size, seed=seed, logit_bias=bias, rate=rate, progress=progress
-            )
-            flops = reading_flops(parts.lm, of.boundary_rate, parts.agent)
-            found.append(RatePoint(way, asked, of.boundary_rate, of.loss, of.standard_error, flops, bias, run))
-    return found
+    how: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress, "run": run, "doubts": doubts}
+    return [point for point, _ in losses_at_rates(parts, config, rates, held_out, own, **how)]

@@ -16,9 +16,9 @@ from tokenv.report.characters import visible
 from tokenv.report.table import write_csv
 from tokenv.report.theme import LINES
 from tokenv.report.words import in_words
-from tokenv.run.rate_curve import CALIBRATED, TOLD, RatePoint
+from tokenv.run.rate_curve import CALIBRATED, DOUBT, TOLD, RatePoint
 
-STYLES = {TOLD: "o-", CALIBRATED: "s--"}
+STYLES = {TOLD: "o-", CALIBRATED: "s--", DOUBT: "^:"}
 
 
 def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
@@ -29,20 +29,31 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
         unit: of the losses.
         title: written above, literally.
     """
-    names = ("asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias")
-    right = [Column(name, justify="right") for name in names]
+    names = ["asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias"]
+    doubted = any(point.difference is not None for point in points)
+    right = [Column(name, justify="right") for name in [*names, *(["than constant ±"] if doubted else [])]]
     table = Table("run", "way", *right, title=Text(visible(title)), title_justify="left")
     for point in points:
         table.add_row(
             Text(visible(point.run)),
-            point.way,
+            way_of(point),
             f"{point.asked:.3f}",
             f"{point.rate:.4f}",
             f"{point.loss:.4f} ± {point.standard_error:.4f}",
             f"{point.flops:,.0f}",
-            f"{point.logit_bias:+.3f}" if point.way == CALIBRATED else "",
+            "" if point.way == TOLD else f"{point.logit_bias:+.3f}",
+            *([_than_constant(point)] if doubted else []),
         )
     return table
+
+
+def way_of(point: RatePoint) -> str:
+    """How it was asked, for people."""
+    return f"{point.way}, {point.doubt:g} a nat" if point.way == DOUBT else point.way
+
+
+def _than_constant(point: RatePoint) -> str:
+    return "" if point.difference is None else f"{point.difference:+.4f} ± {point.difference_error:.4f}"
 
 
 def write_rates(points: Sequence[RatePoint], path: Path) -> Path:
@@ -66,10 +77,17 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
     figure = titled_figure(11, 4.4, dpi=120, title=title)
     left, right = figure.subplots(1, 2)
     runs = list(dict.fromkeys(point.run for point in points))
-    for run, way in dict.fromkeys((point.run, point.way) for point in points):
-        some = sorted((p for p in points if (p.run, p.way) == (run, way)), key=lambda point: point.rate)
-        look: dict[str, Any] = {"color": LINES[runs.index(run) % len(LINES)], "markersize": 4, "linewidth": 1.2}
-        look["label"] = f"{short(run)} {way}" if len(runs) > 1 else way
+    colours = list(dict.fromkeys((point.run, point.doubt) for point in points))
+    for run, way, doubt in dict.fromkeys((point.run, point.way, point.doubt) for point in points):
+        same = (p for p in points if (p.run, p.way, p.doubt) == (run, way, doubt))
+        some = sorted(same, key=lambda point: point.rate)
+        look: dict[str, Any] = {
+            "color": LINES[colours.index((run, doubt)) % len(LINES)],
+            "markersize": 4,
+            "linewidth": 1.2,
+        }
+        named = way_of(some[0])
+        look["label"] = f"{short(run)} {named}" if len(runs) > 1 else named
         asked, drawn, loss, flops = zip(*((p.asked, p.rate, p.loss, p.flops) for p in some), strict=True)
         left.errorbar(flops, loss, [p.standard_error for p in some], fmt=STYLES[way], elinewidth=0.4, **look)
         right.plot(asked, drawn, STYLES[way], **look)

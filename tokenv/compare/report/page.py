@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import learned
+from tokenv.compare.report import learned, rates
+from tokenv.compare.report.lines import styles
 from tokenv.compare.report.notes import notes
 from tokenv.compare.report.numbers import (
     agreement,
@@ -24,7 +25,6 @@ from tokenv.compare.report.numbers import (
     targets,
     with_error,
 )
-from tokenv.compare.report.pictures import styles
 from tokenv.compare.significance import Difference, sentence
 from tokenv.report.canvas import Picture
 from tokenv.report.characters import plain, visible
@@ -62,6 +62,10 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         matrix=_rows(comparison, _differences(comparison)),
         sentences=[_sentence(pair, difference, comparison) for pair, difference in comparison.differences.items()],
         many=len(comparison.differences) > _MANY,
+        rates=rates.columns(comparison),
+        rate_losses=_named(comparison, rates.losses(comparison)),
+        rate_differences=_named(comparison, rates.differences(comparison)),
+        rates_against=plain(comparison.rates_against),
         pictures={name: embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
@@ -81,6 +85,12 @@ def _rows(comparison: Comparison, shown: Callable[[ComparedMethod], T]) -> list[
     """Number (of its look), name and whatever is shown of every method, best first."""
     number_of = {method.name: i for i, method in enumerate(comparison.methods)}
     return [(number_of[method.name], plain(method.name), shown(method)) for method in ranked(comparison)]
+
+
+def _named(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The same rows, which begin with a method's name, with the number of its look before it."""
+    number_of = {method.name: i for i, method in enumerate(comparison.methods)}
+    return [(number_of[name], plain(name), *rest) for name, *rest in rows]
 
 
 def _shown(rows: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -15,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report.lines import Style, line_picture, styles
 from tokenv.compare.report.numbers import (
     Band,
     length_shares,
@@ -25,66 +25,17 @@ from tokenv.compare.report.numbers import (
     ranks,
     targets,
 )
+from tokenv.compare.report.rates import rate_picture
 from tokenv.compare.report.windows import window_pictures
 from tokenv.compare.significance import LEVEL, corrected
-from tokenv.report.canvas import Picture, draw_both, legend_below, legend_columns, short
+from tokenv.report.canvas import Picture, draw_both, legend_below, short
 from tokenv.report.characters import plain
-from tokenv.report.theme import BLUE, GREY, LINES, MARKERS, ORANGE
+from tokenv.report.theme import BLUE, GREY, ORANGE
 
-_DASHES = ("solid", "dashed", "dotted", "dashdot")
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
 _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # a share of tokens of one length that would press all other methods flat
-
-
-class Style(NamedTuple):
-    """How a method's lines look: colour as ``#rrggbb``, line style by its CSS-like name, marker."""
-
-    colour: str
-    line: str
-    marker: str
-
-
-def styles(comparison: Comparison) -> dict[str, Style]:
-    """Method to its look in all pictures, by its place in the comparison."""
-    return {
-        method.name: Style(LINES[i % len(LINES)], _DASHES[i // len(LINES) % len(_DASHES)], MARKERS[i % len(MARKERS)])
-        for i, method in enumerate(comparison.methods)
-    }
-
-
-def _line_picture(
-    name: str, caption: str, curves: Mapping[str, Band], looks: Mapping[str, Style], finish: Callable[[Axes], None]
-) -> Picture:
-    """Lines with bands, one a method, and a legend.
-
-    Args:
-        name: of the picture.
-        caption: of the picture.
-        curves: method to what is drawn; at least one.
-        looks: method to style.
-        finish: sets the axes' labels, limits and formats.
-    """
-    names = [short(method) for method in curves]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        handles = []
-        for method, band in curves.items():
-            look = looks[method]
-            each = max(1, len(band.x) // 8)
-            # Markers of different methods stand at different places, or they would hide one another.
-            first = list(looks).index(method) * each // len(looks)
-            axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, lw=0)
-            handles += axes.plot(
-                band.x, band.mean, color=look.colour, ls=look.line, marker=look.marker, markevery=(first, each)
-            )
-        finish(axes)
-        legend_below(figure, handles, names)
-
-    rows = math.ceil(len(names) / legend_columns(names))
-    return draw_both(name, caption, 3.6 + 0.19 * rows, draw)
 
 
 def _rows(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
@@ -238,7 +189,7 @@ def _losses(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Ma
             f"{kind.capitalize()} {loss} against training {spent}: mean over the seeds; {_BAND}. "
             "The axis is cut above what the first third of training leaves behind."
         )
-        yield _line_picture(name, caption, curves, looks, finish)
+        yield line_picture(name, caption, curves, looks, finish)
 
 
 def _policies(
@@ -264,7 +215,7 @@ def _policies(
 
         target = f" Thin dashes: aimed at, {targets(comparison)}." if name == "boundary-rate" else ""
         caption = f"{what} over training: running mean, mean over the seeds; {_BAND}.{target}"
-        yield _line_picture(name, caption, curves, looks, finish)
+        yield line_picture(name, caption, curves, looks, finish)
 
 
 def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
@@ -288,7 +239,7 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
     caption = f"How long {words.tokens} are on held-out {words.data}, mean over the seeds."
     if beyond:
         caption += f" Beyond the axis: {'; '.join(beyond)}."
-    return _line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
+    return line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
 
 
 def draw_ranks(comparison: Comparison) -> Picture | None:
@@ -300,7 +251,7 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw everything there is something to draw of.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``ranks``, ``loss-bytes`` (of series ``loss-steps``),
+        Name to picture: ``methods``, ``differences``, ``ranks``, ``rates``, ``loss-bytes`` (of series ``loss-steps``),
         ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so
         on, in this order, those without anything to show left out.
     """
@@ -309,6 +260,7 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
         _dots(comparison, methods, looks),
         _differences(comparison, methods),
         _ranks(comparison, looks),
+        rate_picture(comparison, looks),
         *_losses(comparison, methods, looks),
         *_policies(comparison, methods, looks),
         _lengths(comparison, methods, looks),

@@ -21,6 +21,7 @@ from tokenv.compare.report.numbers import (
     references,
     with_error,
 )
+from tokenv.compare.report.rates import rate_rows, rates_table
 from tokenv.compare.significance import sentence
 from tokenv.report.characters import plain, visible
 from tokenv.report.table import console, write_csv
@@ -55,7 +56,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method. Losses are in columns of their unit's name.
+        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates. Losses are in
+        columns of their unit's name.
     """
     held, figures, words = references(comparison), _figures(comparison), comparison.words
     scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
@@ -105,6 +107,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
     paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
+    if comparison.rates:
+        paths.append(write_csv(folder / "rates.csv", *rate_rows(comparison)))
     return paths
 
 
@@ -132,6 +136,8 @@ def print_comparison(comparison: Comparison) -> None:
     """Print the table, who is best, and the sentences on the best method's pairs."""
     shown = console(wide=120)
     shown.print(comparison_table(comparison))
+    if comparison.rates:
+        shown.print(rates_table(comparison))
     for said in conclusion(comparison):
         shown.print(said)
     best = ranked(comparison)[0].name

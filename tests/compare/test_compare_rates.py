@@ -1,0 +1,205 @@
+"""Comparisons at rates that are asked for: what is measured, kept, tested and shown."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from comparisons import a_comparison, a_method, rows
+from pages import Page
+
+from tokenv.cli.main import run_command
+from tokenv.compare.assess import assess, at_rates
+from tokenv.compare.assessment import AtRate, assessed
+from tokenv.compare.compose import compose
+from tokenv.compare.rates import rate_lines
+from tokenv.compare.reading import resolve_comparison
+from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.rates import columns, rate_rows, rates_table
+from tokenv.compare.report.write import write_report
+from tokenv.compare.significance import Scores, difference, holm
+from tokenv.compare.wishes import Wishes
+from tokenv.data.corpus import load_corpus
+from tokenv.errors import UserError
+from tokenv.rates import RateRange
+from tokenv.run.calibrate import split_for_calibration
+from tokenv.run.rate_curve import rate_curve
+from tokenv.run.stored import load_run
+
+ASKED = (0.1, 0.2)
+SEQUENCES = 40
+
+
+def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few = tiny_settings | {"validation": tiny_settings["validation"] | {"sequences": 6}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(few))
+    run_command("train", ["with", "tiny.yaml", "rate.min=0.1", "rate.max=0.6"])
+    folder, wishes = tmp_path / "runs" / "1", Wishes(0, 260, rates=(0.3, 0.15))
+    found = assess(folder, wishes)
+    trained = load_run(str(folder), "latest")
+    both = split_for_calibration(load_corpus(trained.config.data), 6)
+    how = {"batch_size": trained.config.validation.batch_size}
+    points = rate_curve(trained.parts, trained.config, wishes.rates, *both, **how)
+    assert [(at.way, at.asked) for at in found.at_rates] == [
+        *(("told", 0.3), ("calibrated", 0.3), ("told", 0.15), ("calibrated", 0.15))
+    ]
+    for at, point in zip(found.at_rates, points, strict=True):
+        assert (at.rate, at.flops, at.logit_bias) == (point.rate, point.flops, point.logit_bias)
+        assert np.mean(at.loss) == pytest.approx(point.loss, rel=1e-12)
+    assert assessed(folder, wishes) == found
+    assert assessed(folder, Wishes(0, 260)) is None
+    path = folder / "assessment.json"
+    told = json.loads(path.read_text())
+    earlier = {name: value for name, value in told.items() if name not in ("at_rates", "of", "sha256")}
+    earlier["wishes"].pop("rates")
+    path.write_text(json.dumps(earlier))  # of a version that knew of no rates
+    assert assessed(folder, Wishes(0, 260)) == replace(found, wishes=Wishes(0, 260), at_rates=[])
+    assert assessed(folder, wishes) is None
+    check_halves(trained)
+
+
+def check_halves(trained):
+    """Where all held-out sequences are measured, the second half of them is calibrated on."""
+    corpus = load_corpus(trained.config.data)
+    batch = corpus.validation()
+    config = replace(trained.config, validation=replace(trained.config.validation, sequences=len(batch)))
+    found = at_rates(trained.parts, config, (0.2,), corpus)
+    half = len(batch) // 2
+    how = {"batch_size": config.validation.batch_size}
+    points = rate_curve(trained.parts, config, [0.2], batch[:half], batch[half:], **how)
+    assert [len(at.loss) for at in found] == [half, half]
+    assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
+    assessment = a_method("one").runs[0].assessment
+    (line, _) = rate_lines({"one": {0: replace(assessment, at_rates=found, document=[*range(len(batch))])}})
+    assert len(line.cells[0].scores.document_B) == half
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([0.1, 1], r"rates = 1\.0: expected boundaries per symbol in \(0, 1\)"),
+        ([0.1, 0.1], r"rates = \[0\.1, 0\.1\]: expected every rate once"),
+        (["few"], r"rates = \['few'\]: expected numbers"),
+    ],
+)
+def test_rates_that_cannot_be_compared_are_refused(rates, message):
+    with pytest.raises(UserError, match=message):
+        resolve_comparison(["compare-quick"], {"rates": rates})
+    assert resolve_comparison(["compare-quick"], {"rates": 0.1}).wishes.rates == (0.1,)
+
+
+# --- what is said of them ---
+
+
+def losses_at(shift, seed, way):
+    noise, common = np.random.default_rng(seed), np.random.default_rng(7)
+    found = []
+    for asked in ASKED:
+        loss = common.normal(2 - asked, 0.3, SEQUENCES) + shift + noise.normal(0, 0.01, SEQUENCES)
+        found.append(AtRate(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist()))
+    return found
+
+
+def with_rates(method, found):
+    """The method, had its runs been measured so: seed to what was found."""
+    common = {"document": list(range(SEQUENCES))}
+    runs = [
+        replace(
+            run, assessment=replace(run.assessment, at_rates=found(run.seed), loss=[run.loss] * SEQUENCES, **common)
+        )
+        for run in method.runs
+    ]
+    return replace(method, runs=runs)
+
+
+@pytest.fixture(scope="module")
+def three():
+    every = with_rates(
+        a_method("every <b>", 2.0, seeds=3),
+        lambda seed: [*losses_at(1.0, seed + 1, "told"), *losses_at(0.0, seed + 1, "calibrated")],
+    )
+    one = with_rates(a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated"))
+    own = with_rates(
+        a_method("whitespace", 2.1, seeds=3),
+        lambda seed: [AtRate("own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES)],
+    )
+    return compared([every, one, own], "every <b>")
+
+
+def compared(methods, reference):
+    told = {method.name: {run.seed: run.assessment for run in method.runs} for method in methods}
+    return a_comparison(methods, rates=rate_lines(told, reference), rates_against=reference)
+
+
+def test_methods_are_held_against_the_reference_at_every_rate(three):
+    lines = {(line.method, line.way): line for line in three.rates}
+    assert list(lines) == [
+        *(("every <b>", "calibrated"), ("every <b>", "told"), ("one", "calibrated"), ("whitespace", "own"))
+    ]
+    assert [line.compared for line in three.rates] == [True, False, True, True]
+    (own,) = lines["whitespace", "own"].cells
+    assert (own.asked, own.rate, own.difference) == (pytest.approx(0.16), pytest.approx(0.16), None)
+    losses = {
+        method.name: np.array(
+            [[at.loss for at in run.assessment.at_rates if at.way == "calibrated"] for run in method.runs]
+        )
+        for method in three.methods[:2]
+    }
+    scores = [
+        [Scores(losses[name][:, place], np.arange(SEQUENCES), (0, 1, 2)) for name in ("one", "every <b>")]
+        for place in range(len(ASKED))
+    ]
+    wanted = [difference(*pair) for pair in scores]
+    found = [cell.difference for cell in lines["one", "calibrated"].cells]
+    assert [replace(each, p_holm=0.0) for each in found] == [replace(each, p_holm=0.0) for each in wanted]
+    assert [each.p_holm for each in found] == holm([each.p for each in wanted])
+    assert [each.verdict for each in found] == ["worse", "worse"]
+    assert all(cell.difference is None for way in ("told", "calibrated") for cell in lines["every <b>", way].cells)
+
+
+def test_the_reference_is_the_one_named_or_else_the_first_with_a_range(three):
+    every, one, own = three.methods
+    ranged = [replace(run, config=replace(run.config, rate=RateRange(0.1, 0.6))) for run in every.runs]
+    methods = {"one": one.runs, "every": ranged, "again": ranged, "whitespace": own.runs}
+    for against, wanted in (("", "every"), ("one", "one"), ("unknown", "every")):
+        made = compose(methods, "", {}, against=against)
+        assert made.rates_against == wanted
+        held = {line.method for line in made.rates if any(cell.difference for cell in line.cells)}
+        assert held == {"one", "every", "again"} - {wanted}
+    none = compose({"one": one.runs, "whitespace": own.runs}, "", {})
+    assert none.rates_against == ""
+    assert len(none.rates) == 2
+
+
+def test_the_report_shows_them(three, tmp_path):
+    paths = write_report(three, tmp_path)
+    assert {"rates.csv", "rates.png"} <= {path.name for path in paths}
+    assert columns(three) == ["0.1", "0.2", "its own"]
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "At rates that are asked for" in page.headings
+    told = rows(tmp_path / "rates.csv")
+    assert [(row["method"], row["way"], float(row["asked"])) for row in told[:5]] == [
+        *(("every <b>", way, rate) for way in ("calibrated", "told") for rate in ASKED),
+        ("one", "calibrated", 0.1),
+    ]
+    cell = three.rates[2].cells[0]
+    assert float(told[4]["bits_per_byte"]) == cell.scores.mean
+    assert float(told[4]["p_holm"]) == cell.difference.p_holm
+    assert told[0]["difference"] == ""
+    assert any(f"{cell.difference.mean:+.4f}" in text for text in page.cells)
+
+
+def test_without_rates_nothing_is_said_of_them_and_one_seed_decides_nothing(three):
+    plain = a_comparison([a_method("a"), a_method("b")])
+    assert "At rates that are asked for" not in Page(comparison_page(plain, {})).headings
+    first = [replace(method, runs=method.runs[:1]) for method in three.methods]
+    alone = compared(first, "every <b>")
+    page = Page(comparison_page(alone, {}))
+    assert "At rates that are asked for" in page.headings
+    assert any("± –" in cell for cell in page.cells)
+    _, told = rate_rows(alone)
+    assert {row[-1] for row in told} == {"", "not separable"}
+    assert rates_table(alone).row_count == 4
