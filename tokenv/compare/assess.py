@@ -11,7 +11,18 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv import keys
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Calibration, Learned, Passage, assessed, keep
+from tokenv.compare.assessment import (
+    VERSION,
+    Agreement,
+    Assessment,
+    Calibration,
+    Forecasts,
+    Learned,
+    Passage,
+    assessed,
+    keep,
+)
+from tokenv.compare.forecasting import score_forecasts
 from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -107,7 +118,16 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
+        forecast=_forecasts(config, parts, series, wishes, how["logit_bias"]),
     )
+
+
+def _forecasts(
+    config: Config, parts: Parts, series: SeriesData | None, wishes: Wishes, logit_bias: float
+) -> Forecasts | None:
+    if wishes.forecast is None or series is None:
+        return None
+    return score_forecasts(config, parts, series, wishes.forecast, logit_bias)
 
 
 def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenv.compare.assessment import Assessment
+from tokenv.compare.foretold import Foretold
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
 from tokenv.rates import mean_rate
@@ -120,6 +121,7 @@ class Comparison:
             their colours, reports show the best first.
         differences: every pair of methods, once, to the first one's loss minus the second one's.
         failed: run to what went wrong, for runs that did not finish.
+        forecasts: of test windows; None where nobody asked for them.
     """
 
     title: str
@@ -127,6 +129,7 @@ class Comparison:
     methods: Sequence[ComparedMethod]
     differences: Mapping[tuple[str, str], Difference]
     failed: Mapping[str, str] = field(default_factory=dict)
+    forecasts: Foretold | None = None
 
     @property
     def unit(self) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from tokenv.compare.assess import assess
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.foretold import compare_forecasts
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun
@@ -90,7 +91,8 @@ def compose(
     }
     tested = {pair: found for pair, found in differences.items() if against in pair or against not in methods}
     told = {**_facts([first, *others]), **(facts or {})}
-    return Comparison(title, told, compared, differences | corrected(tested), failed)
+    forecasts = compare_forecasts(methods, against)
+    return Comparison(title, told, compared, differences | corrected(tested), failed, forecasts)
 
 
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from tokenv.compare.assessment import assessed
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.settings import flat
+from tokenv.compare.wishes import Wishes
 from tokenv.config.files import merge, nested
 from tokenv.run.build import learns
 
@@ -62,7 +63,11 @@ def _briefly(task: Task, name: str, protocol: str) -> Task:
     config, wishes = task.config, task.wishes
     assert wishes is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(name, replace(config, validation=validation), replace(wishes, passages=0), protocol)
+    return Task(name, replace(config, validation=validation), _loss_alone(wishes), protocol)
+
+
+def _loss_alone(wishes: Wishes) -> Wishes:
+    return replace(wishes, passages=0, forecast=None)
 
 
 def choose(
@@ -78,7 +83,7 @@ def choose(
     best: dict[str, tuple[float, dict[str, Any]]] = {}
     for trial in tried:
         found = [folders[task.label] for task in trial.tasks]
-        measured = [folder and assessed(folder, replace(options.wishes, passages=0)) for folder in found]
+        measured = [folder and assessed(folder, _loss_alone(options.wishes)) for folder in found]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenv.compare.comparison import Comparison
+from tokenv.compare.report import forecasts
 from tokenv.compare.report.numbers import (
     agreement,
     conclusion,
@@ -55,7 +56,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method. Losses are in columns of their unit's name.
+        ``patch-lengths.csv``), shares by method; ``forecasts.csv`` and ``forecast-pairs.csv`` where there are any.
+        Losses are in columns of their unit's name.
     """
     held, figures, words = references(comparison), _figures(comparison), comparison.words
     scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
@@ -105,7 +107,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
     paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
-    return paths
+    return paths if comparison.forecasts is None else [*paths, *forecasts.write_tables(comparison.forecasts, folder)]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -138,5 +140,9 @@ def print_comparison(comparison: Comparison) -> None:
     for pair, difference in comparison.differences.items():
         if best in pair:
             shown.print(f"- {sentence(*pair, difference, comparison.unit_in_words)}")
+    if comparison.forecasts is not None:
+        shown.print(forecasts.table(comparison.forecasts))
+        for said in forecasts.conclusion(comparison.forecasts):
+            shown.print(said)
     for run, reason in comparison.failed.items():
         shown.print(f"did not finish: {plain(run)}: {reason}")
