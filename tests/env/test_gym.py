@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from episodes import small_lm
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
@@ -34,7 +35,7 @@ def symbol_BN():
 
 @pytest.fixture
 def lm():
-    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
+    return small_lm()
 
 
 def seeded(seed):

@@ -1,17 +1,17 @@
 """Vector environments in all of gymnasium's ways to go on after an end, held against gymnasium's own vector."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
-import torch
+from episodes import dealt_symbols, small_lm
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tokenv.data.source import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
 
 LENGTH, ROWS = 7, 3
 ACTIONS = np.random.default_rng(0).integers(0, 2, (3 * LENGTH, ROWS))
@@ -19,12 +19,10 @@ ACTIONS = np.random.default_rng(0).integers(0, 2, (3 * LENGTH, ROWS))
 
 @pytest.fixture
 def lm():
-    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4)).double()
+    return small_lm().double()
 
 
-def symbols(row=None):
-    symbol_BN = torch.randint(256, (12, LENGTH), generator=torch.Generator().manual_seed(0))
-    return symbol_BN if row is None else symbol_BN[row::ROWS]
+symbols = partial(dealt_symbols, LENGTH, ROWS)
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from episodes import small_lm
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordVideo, RenderCollection
 
@@ -22,8 +23,6 @@ from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 9
@@ -31,7 +30,7 @@ LENGTH = 9
 
 @pytest.fixture
 def lm():
-    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
+    return small_lm()
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ OPENER = CorpusOpener(DataConfig(source="words", seq_len=LENGTH, words_documents
 
 def make_env():
     torch.manual_seed(0)
-    lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
+    lm = small_lm()
     return TokenizationEnv(lm, OPENER, 2)
 
 

@@ -1,12 +1,14 @@
 """stable-baselines3 and sb3-contrib, which know nothing of tokenv, train on it: one sequence, or many in every pass."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from episodes import dealt_symbols, small_lm
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from numpy.testing import assert_allclose, assert_array_equal
@@ -14,8 +16,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import tokenv.env.gym
 from tokenv.data.source import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
 
 stable_baselines3 = pytest.importorskip("stable_baselines3", reason="needs tokenv[sb3]")
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
@@ -32,12 +32,10 @@ ACTIONS = np.random.default_rng(0).integers(0, 2, (2 * STEPS + 3, ROWS))
 
 @pytest.fixture
 def lm():
-    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4)).double()
+    return small_lm().double()
 
 
-def symbols(row=None):
-    symbol_BN = torch.randint(256, (12, LENGTH), generator=torch.Generator().manual_seed(0))
-    return symbol_BN if row is None else symbol_BN[row::ROWS]
+symbols = partial(dealt_symbols, LENGTH, ROWS)
 
 
 def seeded(seed):

@@ -1,10 +1,22 @@
-"""What drives episodes in tests: given noise, and an agent that follows it."""
+"""What episodes in tests are of, and what drives them: given noise, and an agent that follows it."""
 
 import torch
 from tensordict import TensorDict
 
 from tokenv import keys
 from tokenv.agents.base import Agent, forced_action
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
+
+
+def small_lm():
+    return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
+
+
+def dealt_symbols(length, rows, row=None):
+    """Twelve sequences; or those of them that one row of ``rows`` plays, one after the other."""
+    symbol_BN = torch.randint(256, (12, length), generator=torch.Generator().manual_seed(0))
+    return symbol_BN if row is None else symbol_BN[row::rows]
 
 
 def random_noise(*shape):
