@@ -85,6 +85,8 @@ def conclusion(found: Foretold) -> list[str]:
     held = [(each, pairs[best.name, each.name]) for each in found.forecasters if (best.name, each.name) in pairs]
     said = [f"{plain(best.name)} has the methods' lowest MSE: {_told(best.figures['mse'])}."]
     counted = sum(math.isfinite(pair.p_holm) for pair in found.differences["mse"].values())
+    if not counted:
+        return [*said, "One seed is separable from nothing: what another would change is unknown."]
     for verdict, words in (("better", "better than"), ("worse", "worse than")):
         names = [plain(each.name) for each, pair in held if pair.verdict == verdict and pair.p_holm < 1 - LEVEL]
         if names:
