@@ -212,6 +212,12 @@ class Agent(TensorDictModuleBase, ABC):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position: read an observation (and ``noise``, where given), write ``action`` and its like."""
 
+    def compile_draw(self) -> None:
+        """From now on draw through compiled functions, where there is something to compile: the same actions."""
+        for child in self.children():
+            if isinstance(child, Agent):
+                child.compile_draw()
+
     def repeat_rows(self, times: int) -> None:
         """Go on acting for ``times`` rows, side by side, in place of each: what was remembered of it holds for all.
 

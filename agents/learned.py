@@ -1,7 +1,7 @@
 """The windowed Bernoulli policy that the estimators train (paper, section 2.5, eq. 19-23)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from tokenv.agents.told import ToldRate
 from tokenv.rates import RateRange
 
 ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
+COMPILED_ROUNDS = 16  # of a kernel each
 
 
 class Learned(Policy):
@@ -60,6 +61,7 @@ class Learned(Policy):
             raise ValueError(f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers")
         self.window, self.scale, self.softcap = window, scale, softcap
         self.bias = math.log(rate / (1 - rate))
+        self._foresee: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.projection = nn.Linear(width, window + 1, bias=False)
         if flat:
             nn.init.zeros_(self.projection.weight)
@@ -108,18 +110,33 @@ class Learned(Policy):
 
         The system is triangular, so it has exactly one solution and Jacobi iteration ends there: after r rounds at
         least the first r actions are right. A neighbour rarely flips a decision, so a handful of rounds will do.
+
+        Compiled rounds only say where to begin: what is returned has settled in the arithmetic of ``_given``.
         """
-        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
-        threshold = torch.logit(noise)
-        action = forced.expand(noise.shape)
-        for _ in range(0, noise.shape[-1] + 1, ROUNDS_PER_CHECK):
-            for _ in range(ROUNDS_PER_CHECK):
-                before = action
-                drawn = self._logits(projected, self._earlier(before)) > threshold
-                action = torch.where(decision_mask, drawn.long(), forced)
+        system = projected, torch.logit(noise), observation[keys.DECISION_MASK], forced_action(observation)
+        action, at_once = system[-1].expand(noise.shape), ROUNDS_PER_CHECK
+        if self._foresee is not None:
+            action, at_once = self._foresee(action, COMPILED_ROUNDS, *system)[0], 1
+        for _ in range(0, noise.shape[-1] + 1, at_once):
+            action, before = self._rounds(action, at_once, *system)
             if torch.equal(action, before):
                 return action
         raise AssertionError("Jacobi iteration must settle within N rounds: the logits hold NaN")
+
+    def _rounds(
+        self, action: Tensor, count: int, projected: Tensor, threshold: Tensor, decision_mask: Tensor, forced: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Actions after ``count`` rounds of Jacobi iteration, and those before the last round."""
+        before = action
+        for _ in range(count):
+            before = action
+            drawn = self._logits(projected, self._earlier(before)) > threshold
+            action = torch.where(decision_mask, drawn.long(), forced)
+        return action, before
+
+    def compile_draw(self) -> None:
+        """Compile most of the rounds of Jacobi iteration; see ``_settle``."""
+        self._foresee = torch.compile(self._rounds, dynamic=False)
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""

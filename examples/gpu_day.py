@@ -74,9 +74,10 @@ def parts(scratch: Path, books: list[str], small: bool) -> list[Part]:
     if len(books) > 1:
         own += [f"{where}.data.validation_source={books[1]}" for where in ("common", "shared")]
     compare = ["tokenv", "compare", "with", "compare-31m", *own, *(TRIED.split() if small else [])]
-    tests = ["pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "test_gpu.py")]
+    files = [str(ROOT / "tests" / name) for name in ("test_gpu.py", "data/test_data_prefetch.py")]
+    tests = ["pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     return [
-        Part("`pytest -m gpu tests/test_gpu.py`", 6, tests),
+        Part("`pytest -m gpu`", 8, tests),
         bench("fineweb-147m", "train.batch_size=32"),
         bench("aspect-4"),
         Part(f"`tokenv {' '.join(compare[1:])}`", 30, [*compare, f"store={scratch / 'compare'}"]),

@@ -1,4 +1,7 @@
-"""The same on CUDA: fused attention, one pass, stepping, and bfloat16."""
+"""The same on CUDA: fused attention, one pass, stepping, bfloat16, and whole runs."""
+
+import math
+import warnings
 
 import pytest
 import torch
@@ -6,13 +9,23 @@ from tensordict import TensorDict
 
 from tokenv import keys
 from tokenv.agents.learned import Learned
+from tokenv.config.files import merge, resolve
 from tokenv.contracts import Sampling
+from tokenv.data.prefetch import staged
+from tokenv.data.source import TensorSource
 from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
+from tokenv.lm.poolings.select import SortedGather
 from tokenv.lm.unet import UNet
+from tokenv.run import update
+from tokenv.run.parts import build_parts
+from tokenv.run.ranks import Ranks
+from tokenv.run.train import NotFiniteError, train
+from tokenv.storage import checkpoints
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,9 +52,9 @@ def random_sequences(batch=3, length=200):
     return torch.randint(256, (batch, length)), torch.rand(batch, length - 1)
 
 
-@pytest.mark.parametrize("window", [None, 16, 300])
-def test_flex_attention_equals_the_reference(window):
-    qkv = [torch.randn(2, 4, 200, 16, device="cuda", requires_grad=True) for _ in range(3)]
+@pytest.mark.parametrize(("window", "size"), [(None, 16), (16, 16), (63, 64), (64, 64), (65, 64), (300, 16)])
+def test_flex_attention_equals_the_reference(window, size):
+    qkv = [torch.randn(2, 4, 200, size, device="cuda", requires_grad=True) for _ in range(3)]
     weight = torch.randn_like(qkv[0])
     results = []
     for attention in (flex_attention, reference_attention):
@@ -119,3 +132,130 @@ def test_packed_tokens_equal_padded_ones(compiled):
         results.append([out.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
     for packed, padded in zip(*reversed(results), strict=True):
         torch.testing.assert_close(packed, padded, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("length", [130, 512])
+def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
+    """In a compiled layer, in bfloat16, forward and backward."""
+    lm = UNet(UNetConfig(width=128, heads=2, down_layers=1, mid_layers=1, up_layers=1), compute_dtype=torch.bfloat16)
+    lm.cuda()
+    symbol_BN = torch.randint(256, (2, length), device="cuda")
+    action_BN = (torch.arange(length, device="cuda") % 5 == 0).long().expand(2, -1)
+    results = []
+    for compiled in (False, True):
+        if compiled:
+            lm.pack_tokens()
+            lm.compile_layers()
+        lm.zero_grad()
+        y = lm.read_out(lm.encode(symbol_BN), action_BN)
+        late = lm.log_prob(y[:, :-1], symbol_BN[:, 1:])
+        late.mean().backward()
+        results.append([late.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
+    for got, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+
+
+def test_the_gradient_of_gathering_is_the_same_every_time():
+    newest_BT = (torch.rand(4, 3000, device="cuda") < 0.2).long().cumsum(1)
+    x_BMD = torch.randn(4, 800, 64, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(4, 3000, 64, device="cuda").bfloat16()
+    found = [torch.autograd.grad((SortedGather.apply(x_BMD, newest_BT) * weight).sum(), x_BMD)[0] for _ in range(3)]
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+    expected = torch.zeros(4, 800, 64, dtype=torch.float64, device="cuda")
+    expected.scatter_add_(1, newest_BT.unsqueeze(-1).expand(-1, -1, 64), weight.double())
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_compiled_draws_are_the_draws():
+    agent = Learned(64, window=8, scale=1.0).cuda()
+    lm = UNet(CONFIG).cuda()
+    symbol_BN, noise_BT = (x.cuda() for x in random_sequences())
+    with torch.no_grad():
+        plain = rollout(lm, agent, symbol_BN, noise=noise_BT)
+        agent.compile_draw()
+        compiled = rollout(lm, agent, symbol_BN, noise=noise_BT)
+    assert torch.equal(compiled[keys.ACTION], plain[keys.ACTION])
+
+
+def settings_on_gpu(tiny_settings, **more):
+    """Of a run of ten updates on a GPU; sequences and heads are large enough for the kernels of training."""
+    larger = {
+        "hardware": {"device": "cuda"},
+        "model": {"width": 64, "heads": 4},
+        "data": {"seq_len": 200, "words_documents": 800},
+        "train": {"symbols": 16_000, "warmup_symbols": 3200},
+        "validation": {"every_symbols": 6400},
+        "checkpoint": {"every_symbols": 6400},
+    }
+    return merge(merge(tiny_settings, larger), more)
+
+
+def run(settings, folder, **options):
+    """What a run says of itself, without the clock, sorted: one that resumes says first what has been said."""
+    logged = []
+    train(resolve([], settings), folder, lambda *metric: logged.append(metric), **options)
+    return sorted((name, at, repr(value)) for name, value, at in logged if "per_second" not in name)
+
+
+@pytest.mark.parametrize("agent", ["learned", "uniform"])
+def test_a_run_trains_and_resumes_bit_for_bit(agent, tiny_settings, tmp_path):
+    """Kernels that add in any order would show here."""
+    settings = settings_on_gpu(tiny_settings, agent={"name": agent})
+    whole = run(settings, tmp_path / "whole")
+    saved = checkpoints.complete(tmp_path / "whole")
+    resumed = run(settings, tmp_path / "resumed", resume=checkpoints.load(saved[0]))
+    assert resumed == whole
+    last, expected = (checkpoints.load(checkpoints.complete(tmp_path / name)[-1]) for name in ("resumed", "whole"))
+    for name, tensor in (expected.tensors | expected.optimizer).items():
+        assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
+
+
+def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings, tmp_path, monkeypatch):
+    calls, total = 0, update.total_loss
+
+    def broken(*arguments):
+        nonlocal calls
+        calls += 1
+        return total(*arguments) * (math.nan if calls > 9 else 1)
+
+    monkeypatch.setattr(update, "total_loss", broken)
+    with pytest.raises(NotFiniteError, match=r"step 4: grad_norm_lm = nan.*step-00000004"):
+        run(settings_on_gpu(tiny_settings), tmp_path)
+    saved = checkpoints.complete(tmp_path)
+    assert [path.name for path in saved] == ["step-00000004"]
+    assert all(tensor.isfinite().all() for tensor in checkpoints.load(saved[0]).tensors.values())
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
+    """For its draws and the number of its tokens; see tests/run/test_waits.py."""
+    config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
+    parts = build_parts(config)
+    parts.train()
+    team, passes = Ranks().team(config.train, together=parts.remembers), config.train.accumulate
+
+    class Pinned(TensorSource):
+        def next(self, count):
+            return staged(super().next(count), torch.device("cuda"))
+
+    source = Pinned(torch.randint(256, (8, config.data.seq_len)))
+    env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
+    parameters = parts.named_parameters()
+    optimizer = update.make_optimizer(config.train, parameters)
+
+    def one_update():
+        figures, _ = update.accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
+        with update.sparing(optimizer, figures.odd):
+            update.descend(optimizer, parameters, config.train.clip)
+
+    for _ in range(3):
+        one_update()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        one_update()
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(each.message) for each in seen if "synchronizing" in str(each.message)]
+    assert len(waits) == 2 * passes, waits

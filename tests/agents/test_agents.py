@@ -73,6 +73,18 @@ def draw_sequentially(agent, observation, noise_BT):
     return torch.tensor(actions), torch.tensor(logits, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("foreseen", [torch.zeros, torch.ones, torch.rand])
+def test_rounds_that_only_foresee_change_no_draw(foreseen):
+    """Compiled rounds may be rounded otherwise, or too few: what is drawn has settled in the arithmetic of the rest."""
+    agent, observation, noise = make_learned(3), random_observation(2, 30), torch.rand(2, 29, dtype=torch.float64)
+    observation = observation[:, :-1]
+    expected = agent.draw(observation, noise)
+    agent._foresee = lambda action, *_: (foreseen(2, 29).round().long(), action)
+    got = agent.draw(observation, noise)
+    assert torch.equal(got[keys.ACTION], expected[keys.ACTION])
+    assert torch.equal(got[keys.BOUNDARY_LOGITS], expected[keys.BOUNDARY_LOGITS])
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 8),

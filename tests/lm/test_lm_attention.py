@@ -11,8 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from tokenv.lm import blocked
 from tokenv.lm.attention import (
+    BLOCK,
+    _flex_mask,
     attention_for,
     causal_attention,
+    flex,
     flex_attention,
     local_attention,
     reference_attention,
@@ -81,6 +84,28 @@ def test_flex_attention_equals_the_reference(size, window):
     qkv = [x.detach() for x in random_qkv(*size, dtype=torch.float32)]
     expected = reference_attention(*qkv, SOFTCAP, window)
     torch.testing.assert_close(plain_flex(qkv, window), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 100, 3 * BLOCK])
+@pytest.mark.parametrize("window", [1, BLOCK // 2 - 1, BLOCK // 2, BLOCK // 2 + 1, BLOCK, 2 * BLOCK, None])
+def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window):
+    mask = _flex_mask(length, window, torch.device("cpu"))
+    block = mask.BLOCK_SIZE[0]
+    assert block == (BLOCK // 2 if window is not None and window <= BLOCK // 2 else BLOCK)
+    blocks = -(-length // block)
+    i = torch.arange(blocks * block)
+    seen = (i <= i[:, None]) & (i[:, None] - i < (window or len(i))) & (i < length) & (i[:, None] < length)
+    assert torch.equal(mask.to_dense()[0, 0].bool(), seen.view(blocks, block, blocks, block).any(-1).any(1))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # what warns is torch's compiler
+@pytest.mark.parametrize(("length", "window"), [(200, 64), (256, 65), (200, None)])
+def test_compiled_flex_reads_the_blocks_of_its_mask(length, window):
+    qkv = [x.detach() for x in random_qkv(length, 2, 16, dtype=torch.float32)]
+    mask = _flex_mask(length, window, torch.device("cpu"))
+    got = torch.compile(flex, dynamic=False)(*qkv, SOFTCAP, mask)
+    torch.testing.assert_close(got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])

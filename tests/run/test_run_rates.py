@@ -155,9 +155,9 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
         env.set_seed(5)
         parts.train()
         one_pass = partial(env.one_pass, parts.agent, parts.sampling)
-        metrics, _ = accumulate(lambda _, draw=one_pass: draw(), parts, config.loss, team)
+        figures, _ = accumulate(lambda _, draw=one_pass: draw(), parts, config.loss, team)
         grads = {name: p.grad for name, p in parts.named_parameters().items() if p.grad is not None}
-        found.append((metrics, grads))
+        found.append((figures.read(), grads))
     (metrics, grads), (other, more) = found
     for name, value in metrics.items():
         if name not in ("grad_norm_policy", "policy", "loss_policy"):

@@ -12,6 +12,7 @@ import torch
 
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
+from tokenv.run import train as training
 from tokenv.run import update
 from tokenv.run.parts import build_parts
 from tokenv.run.state import History
@@ -200,3 +201,78 @@ def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_p
     parts = build_parts(config)
     parts.load_state_dict(checkpoints.load_model(path)[0])
     assert isinstance(config, Config)
+
+
+def asked_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which is not waited for: how an update went is heard when the next one is on its way."""
+    monkeypatch.setattr(training, "LATE", ("cpu",))
+
+
+def test_hearing_late_how_updates_went_changes_nothing(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_settings["train"]["symbols"] = 1536
+    _, logged = run(tiny_settings, tmp_path / "soon")
+    asked_late(monkeypatch)
+    _, late = run(tiny_settings, tmp_path / "late")
+    assert without_clock(late) == without_clock(logged)
+    soon, later = (checkpoints.complete(tmp_path / name) for name in ("soon", "late"))
+    assert [path.name for path in later] == [path.name for path in soon]
+    for path, other in zip(soon, later, strict=True):
+        one, two = checkpoints.load(path), checkpoints.load(other)
+        assert without_clock_state(two.state) == without_clock_state(one.state)
+        for name, tensor in (one.tensors | one.optimizer).items():
+            assert torch.equal((two.tensors | two.optimizer)[name], tensor), name
+
+
+def without_clock_state(state: dict[str, Any]) -> dict[str, Any]:
+    history = {name: of for name, of in state["history"].items() if "per_second" not in name}
+    return state | {"history": history}
+
+
+@pytest.mark.parametrize("bad", [3, 5])  # right before a checkpoint, and in the last update
+def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkpoint(
+    bad: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, total, parameters = 0, update.total_loss, []
+    make = update.make_optimizer
+
+    def broken(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return total(*arguments) * (math.nan if (calls - 1) // 2 == bad else 1)  # two passes a step
+
+    def kept(config: TrainConfig, named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+        parameters.extend(named.values())
+        return make(config, named)
+
+    tiny_settings["train"]["symbols"] = 1536
+    tiny_settings["validation"]["every_symbols"] = 10_000  # which would ask, too
+    asked_late(monkeypatch)
+    monkeypatch.setattr(update, "total_loss", broken)
+    monkeypatch.setattr(training, "make_optimizer", kept)
+    with pytest.raises(NotFiniteError, match=rf"step {bad}: grad_norm_lm = nan.*words"):
+        run(tiny_settings, tmp_path)
+    assert all(parameter.isfinite().all() for parameter in parameters)
+    saved = checkpoints.complete(tmp_path)
+    assert [checkpoints.load(path).state["step"] for path in saved] == [4][: bad // 4]
+    assert all(tensor.isfinite().all() for path in saved for tensor in checkpoints.load(path).tensors.values())
+
+
+def test_a_step_that_is_spared_changes_nothing(tiny_settings: dict[str, Any]) -> None:
+    """Neither parameters nor moments nor the count of steps, where the device says so; else it is the step it was."""
+    config = resolve([], tiny_settings)
+    found = []
+    for flags in ([None, None, None], [0.0, 1.0, 0.0, 0.0]):
+        parameters = build_parts(config).named_parameters()
+        optimizer = update.make_optimizer(config.train, parameters)
+        numbers = torch.Generator().manual_seed(0)
+        for flag in flags:
+            for parameter in parameters.values():
+                gradient = torch.full_like(parameter, math.nan)
+                parameter.grad = gradient if flag else torch.randn(parameter.shape, generator=numbers)
+            with update.sparing(optimizer, None if flag is None else torch.tensor(flag)):
+                update.descend(optimizer, parameters, clip=1.0)
+        found.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
+    for name, tensor in found[0].items():
+        assert torch.equal(found[1][name], tensor), name

@@ -91,12 +91,12 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
                 length_B = torch.from_numpy(lengths)[team.slots.rows.start : team.slots.rows.stop]
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
-        metrics, rollouts = accumulate(one_pass, parts, config.loss, team)
+        figures, rollouts = accumulate(one_pass, parts, config.loss, team)
         gradients = shards.gathered({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         descend(optimizer, parameters, config.train.clip)
         descend_further(optimizer, rollouts, parts, config, team)
-        found.append((metrics, gradients))
+        found.append((figures.read(), gradients))
     return found, {name: tensor.detach().clone() for name, tensor in shards.gathered(parts.state_dict()).items()}
 
 

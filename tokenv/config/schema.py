@@ -179,7 +179,8 @@ class HardwareConfig:
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
         precision: of activations: ``auto`` (bfloat16 where the hardware has it), ``float32``, ``bfloat16`` or
             ``float64`` (parameters too).
-        compile: ``auto`` (on CUDA), ``on`` or ``off``.
+        compile: whether layers, exits and the policy's draws are compiled; the results are the same but for rounding:
+            ``auto`` (on CUDA), ``on`` or ``off``.
         recompute: whether layers are computed again in the backward pass instead of being kept until then, a third more
             arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more than half of the
             machine's memory), ``on`` or ``off``.

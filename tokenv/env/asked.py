@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenv.env.observation import Observer
+from tokenv.env.sent import sent
 from tokenv.rates import Rate, RateRange
 from tokenv.sharing import rows_of, sharers
 
@@ -31,7 +32,7 @@ def drawn_rates(rates: Rate, rows: int, device: torch.device, generator: torch.G
         return torch.full((rows,), rates, device=device)
     place = device if generator is None else generator.device
     uniform = torch.rand(rows * sharers().size, device=place, generator=generator)
-    return rates.at(rows_of(uniform, 0)).to(device)
+    return sent(rates.at(rows_of(uniform, 0)), device)
 
 
 def or_mean(rate: float | Tensor | None, rates: RateRange | None) -> float | Tensor | None:

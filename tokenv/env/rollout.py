@@ -19,6 +19,7 @@ from tokenv import keys
 from tokenv.contracts import DrawsBoundaries, Sampling, check_sight
 from tokenv.env.asked import or_mean, told_rates
 from tokenv.env.observation import Observer
+from tokenv.env.sent import sent
 from tokenv.lm.unet import UNet
 from tokenv.sharing import ALONE, rows_of, sharers
 
@@ -161,7 +162,7 @@ def _coupled_noise(
         noise = given.to(place)
     if sampling.couple is not None:
         noise = sampling.couple(noise, group.gather(decision_mask_BT).to(place), generator)
-    return (noise if given is not None else rows_of(noise)).to(device)
+    return sent(noise if given is not None else rows_of(noise), device)
 
 
 def _decide(agent: DrawsBoundaries, decisions: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
@@ -201,7 +202,7 @@ def _predict(
     else:
         y = _read_out(lm, read_BLD, action, None if boundary is None else boundary[..., : sequences.known])
         late = _log_likelihood(lm, y, sequences)
-    early_BT = lm.codec.log_prob(lm.early_exit(x_BTD), sequences.target_BT)
+    early_BT = lm.early_log_prob(x_BTD, sequences.target_BT)
     predicted = {
         keys.LOG_LIKELIHOOD[1]: late.where(valid_BT, 0.0),
         keys.LOG_LIKELIHOOD_EARLY[1]: early_BT.where(valid_BT, 0.0).expand(late.shape),
@@ -238,7 +239,7 @@ def _log_likelihood(lm: UNet, y: Tensor, sequences: _Sequences) -> Tensor:
     """
     if not lm.config.direct:
         target_BT = sequences.target_BT
-        return lm.codec.log_prob(lm.head(y), target_BT.expand(*y.shape[:-3], *target_BT.shape))
+        return lm.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
     last_B, target_BH = sequences.symbol_BN[:, sequences.known - 1], sequences.symbol_BN[:, sequences.known :]
     return F.pad(_ahead(lm, y[..., -1, :], last_B, target_BH), (sequences.known - 1, 0))
 

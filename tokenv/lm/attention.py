@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tokenv.lm.blocked import BlockedAttention, block_queries
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+BLOCK = 128  # queries and keys of a block of the GPU's attention, where the window is not small
 KEPT_ENTRIES = 2**25  # scores of local attention: 128 MiB in float32, twice a layer
 
 
@@ -108,14 +109,29 @@ def _flex_mask(length: int, window: int | None, device: torch.device) -> Any:
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) if window is None else (j <= i) & (j > i - window)
 
-    return create_block_mask(visible, None, None, length, length, device=str(device))
+    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=block_of(window))
+
+
+def block_of(window: int | None) -> int:
+    """Queries, and keys, of a block of the GPU's attention: of a small window half of every larger block is hidden."""
+    return BLOCK // 2 if window is not None and window <= BLOCK // 2 else BLOCK
+
+
+def flex_options(block: int) -> dict[str, Any] | None:
+    """torch.compile's options for ``flex`` on CUDA, under masks of such blocks.
+
+    The one kernel that torch takes by default may not fit into small blocks (bfloat16 and heads of 64 on an H100: none
+    is left for the backward pass, pytorch#176025); among those that it tries by the clock some do. Matrix products
+    stay as they are.
+    """
+    return None if block == BLOCK else {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
 @functools.cache
-def _compiled_flex() -> Any:
+def _compiled_flex(block: int) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=False, options=flex_options(block))
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
@@ -127,7 +143,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
         return 2 * softcap * torch.sigmoid(score * (2 / softcap)) - softcap
 
     # Inside a compiled layer the layer's own compilation fuses it.
-    run = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else eager
+    run = _compiled_flex(mask.BLOCK_SIZE[0]) if q.is_cuda and not torch.compiler.is_compiling() else eager
     return run(q, k, v, score_mod=cap, block_mask=mask)
 
 

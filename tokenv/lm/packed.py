@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenv.lm.attention import Attend, causal_attention, flex
-
-BLOCK = 128  # queries and keys of a block of the GPU's attention
+from tokenv.lm.attention import BLOCK, Attend, causal_attention, flex
 
 
 def capacity(total: int) -> int:

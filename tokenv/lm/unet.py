@@ -11,11 +11,12 @@ Everything is causal: symbol i moves no output before i, and boundary a_i no pre
 
 import copy
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from tokenv.lm.attention import Attend, attention_for
+from tokenv.lm.attention import Attend, attention_for, block_of, flex_options
 from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
@@ -25,6 +26,16 @@ from tokenv.lm.poolings.mean import Mean
 from tokenv.lm.poolings.relaxed import relaxed_attention
 from tokenv.lm.poolings.select import Pooling, Segments, Select
 from tokenv.lm.poolings.smooth import Smooth
+
+
+def _log_prob(codec: Codec, head: Callable[[Tensor], Tensor], x: Tensor, symbol: Tensor) -> Tensor:
+    return codec.log_prob(head(x), symbol)
+
+
+@functools.cache
+def _compiled_log_prob() -> Callable[..., Tensor]:
+    return torch.compile(_log_prob, dynamic=False)
+
 
 _POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
 
@@ -44,6 +55,7 @@ class UNet(Encoder):
         codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
         super().__init__(config, codec, compute_dtype, early_exit=False)
         self.packs = False
+        self._log_prob = _log_prob
         # M is padded to a multiple of this: with ever new lengths the allocator's memory would fragment.
         self._token_multiple = 32
         self.mid = make_layers(config, config.mid_layers, config.token_mlp)
@@ -119,6 +131,14 @@ class UNet(Encoder):
         """
         return self.head(self.read_out(x_BTD, action_BT, boundary_BT))
 
+    def log_prob(self, y: Tensor, symbol: Tensor) -> Tensor:
+        """Log-probability in nats of what ``read_out`` is followed by: [.., D], [.., *symbol_shape] -> [..]."""
+        return self._log_prob(self.codec, self.head, y, symbol)
+
+    def early_log_prob(self, x: Tensor, symbol: Tensor) -> Tensor:
+        """The same of what ``encode`` gives, as the early exit says it."""
+        return self._log_prob(self.codec, self.early_exit, x, symbol)
+
     def direct(self, y: Tensor) -> Tensor:
         """Parameters of the next H symbols' distributions, each given x_<=i alone, where ``config.horizon`` H is not 0.
 
@@ -144,8 +164,15 @@ class UNet(Encoder):
         self.packs = True
 
     def compile_layers(self) -> None:
-        """Compile every layer: one compilation for all byte-level layers, and one for each size of a pack of tokens."""
+        """Compile every layer, and the exits down to the likelihoods.
+
+        One compilation serves all byte-level layers, and one each size of a pack of tokens.
+        """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
-        for layer in (*self.down, *self.mid, *self.up):
+        options = flex_options(block_of(self.config.window)) if self.head.weight.is_cuda else None
+        for layer in (*self.down, *self.up):
+            layer.compile(dynamic=False, options=options)
+        for layer in self.mid:
             layer.compile(dynamic=False)
+        self._log_prob = _compiled_log_prob()

@@ -157,6 +157,7 @@ def build_parts(
         lm.pack_tokens()
     if compiled:
         lm.compile_layers()
+        agent.compile_draw()
     return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
 
 

@@ -80,14 +80,15 @@ class RunState:
             return ""
         return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"
 
-    def record(self, prefix: str, values: Mapping[str, float | None], log: Log) -> None:
-        """Add metrics to the history, and log them; None is not measured."""
+    def record(self, prefix: str, values: Mapping[str, float | None], log: Log, at: int | None = None) -> None:
+        """Add metrics to the history, and log them; None is not measured. ``at`` so many symbols; None: at present."""
+        at = self.symbols if at is None else at
         for name, value in values.items():
             if value is not None:
                 symbols, recorded = self.history.setdefault(f"{prefix}/{name}", ([], []))
-                symbols.append(self.symbols)
+                symbols.append(at)
                 recorded.append(value)
-                log(f"{prefix}/{name}", value, self.symbols)
+                log(f"{prefix}/{name}", value, at)
 
     def replay(self, log: Log) -> None:
         """Log the whole history."""

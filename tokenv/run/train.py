@@ -23,6 +23,7 @@ from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run import shards
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
+from tokenv.run.figures import Figures
 from tokenv.run.hardware import prepare
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import Parts, build_parts
@@ -30,9 +31,19 @@ from tokenv.run.progress import ProgressFile
 from tokenv.run.ranks import Ranks
 from tokenv.run.slots import OwnSequences, Slots
 from tokenv.run.state import History, Log, RunState
-from tokenv.run.update import accumulate, descend, descend_further, learning_rate, make_optimizer, pass_seed
+from tokenv.run.update import (
+    accumulate,
+    descend,
+    descend_further,
+    learning_rate,
+    make_optimizer,
+    pass_seed,
+    sparing,
+)
 from tokenv.sharing import LostRankError, answering
 from tokenv.storage import checkpoints
+
+LATE = ("cuda",)  # devices that are asked how an update went when the next one is on its way
 
 
 class NotFiniteError(FailedError):
@@ -100,8 +111,29 @@ def _train(
         disable=not progress,
     )
     told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
+    untold: list[_Update] = []
+    late = parts.lm.head.weight.device.type in LATE and shard == 1  # torch spares no step of a model dealt out
+
+    def tell() -> None:
+        """Note what updates have said of themselves that nobody has listened to."""
+        while untold:
+            update = untold.pop(0)
+            metrics = update.checked(folder)
+            tokens = round(metrics.pop("tokens"))
+            state.flops += update_flops(parts.lm, per_step, tokens, policy, passes)
+            metrics |= {"learning_rate": update.rate, "flops": state.flops}
+            metrics["symbols_per_second"] = per_step / update.seconds
+            state.record("train", metrics, log, update.symbols)
+            bar.update(per_step)
+            if told is not None:
+                told.update(update.symbols)
+            bar.set_postfix_str(
+                f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
+                f"entropy {metrics['entropy']:.3f}"
+            )
 
     def save() -> None:
+        tell()
         state.data = Streams.joined(ranks.control.objects(source.state_dict()))
         if ranks.is_first or shard > 1:
             checkpoint = state.checkpoint(parts, optimizer)
@@ -125,28 +157,24 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = group["share"] * rate
 
-            metrics, rollouts = accumulate(one_pass, parts, config.loss, team)
-            if not math.isfinite(metrics[unit] + metrics["grad_norm_lm"] + metrics["grad_norm_policy"]):
-                raise NotFiniteError(_not_finite(state.step, metrics, env.origin, folder))
-            descend(optimizer, parameters, config.train.clip)
-            descend_further(optimizer, rollouts, parts, config, team)
+            figures, rollouts = accumulate(one_pass, parts, config.loss, team)
+            tell()
+            update = _Update(state.step, state.symbols + per_step, rate, figures, env.origin)
+            if not late:
+                update.checked(folder)
+            with sparing(optimizer, figures.odd if late else None):
+                descend(optimizer, parameters, config.train.clip)
+                descend_further(optimizer, rollouts, parts, config, team)
 
-            state.step, state.symbols = state.step + 1, state.symbols + per_step
-            tokens = round(metrics.pop("tokens"))
-            state.flops += update_flops(parts.lm, per_step, tokens, policy, passes)
-            metrics |= {"learning_rate": rate, "flops": state.flops}
-            metrics["symbols_per_second"] = per_step / (time.perf_counter() - started)
-            state.record("train", metrics, log)
-            bar.update(per_step)
-            if told is not None:
-                told.update(state.symbols)
-            bar.set_postfix_str(
-                f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
-                f"entropy {metrics['entropy']:.3f}"
-            )
+            state.step, state.symbols = state.step + 1, update.symbols
+            update.seconds = time.perf_counter() - started
+            untold.append(update)
+            if not late:
+                tell()
 
             finished = state.symbols >= config.train.symbols
             if finished or _passed(wanted.every_symbols, state.symbols, per_step):
+                tell()
                 how: dict[str, Any] = {
                     "batch_size": wanted.batch_size,
                     "tolerance": config.data.tolerance,
@@ -168,6 +196,43 @@ def _train(
                 interrupt.stop()
     assert state.validation is not None
     return state.validation, state.history
+
+
+@dataclass
+class _Update:
+    """An update that has been made, or is on its way.
+
+    Attributes:
+        step: updates before it.
+        symbols: trained on with it.
+        rate: of learning.
+        figures: what it says of itself.
+        origin: of its last sequences.
+        seconds: that it took.
+    """
+
+    step: int
+    symbols: int
+    rate: float
+    figures: Figures
+    origin: list[str]
+    seconds: float = math.nan
+
+    def checked(self, folder: Path) -> dict[str, float]:
+        """Its metrics.
+
+        Raises:
+            NotFiniteError: loss or gradients are infinite or NaN.
+        """
+        metrics = self.figures.read()
+        if not self.figures.are_finite():
+            odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
+            raise NotFiniteError(
+                f"step {self.step}: {odd}; {_last_good(folder)}. The last sequences were "
+                f"{', '.join(self.origin[:4])}, ... Try a lower train.learning_rate, a longer train.warmup_symbols or "
+                "hardware.precision=float32"
+            )
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -218,11 +283,3 @@ def _passed(every: int, seen: int, per_step: int) -> bool:
 def _last_good(folder: Path) -> str:
     found = checkpoints.complete(folder)
     return f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
-
-
-def _not_finite(step: int, metrics: dict[str, float], origin: list[str], folder: Path) -> str:
-    odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
-    return (
-        f"step {step}: {odd}; {_last_good(folder)}. The last sequences were {', '.join(origin[:4])}, ... "
-        "Try a lower train.learning_rate, a longer train.warmup_symbols or hardware.precision=float32"
-    )

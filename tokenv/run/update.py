@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,12 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
+from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
 
 T = TypeVar("T", bound=Tensor)
+OWNERS = {"lm": "lm.", "policy": "agent."}  # whose gradients are told of: what their parameters' names begin with
 
 
 def learning_rate(config: TrainConfig, seen: int) -> float:
@@ -77,7 +80,7 @@ def backward(
 
 def accumulate(
     one_pass: Callable[[int], TensorDictBase], parts: Parts, weights: LossConfig, team: Team
-) -> tuple[dict[str, float], list[TensorDictBase]]:
+) -> tuple[Figures, list[TensorDictBase]]:
     """Add up the gradients of an update, over its passes and over all who make them.
 
     Args:
@@ -87,8 +90,8 @@ def accumulate(
         team: which passes are ours.
 
     Returns:
-        Metrics, averaged over the update's rollouts (tokens summed), and our own rollouts, detached, if they are used
-        again.
+        Metrics, averaged over the update's rollouts (tokens summed), loss and gradients watched; and our own rollouts,
+        detached, if they are used again.
     """
     sums: dict[str, Tensor] = {}
     kept, passes = [], team.slots.accumulate
@@ -102,9 +105,9 @@ def accumulate(
     parameters = parts.named_parameters()
     team.ranks.add_up_gradients(parameters.values())
     sums = team.add_up_metrics(sums)
-    sums["grad_norm_lm"] = grad_norm(parameters, "lm.")
-    sums["grad_norm_policy"] = grad_norm(parameters, "agent.")
-    return dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)), kept
+    device = sums["tokens"].device
+    norms = {f"grad_norm_{whose}": grad_norm(parameters, owner, device) for whose, owner in OWNERS.items()}
+    return Figures(sums | norms, watched=(parts.lm.codec.unit, *norms)), kept
 
 
 def descend_further(
@@ -136,10 +139,10 @@ def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[list[C
         yield [partial(rescore_head, parts.agent, td) for td in rollouts]
 
 
-def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str) -> Tensor:
-    """L2 norm of the gradient of one part's parameters."""
+def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str, device: torch.device) -> Tensor:
+    """L2 norm of the gradient of one part's parameters, on ``device``, where they are."""
     grads = [p.grad for name, p in parameters.items() if name.startswith(owner) and p.grad is not None]
-    return _total_norm(grads) if grads else torch.zeros(())
+    return _total_norm(grads) if grads else torch.zeros((), device=device)
 
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
@@ -164,3 +167,19 @@ def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Par
             torch.nn.utils.clip_grads_with_norm_(some, clip, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def sparing(optimizer: torch.optim.Optimizer, odd: Tensor | None) -> Iterator[None]:
+    """While entered, steps change nothing where ``odd`` is 1.0, which only the device knows; None changes nothing here.
+
+    The way of torch's ``GradScaler``: a fused optimiser leaves parameters and moments alone, and takes its count back.
+    """
+    if odd is None:
+        yield
+        return
+    optimizer.found_inf = odd  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
