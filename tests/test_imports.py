@@ -35,14 +35,14 @@ ALLOWED = {
         *("keys", "errors", "sharing", "rates", "contracts", "storage", "report"),
         *("data", "agents", "estimators", "lm", "env", "config"),
     ),
-    "bench": ("keys", "errors", "report", "data", "agents", "lm", "env", "config", "run"),
-    "tasks": ("keys", "errors", "run"),
     "forecast": ("keys", "errors", "report", "data", "lm", "env", "config", "run"),
+    "bench": ("keys", "errors", "report", "data", "agents", "lm", "env", "config", "run", "forecast"),
+    "tasks": ("keys", "errors", "run"),
     "variance": (
         *("keys", "errors", "rates", "contracts", "enumeration", "storage", "report"),
         *("data", "estimators", "lm", "env", "config", "run"),
     ),
-    "compare": ("keys", "errors", "rates", "storage", "report", "data", "config", "run"),
+    "compare": ("keys", "errors", "rates", "storage", "report", "data", "config", "run", "forecast"),
     "library": ("errors", "storage", "data", "env", "config", "run", "forecast"),
     "serve": ("errors", "storage", "report", "config", "run", "library"),
     "cli": (

@@ -18,7 +18,7 @@ import shrunk
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md"))]
 # They take long, and repeat what tests of shipped configurations and of forecasts say.
-LONG = ("docs/bench.md", "docs/results.md", "docs/figures.md", "docs/patches.md", "docs/series.md", "docs/variance.md")
+LONG = tuple(f"docs/{name}.md" for name in ("bench", "ett", "results", "figures", "patches", "series", "variance"))
 LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",

@@ -80,6 +80,13 @@ def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch:
     check_comparison(name, folder, None)
 
 
+def check_protocol(name: str, folder: Path, protocol: str) -> None:
+    """The last method of one protocol of several."""
+    *_, last = shrunk.content(name)["methods"]
+    shrunk.tokenv([*shrunk.shrink(["compare", "with", name], only=[last]), f"only_protocols=[{protocol}]"])
+    assert methods_in_report(folder) == {last}
+
+
 def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
     """Every protocol has all of its methods in the summary, and a report of its own."""
     shrunk.tokenv(shrunk.shrink(["compare", "with", name], only=only))
@@ -94,10 +101,17 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
     assert found == {protocol: wanted - set(of.get("skip", ())) for protocol, of in settings["protocols"].items()}
 
 
-@pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
-def test_protocols_compare_some_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protocols_compare_some_methods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
-    check_protocols(name, folder, ["rloo", "uniform"])
+    check_protocols("bench-estimators", folder, ["rloo", "uniform"])
+
+
+def test_a_horizon_of_the_table_is_forecast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    check_protocol("compare-ett", folder, "96")
+    (report,) = stored(folder, "tokenv-compare")
+    with (report / "forecasts.csv").open(newline="") as file:
+        assert {"dlinear", "last value", "mean"} < {row["forecaster"] for row in csv.DictReader(file)}
 
 
 @pytest.mark.slow

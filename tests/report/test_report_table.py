@@ -39,6 +39,25 @@ def test_so_do_csv_files(tmp_path: Path) -> None:
         assert list(csv.reader(file)) == [["name", SHOWN], [SHOWN, "1.5"], ["\\udcff", ""]]
 
 
+def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
+    """No row is kept: all test windows of a series are millions."""
+
+    class Row(list[int]):
+        alive = most = 0
+
+        def __init__(self, number: int) -> None:
+            super().__init__([number])
+            Row.alive += 1
+            Row.most = max(Row.most, Row.alive)
+
+        def __del__(self) -> None:
+            Row.alive -= 1
+
+    write_csv(tmp_path / "t.csv", ["n"], (Row(number) for number in range(100)))
+    assert (tmp_path / "t.csv").read_text().split() == ["n", *map(str, range(100))]
+    assert Row.most <= 2
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [

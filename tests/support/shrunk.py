@@ -97,9 +97,12 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
         found += words(_of_run(base), "shared.") if settings.get("shared") else []
         if base["data"]["source"] == TABLE:
             found.append("common.data.series.columns=OT")
+    found += ["forecast.windows=4"] if "forecast" in settings else []
     for name, protocol in settings.get("protocols", {}).items():
-        small = _of_run(content(protocol["base"]))
-        found += [*words(small, f"protocols.{name}.common."), *words(small, f"protocols.{name}.shared.")]
+        whole = content(protocol.get("base") or settings["base"])
+        small = _of_run(merge(merge(whole, settings.get("common", {})), protocol.get("common", {})))
+        found += words(small, f"protocols.{name}.common.")
+        found += words(small, f"protocols.{name}.shared.") if "shared" in protocol else []
     found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
     if settings.get("tune"):
         found.append("tune_seeds=[100]")

@@ -28,6 +28,9 @@ class BenchOptions:
             such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``. With ``ranks: [1, 2, 4]`` so many
             processes of this machine make the same update together.
         rates: boundaries per symbol at which to time reading and writing as well, in turn, such as [0.05, 0.2, 0.5].
+        samples: of series: numbers of continuations at which to time forecasts instead, in turn, and the direct head's
+            beside them where there is one, such as [1, 25, 100].
+        horizon: steps of these forecasts.
         out: where ``scaling`` leaves its figures and its picture: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
@@ -40,6 +43,8 @@ class BenchOptions:
     plain: bool = False
     scaling: dict[str, Any] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    horizon: int = 24
     out: str = "scaling"
 
     def __post_init__(self) -> None:
@@ -51,6 +56,11 @@ class BenchOptions:
                     f"rates = {rate:g}: expected boundaries per symbol, at least 1 / data.seq_len and below 1, such "
                     "as 0.2"
                 )
+        for number in self.samples:
+            if number < 2:
+                raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to tell a spread")
+        if self.samples and (self.scaling or self.rates):
+            raise UserError(f"samples = {self.samples!r}: expected neither scaling nor rates beside it")
         for key, values in self.scaling.items():
             if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
                 raise UserError(f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tokenv.bench.forecasts import bench_forecasts
 from tokenv.bench.measure import bench
 from tokenv.bench.options import BenchOptions
 from tokenv.bench.report import scaling_table, write_scaling
@@ -13,6 +14,7 @@ from tokenv.cli.options import check_text, take_own
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
 from tokenv.config.files import resolve
+from tokenv.errors import UserError
 from tokenv.report.table import console, summary_table
 
 
@@ -20,12 +22,17 @@ def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     """Options from configurations and the command line.
 
     Raises:
-        UserError: an unknown key or value, or the configuration is of series.
+        UserError: an unknown key or value; the configuration is of series, or of text where forecasts are asked for.
     """
     own = take_own(BenchOptions, updates)
     config = resolve(names, updates)
-    check_text(config)
     options: BenchOptions = make(BenchOptions, {**own, "config": config.as_dict()})
+    if not options.samples:
+        check_text(config)
+    elif config.data.kind != "series":
+        raise UserError(
+            f"samples = {options.samples!r} with data.kind = 'text': expected series, such as series-synthetic"
+        )
     return options
 
 
@@ -36,7 +43,8 @@ def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
         console().print(scaling_table(rows))
         console().print("scaling: " + ", ".join(map(str, write_scaling(rows, options.out))))
         return {"scaling": rows}
-    results = bench(options, progress=sys.stderr.isatty())
+    measure = bench_forecasts if options.samples else bench
+    results = measure(options, progress=sys.stderr.isatty())
     for title, rows in results["tables"].items():
         console().print(summary_table(rows, title=title))
     return results["figures"]

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from tokenv.cli.found import write_found
@@ -18,9 +17,9 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
-from tokenv.forecast.dlinear import fit_dlinear
-from tokenv.forecast.forecast import check_reach, forecast, histories_together
+from tokenv.forecast.forecast import check_reach
 from tokenv.forecast.histories import Histories, held_out_windows, history_steps, last_windows
+from tokenv.forecast.made import fit_peers, make_forecasts
 from tokenv.forecast.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
 from tokenv.forecast.scores import Scores
 from tokenv.forecast.yardsticks import Points, check_season, find_season, yardsticks
@@ -44,7 +43,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
     known = history_steps(config, horizon)
     check_season(options.season or 1, known)
-    check_reach(trained.parts, horizon, direct=options.direct)
+    check_reach(trained.parts.lm.config, horizon, direct=options.direct)
     if not options.direct:
         check_forecast(config, options.samples, horizon)
     histories, points = _sources(options, trained)
@@ -76,7 +75,7 @@ def _sources(options: ForecastOptions, trained: Trained) -> tuple[Histories, Poi
         return last_windows(read_table(Path(options.csv), config.data.series), config, options.horizon), {}
     data = load_series(config.data)
     histories = held_out_windows(data, options.horizon, options.windows)
-    return histories, {name: {"dlinear": fit_dlinear}[name](data, options.horizon) for name in options.peers}
+    return histories, fit_peers(options.peers, data, options.horizon)
 
 
 class _Made:
@@ -97,35 +96,32 @@ class _Made:
 
     def all_of_them(self) -> Iterator[Shown]:
         """Make them."""
-        options, parts, number = self._options, self._trained.parts, 0
+        options, number = self._options, 0
         last = len(self._histories) - 1
         drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)}
-        generator = torch.Generator(parts.lm.head.weight.device).manual_seed(options.seed)
-        ask = partial(
-            forecast,
-            parts,
-            horizon=options.horizon,
+        every = make_forecasts(
+            self._trained.parts,
+            self._histories,
+            self._points,
+            options.quantiles,
             samples=options.samples,
-            generator=generator,
             direct=options.direct,
-            rate=rate_to_tell(parts, self._trained.config, options.rate),
+            rate=rate_to_tell(self._trained.parts, self._trained.config, options.rate),
+            seed=options.seed,
         )
-        size = histories_together(options.samples, direct=options.direct)
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
-            for batch in self._histories.batches(size):
-                made = ask(batch)
-                points = {name: point(batch) for name, point in self._points.items()}
-                quantile_BQHC, self.source = made.law.quantile(options.quantiles), made.law.source
-                if batch.truth_BHC is not None:
-                    self.scores.add(made.law, quantile_BQHC, batch, points)
-                for each in shown(batch, made, quantile_BQHC, points):
+            for made in every:
+                self.source = made.forecast.law.source
+                if made.batch.truth_BHC is not None:
+                    self.scores.add(made.forecast.law, made.quantile_BQHC, made.batch, made.point_BHC)
+                for each in shown(made):
                     if number in drawn:
                         self.drawn.append(each)
                     if number < KEPT:
                         self.kept.append(each)
                     number += 1
                     yield each
-                bar.update(len(batch.names))
+                bar.update(len(made.batch.names))
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series)

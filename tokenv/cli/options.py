@@ -11,6 +11,7 @@ from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
 from tokenv.data.config import DataConfig
 from tokenv.errors import MissingFileError, UserError
+from tokenv.forecast.asked import check_asked
 from tokenv.rates import check_rate
 from tokenv.storage import folders
 from tokenv.storage.digests import verify
@@ -284,9 +285,6 @@ class EvaluateOptions(FoundOptions):
         return [files] if isinstance(files, str) else list(files)
 
 
-PEERS = ("dlinear",)
-
-
 @dataclass(frozen=True)
 class ForecastOptions(FoundOptions):
     """Options of ``tokenv forecast``.
@@ -319,16 +317,10 @@ class ForecastOptions(FoundOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rate("rate", self.rate)
-        for name, least in (("horizon", 1), ("samples", 2), ("windows", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
-        if self.season is not None and self.season < 1:
-            raise UserError(f"season = {self.season}: expected the steps of one, such as 24, or null to find it")
         if isinstance(self.peers, str):
             object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
-        for name in self.peers:
-            if name not in PEERS:
-                raise UserError(f"peers = {self.peers!r}: expected names among {', '.join(PEERS)}")
+        names = ("horizon", "samples", "windows", "season", "peers")
+        check_asked(**{name: getattr(self, name) for name in names})
         if self.peers and self.csv is not None:
             raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
         if self.csv is not None and not Path(self.csv).is_file():

@@ -17,11 +17,13 @@ from tokenv.compare.assessment import (
     Assessment,
     AtRate,
     Calibration,
+    Forecasts,
     Learned,
     Passage,
     assessed,
     keep,
 )
+from tokenv.compare.forecasting import score_forecasts
 from tokenv.compare.wishes import Wishes
 from tokenv.config import registry
 from tokenv.config.schema import Config
@@ -120,6 +122,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         windows=[] if series is None else drawn_windows(*shown),
         learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
         at_rates=at_rates(parts, config, wishes.rates, corpus),
+        forecast=_forecasts(config, parts, series, wishes, how["logit_bias"]),
     )
 
 
@@ -145,6 +148,14 @@ def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpu
     how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
     measured = losses_at_rates(parts, config, rates, both[:some], both[some:], **how)
     return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
+
+
+def _forecasts(
+    config: Config, parts: Parts, series: SeriesData | None, wishes: Wishes, logit_bias: float
+) -> Forecasts | None:
+    if wishes.forecast is None or series is None:
+        return None
+    return score_forecasts(config, parts, series, wishes.forecast, logit_bias)
 
 
 def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.compare.wishes import Wishes
+from tokenv.config.convert import make
 from tokenv.run.habits import Habits
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
@@ -108,6 +109,25 @@ class AtRate:
 
 
 @dataclass(frozen=True)
+class Forecasts:
+    """Errors of forecasts of test windows, of values standardised by the training steps.
+
+    Attributes:
+        horizon: steps of each.
+        total: test windows that there are.
+        cluster: of every window; those of one cluster depend on one another.
+        error: ``mse``, ``mae``, ``crps`` and ``inside`` (the share of values within the 80% interval) of every window.
+        peers: ``mse`` and ``mae`` of every window by the name of a yardstick or peer.
+    """
+
+    horizon: int
+    total: int
+    cluster: list[int]
+    error: dict[str, list[float]]
+    peers: dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
 class Assessment:
     """Figures of one run on held-out data.
 
@@ -131,6 +151,7 @@ class Assessment:
         windows: the first sequences, of series.
         learned: of text; None of series, and where an earlier version measured.
         at_rates: at the rates of ``wishes``, in that order.
+        forecast: None where nobody asked for it.
     """
 
     version: int
@@ -150,6 +171,7 @@ class Assessment:
     windows: list[Window]
     learned: Learned | None = None
     at_rates: list[AtRate] = field(default_factory=list)
+    forecast: Forecasts | None = None
 
 
 def keep(made: Assessment, folder: Path) -> None:
@@ -180,13 +202,14 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
         values = read_json(folder / FILE, _owner(checkpoint))
         before = values["calibration"]
         read = {
-            "wishes": Wishes(**values["wishes"] | {"rates": tuple(values["wishes"].get("rates", ()))}),
+            "wishes": make(Wishes, values["wishes"]),
             "calibration": None if before is None else Calibration(**before),
             "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
             "passages": [Passage(**passage) for passage in values["passages"]],
             "windows": [Window(**window) for window in values["windows"]],
             "learned": None if values.get("learned") is None else Learned.from_json(values["learned"]),
             "at_rates": [AtRate(**each) for each in values.get("at_rates", ())],
+            "forecast": None if values.get("forecast") is None else Forecasts(**values["forecast"]),
         }
         known = Assessment(**values | read)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from tokenv.compare.comparison import Comparison
 from tokenv.compare.compose import compared_run, compose
+from tokenv.compare.forecasting import check_wish
 from tokenv.compare.options import CompareOptions, Task
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
@@ -38,6 +39,8 @@ def check_methods(options: CompareOptions) -> None:
         for name, config in firsts.items():
             try:
                 check_parts(config)
+                if part.forecast is not None and name != f"{where}shared":
+                    check_wish(config, part.forecast)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         check_same_kind(firsts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenv.compare.assessment import Assessment
+from tokenv.compare.foretold import Foretold
 from tokenv.compare.rates import RateLine
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
@@ -123,6 +124,7 @@ class Comparison:
         failed: run to what went wrong, for runs that did not finish.
         rates: the methods at rates that they were asked for; empty where nobody asked.
         rates_against: the method that ``rates`` are held against; empty for none.
+        forecasts: of test windows; None where nobody asked for them.
     """
 
     title: str
@@ -132,6 +134,7 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
     rates: Sequence[RateLine] = ()
     rates_against: str = ""
+    forecasts: Foretold | None = None
 
     @property
     def unit(self) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from tokenv.compare.assess import assess
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.foretold import compare_forecasts
 from tokenv.compare.rates import rate_lines
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
@@ -95,7 +96,8 @@ def compose(
     told = {**_facts([first, *others]), **(facts or {})}
     reference = against if against in methods else _with_a_range(methods)
     lines = rate_lines({name: {r.seed: r.assessment for r in group} for name, group in methods.items()}, reference)
-    return Comparison(title, told, compared, differences | corrected(tested), failed, lines, reference)
+    forecasts = compare_forecasts(methods, against)
+    return Comparison(title, told, compared, differences | corrected(tested), failed, lines, reference, forecasts)
 
 
 def _with_a_range(methods: Mapping[str, Sequence[ComparedRun]]) -> str:

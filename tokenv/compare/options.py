@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenv.compare.wishes import Wishes
+from tokenv.compare.wishes import ForecastWish, Wishes
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
@@ -67,6 +67,9 @@ class CompareOptions:
         rates: measure every method at each of these boundaries per symbol besides, such as [0.05, 0.1, 0.2], and draw
             the loss against what reading costs: told the rate where a run has a range, logits shifted until held-out
             data of their own have it, half of them where there are no others (docs/rates.md). Empty for none.
+        forecast: forecasts of test windows to score, of series, beside yardsticks and DLinear: a section of horizon
+            (null for all that a run's direct head predicts), windows (0 for all), direct, samples, season and peers, as
+            in ``tokenv forecast``; null for none.
         against: a method that all others are tested against, so that Holm's correction counts these pairs alone; empty
             for every pair.
         equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a
@@ -100,6 +103,7 @@ class CompareOptions:
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
+    forecast: ForecastWish | None = None
     against: str = ""
     equal_passes: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
@@ -146,6 +150,11 @@ class CompareOptions:
                 raise UserError(
                     f"only_protocols names {name!r}, which is none: they are {', '.join(self.protocols) or 'not given'}"
                 )
+        if self.calibrate and self.forecast is not None and not self.forecast.direct:
+            raise UserError(
+                "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
+                "shifted rate, or no calibration"
+            )
         for name, least in (("jobs", 1), ("ranks", 1), ("passages", 0), ("bpe_vocabulary", 256)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
@@ -153,7 +162,7 @@ class CompareOptions:
     @property
     def wishes(self) -> Wishes:
         """What is to be measured of every run."""
-        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate, tuple(self.rates))
+        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast)
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -64,11 +64,11 @@ def _briefly(task: Task, name: str, protocol: str) -> Task:
     config, wishes = task.config, task.wishes
     assert wishes is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(name, replace(config, validation=validation), _few(wishes), protocol)
+    return Task(name, replace(config, validation=validation), _loss_alone(wishes), protocol)
 
 
-def _few(wishes: Wishes) -> Wishes:
-    return replace(wishes, passages=0, rates=())
+def _loss_alone(wishes: Wishes) -> Wishes:
+    return replace(wishes, passages=0, rates=[], forecast=None)
 
 
 def choose(
@@ -84,7 +84,7 @@ def choose(
     best: dict[str, tuple[float, dict[str, Any]]] = {}
     for trial in tried:
         found = [folders[task.label] for task in trial.tasks]
-        measured = [folder and assessed(folder, _few(options.wishes)) for folder in found]
+        measured = [folder and assessed(folder, _loss_alone(options.wishes)) for folder in found]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:

@@ -13,6 +13,8 @@ from tokenv.errors import UserError
 from tokenv.forecast.histories import Array, Batch
 from tokenv.forecast.laws import Densities, Draws, Law
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
+from tokenv.lm.config import UNetConfig
+from tokenv.run.evaluate import shifted
 from tokenv.run.parts import Parts
 
 TOGETHER = 512  # continuations written at once
@@ -34,21 +36,26 @@ class Forecast:
     probability_BL: Array
 
 
-def check_reach(parts: Parts, horizon: int, *, direct: bool) -> None:
+def check_reach(model: UNetConfig, horizon: int, *, direct: bool) -> None:
     """Refuse to ask a direct head for more steps than it predicts, or a model that has nothing else for others.
+
+    Args:
+        model: which is asked.
+        horizon: steps.
+        direct: whether its direct head is.
 
     Raises:
         UserError: the model's direct head does not reach so far, or is missing; not ``direct``, and the model predicts
             nothing else.
     """
-    reach = parts.lm.config.horizon
+    reach = model.horizon
     if direct and reach < horizon:
         has = f"reaches {reach} steps" if reach else "is missing"
         raise UserError(
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
             f"model.horizon={horizon}, or let it write value by value (direct=False)"
         )
-    if parts.lm.config.direct and not direct:
+    if model.direct and not direct:
         raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
 
 
@@ -67,6 +74,7 @@ def forecast(
     generator: torch.Generator | None = None,
     direct: bool = False,
     rate: float | None = None,
+    logit_bias: float = 0.0,
 ) -> Forecast:
     """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
 
@@ -78,13 +86,15 @@ def forecast(
         generator: of values and boundaries, on the model's device; None for one that is seeded with 0.
         direct: ask the direct head: a density per step, and nothing of how steps hang together.
         rate: boundaries per step that the agent is told; None for the mean of its range, if it has one.
+        logit_bias: added to the policy's logits, as ``tokenv.run.calibrate`` finds it; only with ``direct``.
 
     Raises:
         UserError: ``samples`` below 2; see ``check_reach``.
     """
+    assert direct or not logit_bias
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
-    check_reach(parts, horizon, direct=direct)
+    check_reach(parts.lm.config, horizon, direct=direct)
     lm, history_BL = parts.lm, batch.symbol_BL
     generator = generator or torch.Generator(lm.head.weight.device).manual_seed(0)
     assert isinstance(lm.codec, SeriesCodec)
@@ -95,7 +105,7 @@ def forecast(
         symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
         observed = observe(lm, parts.agent, symbol_BN, rate)[:, : history_BL.shape[1]]
         noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
-        drawn = parts.agent.draw(observed, noise_BL)
+        drawn = parts.agent.draw(observed, shifted(noise_BL, logit_bias) if logit_bias else noise_BL)
         action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
         y_BLD = lm.read_out(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
         parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()

@@ -33,7 +33,7 @@ def forecast_frame(
     config, parts = trained.config, trained.parts
     if direct is None:
         direct = parts.lm.config.horizon >= horizon
-    check_reach(parts, horizon, direct=direct)
+    check_reach(parts.lm.config, horizon, direct=direct)
     if not direct:
         check_forecast(config, samples, horizon)
     histories = last_windows(read_frame(frame, config.data.series), config, horizon)

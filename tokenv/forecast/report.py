@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tokenv.forecast.forecast import Forecast
-from tokenv.forecast.histories import Array, Batch
+from tokenv.forecast.histories import Array
+from tokenv.forecast.made import Made
 from tokenv.forecast.scores import ForecastScore
 from tokenv.report.canvas import save_png, titled_figure
 from tokenv.report.series import date_labels, draw_values
@@ -69,18 +69,19 @@ class Shown:
         return found if self.truth_HC is None else found | {"truth": self.truth_HC}
 
 
-def shown(batch: Batch, made: Forecast, quantile_BQHC: Array, points: Mapping[str, Array]) -> Iterator[Shown]:
+def shown(made: Made) -> Iterator[Shown]:
     """The forecasts of a batch, one by one."""
-    history_BLC, mean_BHC = batch.symbol_BL[..., 0].numpy(), made.law.mean_BHC
+    batch, mean_BHC = made.batch, made.forecast.law.mean_BHC
+    history_BLC = batch.symbol_BL[..., 0].numpy()
     for row, name in enumerate(batch.names):
         yield Shown(
             name=name,
             columns=batch.series[row].columns,
             history_LC=history_BLC[row],
-            boundary_L=made.boundary_BL[row],
+            boundary_L=made.forecast.boundary_BL[row],
             mean_HC=mean_BHC[row],
-            quantile_QHC=quantile_BQHC[row],
-            point_HC={point: value_BHC[row] for point, value_BHC in points.items()},
+            quantile_QHC=made.quantile_BQHC[row],
+            point_HC={point: value_BHC[row] for point, value_BHC in made.point_BHC.items()},
             truth_HC=None if batch.truth_BHC is None else batch.truth_BHC[row],
             date_N=batch.date_BN[row],
         )

@@ -109,17 +109,29 @@ class Scores:
         for number, quantile_BHC in enumerate(quantile_QBHC):
             put(f"below {number}", (truth_BHC <= quantile_BHC).astype(np.float64))
         put("inside", ((quantile_QBHC[0] <= truth_BHC) & (truth_BHC <= quantile_QBHC[-1])).astype(np.float64))
-        both = {"": (law.mean_BHC, median_BHC)} | {name: (each, each) for name, each in points.items()}
+        both = {"": (law.mean_BHC, median_BHC)} | {f" {name}": (each, each) for name, each in points.items()}
         for name, (mean_BHC, middle_BHC) in both.items():
-            put(f"mse {name}", np.square((mean_BHC - truth_BHC) / std_B1C))
-            put(f"mae {name}", np.abs((middle_BHC - truth_BHC) / std_B1C))
+            put(f"mse{name}", np.square((mean_BHC - truth_BHC) / std_B1C))
+            put(f"mae{name}", np.abs((middle_BHC - truth_BHC) / std_B1C))
         self._clusters.append(batch.cluster_B.numpy()[some_B])
+
+    def each(self) -> tuple[dict[str, Array], Array]:
+        """Errors of every window by name, [W] each, and the windows' clusters [W].
+
+        The model's are ``mse``, ``mae``, ``crps``, ``inside`` (between the outermost quantiles) and ``below 0`` and so
+        on (at most each quantile); another forecast's ``mse`` and ``mae`` are followed by a space and its name.
+        """
+        error = {name: np.concatenate(values) for name, values in self._errors.items()}
+        return error, np.concatenate(self._clusters or [np.zeros(0, np.int64)])
 
     def result(self) -> ForecastScore:
         """Means over all windows added so far; NaN without one."""
-        error = {name: torch.from_numpy(np.concatenate(values)) for name, values in self._errors.items()}
-        cluster_W = torch.from_numpy(np.concatenate(self._clusters or [np.zeros(0, np.int64)]))
-        names = [name.removeprefix("mse ") for name in error if name.startswith("mse ") and name != "mse "]
+        each, cluster = self.each()
+        error, cluster_W = (
+            {name: torch.from_numpy(value_W) for name, value_W in each.items()},
+            torch.from_numpy(cluster),
+        )
+        names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
 
         def mean(name: str) -> float:
             return error[name].mean().item() if len(cluster_W) else math.nan
@@ -130,23 +142,23 @@ class Scores:
             return clustered_standard_error(error[name] - (0 if other is None else error[other]), cluster_W)
 
         def against(name: str) -> PeerScore:
-            mse, mae, between = mean(f"mse {name}"), mean(f"mae {name}"), spread(f"mse {name}", "mse ")
+            mse, mae, between = mean(f"mse {name}"), mean(f"mae {name}"), spread(f"mse {name}", "mse")
             return PeerScore(
                 mse=mse,
                 mae=mae,
-                skill_mse=_skill(mean("mse "), mse),
-                skill_mae=_skill(mean("mae "), mae),
+                skill_mse=_skill(mean("mse"), mse),
+                skill_mae=_skill(mean("mae"), mae),
                 skill_crps=_skill(mean("crps"), mae),
-                apart=(mse - mean("mse ")) / between if between > 0 else math.nan,
+                apart=(mse - mean("mse")) / between if between > 0 else math.nan,
             )
 
         return ForecastScore(
             windows=len(cluster_W),
-            mse=mean("mse "),
-            mae=mean("mae "),
+            mse=mean("mse"),
+            mae=mean("mae"),
             crps=mean("crps"),
-            mse_error=spread("mse "),
-            mae_error=spread("mae "),
+            mse_error=spread("mse"),
+            mae_error=spread("mae"),
             crps_error=spread("crps"),
             quantiles=self._quantiles,
             below=[mean(f"below {number}") for number in range(len(self._quantiles))],

@@ -4,6 +4,7 @@ import csv
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,7 +48,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         scratch.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         writer = csv.writer(file)
-        for row in (header, *rows):
+        for row in chain((header,), rows):  # one at a time: there may be millions
             writer.writerow([visible(cell) if isinstance(cell, str) else cell for cell in row])
     return path
 

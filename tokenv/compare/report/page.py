@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import learned, rates
+from tokenv.compare.report import forecasts, learned, rates
 from tokenv.compare.report.lines import styles
 from tokenv.compare.report.notes import notes
 from tokenv.compare.report.numbers import (
@@ -66,6 +66,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         rate_losses=_named(comparison, rates.losses(comparison)),
         rate_differences=_named(comparison, rates.differences(comparison)),
         rates_against=plain(comparison.rates_against),
+        forecasts=_forecasts(comparison),
         pictures={name: embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
@@ -79,6 +80,24 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         notes=notes(comparison.words, comparison.unit),
         **legend(scale),
     )
+
+
+def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
+    """What the page tells of forecasts; None where there are none."""
+    found = comparison.forecasts
+    if found is None:
+        return None
+    number_of = {method.name: i for i, method in enumerate(comparison.methods)}
+    return {
+        "title": forecasts.title(found),
+        "conclusion": [visible(said) for said in forecasts.conclusion(found)],
+        "columns": forecasts.columns(found),
+        "rows": [
+            (number_of.get(each.name), plain(each.name), forecasts.cells(each, found)) for each in found.forecasters
+        ],
+        "names": [plain(each.name) for each in found.forecasters],
+        "matrix": forecasts.matrix(found),
+    }
 
 
 def _rows(comparison: Comparison, shown: Callable[[ComparedMethod], T]) -> list[tuple[int, str, T]]:

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report import forecasts
 from tokenv.compare.report.lines import Style, line_picture, styles
 from tokenv.compare.report.numbers import (
     Band,
@@ -242,6 +243,12 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
     return line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
 
 
+def _forecasts(comparison: Comparison, looks: Mapping[str, Style]) -> Picture | None:
+    if comparison.forecasts is None:
+        return None
+    return forecasts.draw(comparison.forecasts, {name: look.colour for name, look in looks.items()})
+
+
 def draw_ranks(comparison: Comparison) -> Picture | None:
     """The methods' ranks; None with fewer than three methods or two seeds in common."""
     return _ranks(comparison, styles(comparison))
@@ -251,9 +258,9 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw everything there is something to draw of.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``ranks``, ``rates``, ``loss-bytes`` (of series ``loss-steps``),
-        ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``), ``window-1`` and so
-        on, in this order, those without anything to show left out.
+        Name to picture: ``methods``, ``differences``, ``ranks``, ``rates``, ``forecasts``, ``loss-bytes`` (of series
+        ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``),
+        ``window-1`` and so on, in this order, those without anything to show left out.
     """
     methods, looks = ranked(comparison), styles(comparison)
     pictures = [
@@ -261,6 +268,7 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
         _differences(comparison, methods),
         _ranks(comparison, looks),
         rate_picture(comparison, looks),
+        _forecasts(comparison, looks),
         *_losses(comparison, methods, looks),
         *_policies(comparison, methods, looks),
         _lengths(comparison, methods, looks),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.report import forecasts
 from tokenv.compare.report.numbers import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
 from tokenv.compare.report.page import embedded
 from tokenv.compare.report.pictures import draw_ranks
@@ -88,6 +89,7 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
             (plain(method), [_cells(placed[name].get(method), comparisons[name], against) for name in comparisons])
             for method in _order(placed)
         ],
+        forecasts=forecasts.by_protocol(comparisons),
     )
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenv.compare.comparison import Comparison
+from tokenv.compare.report import forecasts
 from tokenv.compare.report.numbers import (
     agreement,
     conclusion,
@@ -56,8 +57,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates. Losses are in
-        columns of their unit's name.
+        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates, ``forecasts.csv``
+        and ``forecast-pairs.csv`` where there are any. Losses are in columns of their unit's name.
     """
     held, figures, words = references(comparison), _figures(comparison), comparison.words
     scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
@@ -109,7 +110,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
     if comparison.rates:
         paths.append(write_csv(folder / "rates.csv", *rate_rows(comparison)))
-    return paths
+    return paths if comparison.forecasts is None else [*paths, *forecasts.write_tables(comparison.forecasts, folder)]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -144,5 +145,9 @@ def print_comparison(comparison: Comparison) -> None:
     for pair, difference in comparison.differences.items():
         if best in pair:
             shown.print(f"- {sentence(*pair, difference, comparison.unit_in_words)}")
+    if comparison.forecasts is not None:
+        shown.print(forecasts.table(comparison.forecasts))
+        for said in forecasts.conclusion(comparison.forecasts):
+            shown.print(said)
     for run, reason in comparison.failed.items():
         shown.print(f"did not finish: {plain(run)}: {reason}")

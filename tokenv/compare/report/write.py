@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tokenv.compare.comparison import Comparison
+from tokenv.compare.report.forecasts import write_protocols
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.summary import summary_page, write_summary
@@ -22,8 +23,8 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, against: 
         against: the method that the others are tested against; empty for none in particular.
 
     Returns:
-        What was written: see ``write_report``. Of several, ``report.html`` and ``summary.csv`` are of all, and every
-        protocol's own files begin with its name.
+        What was written: see ``write_report``. Of several, ``report.html``, ``summary.csv`` and, where there are any,
+        ``forecasts.csv`` are of all, and every protocol's own files begin with its name.
     """
     if len(comparisons) == 1:
         return write_report(next(iter(comparisons.values())), folder)
@@ -37,7 +38,8 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, against: 
         pages[name] = f"{begins}-report.html"
     page = folder / "report.html"
     page.write_text(summary_page(comparisons, pages, against), encoding="utf-8")
-    return [page, write_summary(comparisons, folder / "summary.csv", against), *written]
+    tables = [write_summary(comparisons, folder / "summary.csv", against)]
+    return [page, *tables, *write_protocols(comparisons, folder / "forecasts.csv"), *written]
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
