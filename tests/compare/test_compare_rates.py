@@ -37,7 +37,7 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     few = tiny_settings | {"validation": tiny_settings["validation"] | {"sequences": 6}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(few))
     run_command("train", ["with", "tiny.yaml", "rate.min=0.1", "rate.max=0.6"])
-    folder, wishes = tmp_path / "runs" / "1", Wishes(0, 260, rates=(0.3, 0.15))
+    folder, wishes = tmp_path / "runs" / "1", Wishes(0, 260, rates=[0.3, 0.15])
     found = assess(folder, wishes)
     trained = load_run(str(folder), "latest")
     both = split_for_calibration(load_corpus(trained.config.data), 6)
@@ -88,7 +88,7 @@ def check_halves(trained):
 def test_rates_that_cannot_be_compared_are_refused(rates, message):
     with pytest.raises(UserError, match=message):
         resolve_comparison(["compare-quick"], {"rates": rates})
-    assert resolve_comparison(["compare-quick"], {"rates": 0.1}).wishes.rates == (0.1,)
+    assert resolve_comparison(["compare-quick"], {"rates": 0.1}).wishes.rates == [0.1]
 
 
 # --- what is said of them ---
