@@ -441,10 +441,11 @@ def nothing_works(monkeypatch):
         "tokenv.cli.compare.COMMAND.work": lambda *_: {},
         "tokenv.cli.variance.COMMAND.work": lambda *_: {},
         "tokenv.cli.bench.bench": _valid,
+        "tokenv.cli.bench.bench_forecasts": _valid,
         "tokenv.cli.serve.listen": _valid,
         "tokenv.cli.evaluate.evaluate": _valid,
         "tokenv.run.stored.generate": _valid,
-        "tokenv.cli.forecast.forecast": _valid,
+        "tokenv.cli.forecast.make_forecasts": _valid,
         "sacred.Experiment.add_source_file": lambda *_: None,
     }
     for name, stub in stubs.items():
