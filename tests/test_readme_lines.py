@@ -17,8 +17,9 @@ import pytest
 import shrunk
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md"))]
-# They take long, and repeat what tests of shipped configurations and of forecasts say.
-LONG = tuple(f"docs/{name}.md" for name in ("bench", "ett", "results", "figures", "patches", "series", "variance"))
+# They take long, and repeat what tests of shipped configurations, of commands and of forecasts say.
+NAMES = ("bench", "commands", "ett", "results", "figures", "patches", "series", "tutorials/patches", "variance")
+LONG = tuple(f"docs/{name}.md" for name in NAMES)
 LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",
