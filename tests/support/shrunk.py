@@ -146,6 +146,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
         if command == "bench":
+            more += ["horizon=6", "model.horizon=6"] if "horizon" in given else []
             return [*line, *more, "repeats=1"]
         if command == "variance":
             more += [*words(VARIANCE), f"credit_draws={min(2, int(given.get('credit_draws', 2)))}"]
