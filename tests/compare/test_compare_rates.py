@@ -8,6 +8,7 @@ import pytest
 import yaml
 from comparisons import a_comparison, a_method, rows
 from pages import Page
+from rated import rate_curve
 
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import assess, at_rates
@@ -24,7 +25,6 @@ from tokenv.data.corpus import load_corpus
 from tokenv.errors import UserError
 from tokenv.rates import RateRange
 from tokenv.run.calibrate import split_for_calibration
-from tokenv.run.rate_curve import rate_curve
 from tokenv.run.stored import load_run
 
 ASKED = (0.1, 0.2)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from rated import rate_curve
 from tiny import settings
 
 import tokenv
@@ -22,7 +23,7 @@ from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate, held_out_rollouts
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.ranks import Ranks
-from tokenv.run.rate_curve import losses_at_rates, rate_curve
+from tokenv.run.rate_curve import losses_at_rates
 from tokenv.run.train import train
 from tokenv.run.update import accumulate
 from tokenv.storage import checkpoints

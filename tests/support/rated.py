@@ -6,6 +6,7 @@ from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
 from tokenv.agents.strict import Strict
 from tokenv.rates import RateRange
+from tokenv.run.rate_curve import losses_at_rates
 
 RANGE = RateRange(0.1, 0.6)
 
@@ -30,3 +31,8 @@ def told_agents(width, length):
         "uniform, rounding at random": Uniform(0.3, length, rounding="random", rates=RANGE),
         "random, rounding at random": Random(0.3, length, rounding="random", rates=RANGE),
     }
+
+
+def rate_curve(*given, **named):
+    """A model's points alone."""
+    return [point for point, _ in losses_at_rates(*given, **named)]

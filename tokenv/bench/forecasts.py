@@ -11,10 +11,10 @@ import torch
 from tokenv.bench.measure import interleave
 from tokenv.bench.options import BenchOptions
 from tokenv.data.series.windows import Borders, Series
-from tokenv.forecast.forecast import check_reach, forecast, histories_together
-from tokenv.forecast.histories import Batch, Histories, history_steps
+from tokenv.forecast.forecast import forecast, histories_together
+from tokenv.forecast.histories import Batch, Histories
+from tokenv.forecast.made import checked_history
 from tokenv.run.hardware import prepare, resolve_device
-from tokenv.run.memory import check_forecast
 from tokenv.run.parts import Parts, build_parts
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -32,11 +32,8 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
         UserError: the horizon does not fit the configuration, or the samples the memory.
     """
     config, horizon = options.config, options.horizon
-    known = history_steps(config, horizon)
     stepwise = not config.model.direct
-    for samples in options.samples if stepwise else ():
-        check_forecast(config, samples, horizon)
-    check_reach(config.model, horizon, direct=not stepwise)
+    known, *_ = [checked_history(config, horizon, samples=samples, direct=not stepwise) for samples in options.samples]
     prepare(config.hardware)
     parts = build_parts(config, resolve_device(config.hardware.device))
     parts.train(False)

@@ -24,7 +24,7 @@ from tokenv.run.asked import rate_within
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import evaluate
 from tokenv.run.hardware import prepare
-from tokenv.run.rate_curve import RatePoint, rate_curve
+from tokenv.run.rate_curve import RatePoint, losses_at_rates
 from tokenv.run.rate_report import draw_rates, rates_table, write_rates
 from tokenv.run.stored import Trained, load_run
 from tokenv.tasks.formats import load_questions
@@ -77,7 +77,8 @@ def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, prog
     for run, each in runs.items():
         rates = options.rates or [rate_within(each.parts, options.flops or 0.0)]
         used = own if always or each.parts.agent.rates is None else None
-        points += rate_curve(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
+        measured = losses_at_rates(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
+        points += [point for point, _ in measured]
     unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
     console(wide=140 if options.doubt else 110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:

@@ -17,17 +17,15 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
-from tokenv.forecast.forecast import check_reach
-from tokenv.forecast.histories import Histories, held_out_windows, history_steps, last_windows
-from tokenv.forecast.made import fit_peers, make_forecasts
+from tokenv.forecast.histories import Histories, held_out_windows, last_windows
+from tokenv.forecast.made import checked_history, fit_peers, make_forecasts
 from tokenv.forecast.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
 from tokenv.forecast.scores import Scores
-from tokenv.forecast.yardsticks import Points, check_season, find_season, yardsticks
+from tokenv.forecast.yardsticks import Points, find_season, yardsticks
 from tokenv.report.characters import warn
 from tokenv.report.table import console, summary_table
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.hardware import prepare
-from tokenv.run.memory import check_forecast
 from tokenv.run.stored import Trained, load_run
 
 DRAWN = 4  # series of the picture
@@ -41,11 +39,8 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     prepare(config.hardware)
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
-    known = history_steps(config, horizon)
-    check_season(options.season or 1, known)
-    check_reach(trained.parts.lm.config, horizon, direct=options.direct)
-    if not options.direct:
-        check_forecast(config, options.samples, horizon)
+    asked: dict[str, Any] = {"samples": options.samples, "direct": options.direct, "season": options.season}
+    known = checked_history(config, horizon, **asked)
     histories, points = _sources(options, trained)
     season = options.season or find_season(histories.series, known)
     made = _Made(options, trained, histories, yardsticks(horizon, season) | points)

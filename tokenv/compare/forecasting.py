@@ -7,20 +7,18 @@ from tokenv.compare.wishes import ForecastWish
 from tokenv.config.schema import Config
 from tokenv.data.series.windows import SeriesData
 from tokenv.errors import UserError
-from tokenv.forecast.forecast import check_reach
-from tokenv.forecast.histories import Array, held_out_windows, history_steps
-from tokenv.forecast.made import fit_peers, make_forecasts
+from tokenv.forecast.histories import Array, held_out_windows
+from tokenv.forecast.made import checked_history, fit_peers, make_forecasts
 from tokenv.forecast.scores import Scores
-from tokenv.forecast.yardsticks import check_season, find_season, yardsticks
-from tokenv.run.memory import check_forecast
+from tokenv.forecast.yardsticks import find_season, yardsticks
 from tokenv.run.parts import Parts
 
 QUANTILES = (0.1, 0.5, 0.9)  # the outermost bound the interval whose coverage is told
 OF_MODEL, OF_PEER = ("mse", "mae", "crps", "inside"), ("mse", "mae")
 
 
-def check_wish(config: Config, wish: ForecastWish) -> None:
-    """Refuse what a run of this configuration could not be asked.
+def check_wish(config: Config, wish: ForecastWish) -> int:
+    """Steps of history that forecasts go on from; refuses what a run of this configuration could not be asked.
 
     Raises:
         UserError: it is of text, its direct head does not reach so far, its sequences or memory are too short, or the
@@ -29,10 +27,7 @@ def check_wish(config: Config, wish: ForecastWish) -> None:
     if config.data.kind != "series":
         raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
     horizon = _horizon(config, wish)
-    check_season(wish.season or 1, history_steps(config, horizon))
-    check_reach(config.model, horizon, direct=wish.direct)
-    if not wish.direct:
-        check_forecast(config, wish.samples, horizon)
+    return checked_history(config, horizon, samples=wish.samples, direct=wish.direct, season=wish.season)
 
 
 def _horizon(config: Config, wish: ForecastWish) -> int:
@@ -59,9 +54,8 @@ def score_forecasts(
     Raises:
         UserError: see ``check_wish``; or there are too few test steps.
     """
-    check_wish(config, wish)
-    horizon = _horizon(config, wish)
-    season = wish.season or find_season(data.series, history_steps(config, horizon))
+    known, horizon = check_wish(config, wish), _horizon(config, wish)
+    season = wish.season or find_season(data.series, known)
     histories, points = held_out_windows(data, horizon, wish.windows), yardsticks(horizon, season)
     points |= fit_peers(wish.peers, data, horizon)
     scores = Scores(QUANTILES)

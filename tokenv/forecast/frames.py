@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-import torch
 
 from tokenv.data.series.tables import read_frame
 from tokenv.errors import UserError
-from tokenv.forecast.forecast import check_reach, forecast, histories_together
+from tokenv.forecast.forecast import check_reach
 from tokenv.forecast.histories import Array, Batch, last_windows
+from tokenv.forecast.made import make_forecasts
 from tokenv.run.asked import rate_to_tell
 from tokenv.run.memory import check_forecast
 from tokenv.run.stored import Trained
@@ -38,13 +38,12 @@ def forecast_frame(
         check_forecast(config, samples, horizon)
     histories = last_windows(read_frame(frame, config.data.series), config, horizon)
     told = rate_to_tell(parts, config, rate)
-    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
     found: dict[str, list[pd.DataFrame]] = {series.name: [] for series in histories.series}
-    for batch in histories.batches(histories_together(samples, direct=direct)):
-        law = forecast(parts, batch, horizon, samples=samples, generator=generator, direct=direct, rate=told).law
-        value = {"mean": law.mean_BHC} | {f"q{q:g}": law.quantile([q])[:, 0] for q in quantiles}
-        for row, name in enumerate(batch.names):
-            found[name] += _frames(batch, row, horizon, {key: value_BHC[row] for key, value_BHC in value.items()})
+    for made in make_forecasts(parts, histories, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=told):
+        value = {"mean": made.forecast.law.mean_BHC}
+        value |= {f"q{q:g}": made.quantile_BQHC[:, place] for place, q in enumerate(quantiles)}
+        for row, name in enumerate(made.batch.names):
+            found[name] += _frames(made.batch, row, horizon, {key: value_BHC[row] for key, value_BHC in value.items()})
     return pd.concat([each for frames in found.values() for each in frames], ignore_index=True)
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenv.config.schema import Config
 from tokenv.data.series.windows import SeriesData
 from tokenv.forecast.dlinear import fit_dlinear
-from tokenv.forecast.forecast import Forecast, forecast, histories_together
-from tokenv.forecast.histories import Array, Batch, Histories
-from tokenv.forecast.yardsticks import Points
+from tokenv.forecast.forecast import Forecast, check_reach, forecast, histories_together
+from tokenv.forecast.histories import Array, Batch, Histories, history_steps
+from tokenv.forecast.yardsticks import Points, check_season
+from tokenv.run.memory import check_forecast
 from tokenv.run.parts import Parts
 
 _FIT = {"dlinear": fit_dlinear}
@@ -32,6 +34,27 @@ class Made:
     forecast: Forecast
     quantile_BQHC: Array
     point_BHC: Mapping[str, Array]
+
+
+def checked_history(config: Config, horizon: int, *, samples: int, direct: bool, season: int | None = None) -> int:
+    """Steps of history that forecasts go on from, of a run that can make them.
+
+    Args:
+        config: of the run.
+        horizon: steps to forecast.
+        samples: see ``forecast``.
+        direct: see ``forecast``.
+        season: steps of a season; None to find it.
+
+    Raises:
+        UserError: see ``history_steps``, ``check_season``, ``check_reach`` and ``check_forecast``.
+    """
+    known = history_steps(config, horizon)
+    check_season(season or 1, known)
+    check_reach(config.model, horizon, direct=direct)
+    if not direct:
+        check_forecast(config, samples, horizon)
+    return known
 
 
 def fit_peers(names: Sequence[str], data: SeriesData, horizon: int) -> Points:

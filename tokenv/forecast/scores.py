@@ -127,10 +127,7 @@ class Scores:
     def result(self) -> ForecastScore:
         """Means over all windows added so far; NaN without one."""
         each, cluster = self.each()
-        error, cluster_W = (
-            {name: torch.from_numpy(value_W) for name, value_W in each.items()},
-            torch.from_numpy(cluster),
-        )
+        error, cluster_W = {name: torch.from_numpy(of) for name, of in each.items()}, torch.from_numpy(cluster)
         names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
 
         def mean(name: str) -> float:

@@ -75,23 +75,30 @@ def losses_at_rates(
     doubts: Sequence[float] = (),
     unmoved: bool = False,
 ) -> Iterator[tuple[RatePoint, Tensor]]:
-    """As ``rate_curve``, with every sequence's share of the loss beside each point: float64 [B].
+    """Measure a model at several rates, all on the same text.
 
     Args:
-        parts: see ``rate_curve``, as all below.
-        config: see there.
-        rates: see there.
-        held_out: see there.
-        own: see there.
-        batch_size: see there.
-        seed: see there.
-        progress: see there.
-        run: see there.
-        doubts: see there.
+        parts: model and agent; left in the mode they were in.
+        config: of its run.
+        rates: boundaries per symbol, in (0, 1).
+        held_out: what is measured.
+        own: what is calibrated on and measured nowhere; None to only tell rates.
+        batch_size: sequences of one pass.
+        seed: of the drawn boundaries.
+        progress: show bars.
+        run: name of the model.
+        doubts: with ``own``, measure again with logits raised by so much for each nat of the early exit's entropy, and
+            calibrated to the same rate.
         unmoved: measure an agent that knows one rate, and that nothing moves, at its own, once; or else refuse it.
 
+    Yields:
+        A point, and every sequence's share of its loss, float64 [B]. Of every rate, a model that is told it at what it
+        makes of that, and with ``own`` any model calibrated to it. An agent whose number of boundaries is the asked for
+        one anyway has nothing to calibrate.
+
     Raises:
-        UserError: see there; not ``unmoved``, and nothing moves an agent that knows one rate.
+        UserError: not ``unmoved``, an agent knows one rate, and nothing moves it; or nothing moves it, and ``doubts``
+            are given.
     """
     told, reached = parts.agent.rates is not None, False
     how: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
@@ -143,42 +150,3 @@ def _unmoved(config: Config, asked: float) -> UserError:
         f"rates: no logit bias brings agent {config.agent['name']!r} to {asked:g}: expected a run whose rate is a "
         "range (without doubt), or rates within its reach"
     )
-
-
-def rate_curve(
-    parts: Parts,
-    config: Config,
-    rates: Sequence[float],
-    held_out: SequenceBatch,
-    own: SequenceBatch | None = None,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    progress: bool = False,
-    run: str = "",
-    doubts: Sequence[float] = (),
-) -> list[RatePoint]:
-    """Measure a model at several rates, all on the same text.
-
-    Args:
-        parts: model and agent; left in the mode they were in.
-        config: of its run.
-        rates: boundaries per symbol, in (0, 1).
-        held_out: what is measured.
-        own: what is calibrated on and measured nowhere; None to only tell rates.
-        batch_size: sequences of one pass.
-        seed: of the drawn boundaries.
-        progress: show bars.
-        run: name of the model.
-        doubts: with ``own``, measure again with logits raised by so much for each nat of the early exit's entropy, and
-            calibrated to the same rate.
-
-    Returns:
-        Of every rate, a model that is told it at what it makes of that, and with ``own`` any model calibrated to it. An
-        agent whose number of boundaries is the asked for one anyway has nothing to calibrate.
-
-    Raises:
-        UserError: an agent knows one rate, and nothing moves it; or nothing moves it, and ``doubts`` are given.
-    """
-    how: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "progress": progress, "run": run, "doubts": doubts}
-    return [point for point, _ in losses_at_rates(parts, config, rates, held_out, own, **how)]
