@@ -79,6 +79,7 @@ def every_case(folder):
         "clipped head 2": of_estimator("ppo", 2, head_epochs=2),
         "reward only 1": of_estimator("rloo", 1, reward_only=True),
     }
+    cases["muon 2"] = merge(of_estimator("reinforce", 2), {"train": {"optimizer": "muon"}})
     for name in registry.RATE_TARGETS:
         cases[f"rate target {name}"] = merge(TINY, {"rate_target": {"name": name}})
         cases[f"rates, {name}"] = merge(cases[f"rate target {name}"], RATES)
@@ -105,11 +106,11 @@ def every_case(folder):
 QUICK = (
     *("reinforce 1", "reinforce 2", "moving_average 2", "standardised 1", "critic of samples 1", "off_policy 1"),
     *("bitflip 1", "relax 1", "clipped head 1", "rate target ratio", "path 1", "agent entropy", "series"),
-    *("rates, logit_pressure", "rates, ratio", "rates, rloo 2"),
+    *("rates, logit_pressure", "rates, ratio", "rates, rloo 2", "muon 2"),
 )
 
 
-SHARDED = ("reinforce 2", "relax 1", "clipped head 1")
+SHARDED = ("reinforce 2", "relax 1", "clipped head 1", "muon 2")
 
 
 def trained(ranks, settings, folder, resume=None):

@@ -47,7 +47,9 @@ def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: di
     assert (history["train/grad_norm_policy"][1][-1] > 0) == (agent == "learned")
 
 
-def test_resuming_equals_never_having_stopped(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resuming_equals_never_having_stopped(optimizer: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    tiny_settings["train"]["optimizer"] = optimizer
     _, whole = run(tiny_settings, tmp_path / "whole")
     found = checkpoints.complete(tmp_path / "whole")
     assert len(found) >= 3
@@ -259,8 +261,10 @@ def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkp
     assert all(tensor.isfinite().all() for path in saved for tensor in checkpoints.load(path).tensors.values())
 
 
-def test_a_step_that_is_spared_changes_nothing(tiny_settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_that_is_spared_changes_nothing(name: str, tiny_settings: dict[str, Any]) -> None:
     """Neither parameters nor moments nor the count of steps, where the device says so; else it is the step it was."""
+    tiny_settings["train"]["optimizer"] = name
     config = resolve([], tiny_settings)
     found = []
     for flags in ([None, None, None], [0.0, 1.0, 0.0, 0.0]):

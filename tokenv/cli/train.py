@@ -70,7 +70,7 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     config = resolve([], updates, base=base)
-    check_checkpoint(checkpoints.load(path), build_parts(config, torch.device("meta"), world=world))
+    check_checkpoint(checkpoints.load(path), config.train, build_parts(config, torch.device("meta"), world=world))
     return TrainOptions(config, str(path))
 
 

@@ -83,6 +83,9 @@ class TrainConfig:
     Args:
         symbols: training symbols in all: bytes of text, steps of series.
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
+        optimizer: who makes an update's step: ``adamw`` as in the paper, or ``muon``, which orthogonalises the steps of
+            the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
+            some five times as high.
         accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
         agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
@@ -91,15 +94,16 @@ class TrainConfig:
             less than ``symbols``, so that a run would end before its warm-up, the warm-up is a tenth of ``symbols``:
             a configuration stays one that runs when nothing but its length is cut.
         final_learning_rate: end of the schedule, as a fraction of the peak.
-        beta1: of AdamW.
+        beta1: of AdamW; the momentum of Muon.
         beta2: of AdamW.
-        weight_decay: of AdamW, on matrices only.
+        weight_decay: of both, on matrices only.
         clip: largest gradient norm over all parameters.
     """
 
     symbols: int = field(default=8_000_000, metadata={"was": "bytes"})
     batch_size: int = 32
     accumulate: int = 1
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
     agent_learning_rate: float | None = None
     warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})

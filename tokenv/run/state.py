@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from tokenv.config.convert import convert, make, renamed
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, TrainConfig
 from tokenv.data.stream import Streams
 from tokenv.errors import UserError
 from tokenv.rates import RateRange
 from tokenv.run.evaluate import Evaluation
 from tokenv.run.parts import Parts
 from tokenv.run.shards import gathered
+from tokenv.run.update import kept_of_optimizer
 from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
@@ -146,16 +147,17 @@ class RunState:
     def restore(
         cls,
         checkpoint: checkpoints.Checkpoint,
+        config: TrainConfig,
         parts: Parts,
         optimizer: torch.optim.Optimizer,
         streams: Streams,
     ) -> RunState:
-        """Put model, optimiser and streams where they were at ``checkpoint``.
+        """Put model, optimiser and streams, which are of ``config``, where they were at ``checkpoint``.
 
         Raises:
             UserError: it is of another model or other data.
         """
-        state = check_checkpoint(checkpoint, parts)
+        state = check_checkpoint(checkpoint, config, parts)
         parts.load_state_dict(checkpoint.tensors)
         checkpoints.load_optimizer(optimizer, parts.named_parameters(), checkpoint.optimizer)
         try:
@@ -165,11 +167,12 @@ class RunState:
         return state
 
 
-def check_checkpoint(checkpoint: checkpoints.Checkpoint, parts: Parts) -> RunState:
+def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, parts: Parts) -> RunState:
     """Refuse a checkpoint that is not of this model; its state.
 
     Args:
         checkpoint: as it was read.
+        config: who learns.
         parts: the model, on any device, the meta device too.
 
     Raises:
@@ -177,7 +180,8 @@ def check_checkpoint(checkpoint: checkpoints.Checkpoint, parts: Parts) -> RunSta
     """
     state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
     checkpoints.check_tensors(checkpoint.tensors, parts.state_dict(), path / checkpoints.MODEL)
-    checkpoints.check_optimizer(checkpoint.optimizer, parts.named_parameters(), path / checkpoints.OPTIMIZER)
+    kept = kept_of_optimizer(config, parts.named_parameters())
+    checkpoints.check_optimizer(checkpoint.optimizer, kept, path / checkpoints.OPTIMIZER)
     return state
 
 

@@ -262,7 +262,7 @@ def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, 
     if resume is None:
         state = RunState(config.as_dict(), parts.lm.codec.unit)
     else:
-        state = RunState.restore(resume, parts, optimizer, streams)
+        state = RunState.restore(resume, config.train, parts, optimizer, streams)
         state.config = config.as_dict()
     return _Begun(parts, corpus, held_out, own, streams, optimizer, state)
 

@@ -15,6 +15,7 @@ from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
+from tokenv.run.muon import Muon, matrices
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
@@ -44,18 +45,45 @@ def pass_seed(seed: int, step: int, number: int) -> int:
 
 
 def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only; a group's ``share`` is its learning rate over the model's."""
+    """What ``train.optimizer`` names, with weight decay on matrices only.
+
+    A group's ``share`` is its learning rate over the model's, its ``matrices`` what Muon learns of it.
+    """
     own = 1.0 if config.agent_learning_rate is None else config.agent_learning_rate / config.learning_rate
-    members: dict[tuple[float, float, bool], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[float, float, int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in parameters.items():
         share = 1.0 if name.startswith("lm.") else own
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-        members.setdefault((share, decay, isinstance(parameter, DTensor)), []).append(parameter)
+        kind = (share, decay, _of_muon(config, name, parameter))
+        members.setdefault((*kind, isinstance(parameter, DTensor)), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": group, "share": share, "lr": share * config.learning_rate, "weight_decay": decay}
-        for (share, decay, _), group in members.items()
+        {
+            "params": group,
+            "share": share,
+            "lr": share * config.learning_rate,
+            "weight_decay": decay,
+            "matrices": count,
+        }
+        for (share, decay, count, _), group in members.items()
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    make = {"adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
+    return make(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> dict[str, dict[str, Tensor]]:
+    """What ``make_optimizer``'s keeps of each parameter that ever had a gradient, by its name: tensors of that form."""
+    step = torch.zeros((), device="meta")
+    return {
+        name: {"momentum": parameter}
+        if _of_muon(config, name, parameter)
+        else {"exp_avg": parameter, "exp_avg_sq": parameter, "step": step}
+        for name, parameter in parameters.items()
+    }
+
+
+def _of_muon(config: TrainConfig, name: str, parameter: Tensor) -> int:
+    """How many matrices Muon learns of a parameter; 0 is one of AdamW's."""
+    return matrices(name, parameter) if config.optimizer == "muon" else 0
 
 
 def backward(

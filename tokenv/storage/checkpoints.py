@@ -35,7 +35,6 @@ __all__ = [
     "verify",
 ]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 WIDTHS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
 
 
@@ -45,7 +44,7 @@ class Checkpoint:
 
     Attributes:
         tensors: parameters and buffers, by ``lm.``, ``agent.`` or ``estimator.`` name.
-        optimizer: AdamW's moments, by ``parameter name/field``.
+        optimizer: the optimiser's moments, by ``parameter name/field``.
         state: everything else, as JSON: configuration, counters, data position, metrics so far.
         path: where it was read; None for one that was not yet saved.
     """
@@ -127,15 +126,16 @@ def _alike(name: str, found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return same_type and (found.shape == wanted.shape or (name.endswith("_extra_state") and found.ndim == wanted.ndim))
 
 
-def check_optimizer(found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], whence: object) -> None:
-    """Refuse tensors that are not the moments of a model's parameters; see ``check_tensors``.
+def check_optimizer(
+    found: Mapping[str, torch.Tensor], kept: Mapping[str, Mapping[str, torch.Tensor]], whence: object
+) -> None:
+    """Refuse tensors that are not what an optimiser keeps; see ``check_tensors``.
 
-    A parameter that never had a gradient has none; any other has all.
+    A parameter that never had a gradient has none of ``kept``, which is by name and field; any other has all.
     """
-    owners = {name.rpartition("/")[0] for name in found}
-    step = torch.zeros((), device="meta")
-    wanted = {f"{owner}/{key}": parameters[owner] for owner in owners & parameters.keys() for key in MOMENTS}
-    check_tensors(found, wanted | {f"{owner}/step": step for owner in owners & parameters.keys()}, whence)
+    owners = {name.rpartition("/")[0] for name in found} & kept.keys()
+    wanted = {f"{owner}/{key}": like for owner in owners for key, like in kept[owner].items()}
+    check_tensors(found, wanted, whence)
 
 
 def optimizer_tensors(
