@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.compare.store import read_run
+from tokenv.data.pieces import SequenceBatch
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,3 +129,20 @@ def test_stopping_saves_and_says_how_to_go_on(
     assert "go on with: tokenv train with resume=runs/1" in errors
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"
+
+
+def test_long_sequences_are_looked_at_in_few(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pictures after 65,536 bytes a sequence took many times as long as the training before them."""
+    looked_at, habits_in = [], train.habits_in
+
+    def counted(trained: Any, batch: SequenceBatch) -> Any:
+        looked_at.append(batch.symbol_BN.numel())
+        return habits_in(trained, batch)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "habits_in", counted)
+    monkeypatch.setattr(train, "LOOKED_AT", 96)
+    run_command("train", ["with", *tiny_words])
+    assert 0 < looked_at[0] <= 96

@@ -43,6 +43,8 @@ from tokenv.storage import checkpoints
 # A disk that is full, read-only, broken or gone.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
 
+LOOKED_AT = 2**17  # bytes of held-out text whose boundaries are told of: seconds, however long sequences are
+
 
 def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) -> TrainOptions:
     """Options from configurations, or a run to go on with, and the command line.
@@ -154,8 +156,9 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
         draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
     else:
         passage = _held_out_passage(trained, corpus)
-        tables = habits_tables(habits_in(trained, corpus.validation(256)))
-        tables |= growth_table(habits_over_training(trained, corpus.validation(64)))
+        sequences = max(1, min(256, LOOKED_AT // config.data.seq_len))
+        tables = habits_tables(habits_in(trained, corpus.validation(sequences)))
+        tables |= growth_table(habits_over_training(trained, corpus.validation(max(1, sequences // 4))))
         write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
         show(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
