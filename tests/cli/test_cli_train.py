@@ -134,7 +134,7 @@ def test_stopping_saves_and_says_how_to_go_on(
 def test_long_sequences_are_looked_at_in_few(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pictures after 65,536 bytes a sequence took many times as long as the training before them."""
+    """The pictures after 16,384 bytes a sequence took many times as long as the training before them."""
     looked_at, habits_in = [], train.habits_in
 
     def counted(trained: Any, batch: SequenceBatch) -> Any:

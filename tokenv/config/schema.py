@@ -83,10 +83,10 @@ class TrainConfig:
     Args:
         symbols: training symbols in all: bytes of text, steps of series.
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
+        accumulate: passes whose gradients are averaged into one update.
         optimizer: who makes an update's step: ``adamw`` as in the paper, or ``muon``, which orthogonalises the steps of
             the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
             some five times as high.
-        accumulate: passes whose gradients are averaged into one update.
         learning_rate: peak of the schedule.
         agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
             ``learning_rate``.

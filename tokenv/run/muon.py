@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+
+from tokenv.run.dealt import dealt_out, whole
 
 LAYERS = re.compile(r"lm\.(down|mid|up|layers)\.")
 STACKED = {"qkv": 3}  # matrices that one parameter of this name holds, one above the other
@@ -15,7 +16,7 @@ POLYNOMIAL, ROUNDS = (3.4445, -4.7750, 2.0315), 5  # Jordan's: what is not tiny 
 LIKE_ADAMW = 0.2  # root mean square of an AdamW step, in learning rates
 
 
-def matrices(name: str, parameter: Tensor) -> int:
+def count_matrices(name: str, parameter: Tensor) -> int:
     """How many matrices a parameter of a layer holds, which Muon learns; 0 is a parameter that AdamW learns.
 
     Args:
@@ -68,39 +69,27 @@ class Muon(torch.optim.AdamW):
         spared = getattr(self, "found_inf", None)
         for group in self.param_groups:
             if group["matrices"]:
-                having = [parameter for parameter in group["params"] if parameter.grad is not None]
-                self._step(having, group, spared)
-                for parameter in having:
-                    parameter.grad = None
+                self._step(group, spared)
         super().step()
 
-    def _step(self, parameters: list[Tensor], group: dict[str, Any], spared: Tensor | None) -> None:
+    def _step(self, group: dict[str, Any], spared: Tensor | None) -> None:
         """Of one group by Muon; it changes nothing where ``spared`` is 1.0, which only the device knows."""
         rate, beta, count = group["lr"], group["betas"][0], group["matrices"]
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         pieces: list[Tensor] = []
         for parameter in parameters:
-            assert parameter.grad is not None
-            momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            momentum = state["momentum"]
             gradient = parameter.grad if spared is None else torch.where(spared > 0, momentum, parameter.grad)
             momentum.lerp_(gradient, 1 - beta)
-            pieces += _whole(gradient.lerp(momentum, beta)).chunk(count)
+            pieces += whole(gradient.lerp(momentum, beta)).chunk(count)
+            parameter.grad = None
         steps = orthogonal(pieces)
         made = 1.0 if spared is None else 1 - spared
         for number, parameter in enumerate(parameters):
             own = steps[number * count : (number + 1) * count]
             length = LIKE_ADAMW * max(own[0].shape) ** 0.5 * rate
             parameter.mul_(1 - made * rate * group["weight_decay"])
-            parameter.sub_(_dealt_out(torch.cat(own), parameter) * (made * length))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Of a tensor that is dealt out over processes the whole, in each of them."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _dealt_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of what every process has the part that is its own, as ``like`` is dealt out."""
-    if not isinstance(like, DTensor):
-        return tensor
-    mesh = like.device_mesh
-    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim).redistribute(mesh, like.placements)
+            parameter.sub_(dealt_out(torch.cat(own), parameter) * (made * length))

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tokenv.config.schema import Config
+from tokenv.run.dealt import dealt_out
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Ranks
 from tokenv.run.update import make_optimizer
@@ -73,14 +74,8 @@ def shard(parts: Parts, optimizer: torch.optim.Optimizer, config: Config, ranks:
     fresh = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():
         owner, _, key = name.rpartition("/")
-        fresh.state[parameters[owner]][key] = tensor if key == "step" else _dealt_out(tensor, parameters[owner])
+        fresh.state[parameters[owner]][key] = tensor if key == "step" else dealt_out(tensor, parameters[owner])
     return fresh
-
-
-def _dealt_out(tensor: Tensor, like: Tensor) -> Tensor:
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

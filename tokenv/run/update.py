@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.env.rollout import rescore, rescore_head
+from tokenv.run.dealt import whole
 from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
-from tokenv.run.muon import Muon, matrices
+from tokenv.run.muon import Muon, count_matrices
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
@@ -83,7 +84,7 @@ def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parame
 
 def _of_muon(config: TrainConfig, name: str, parameter: Tensor) -> int:
     """How many matrices Muon learns of a parameter; 0 is one of AdamW's."""
-    return matrices(name, parameter) if config.optimizer == "muon" else 0
+    return count_matrices(name, parameter) if config.optimizer == "muon" else 0
 
 
 def backward(
@@ -175,9 +176,8 @@ def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str, device: tor
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
     """L2 norm of gradients, some of which may be dealt out over processes."""
-    norms = [torch.nn.utils.get_total_norm(some) for some in _by_kind(gradients)]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return whole[0] if len(whole) == 1 else torch.stack(whole).norm()
+    norms = [whole(torch.nn.utils.get_total_norm(some)) for some in _by_kind(gradients)]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
 def _by_kind(tensors: list[T]) -> list[list[T]]:
