@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from pages import Page
 
 import tokenv
@@ -131,3 +132,19 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
     found = Page(shown)
     assert found.headings[-1] == "Token boundaries as you type"
     assert {"textarea", "input", "template", "script"} <= found.tags
+
+
+@pytest.mark.parametrize("rate", [None, 0.4])
+def test_pieces_of_a_text_are_cut_together(tiny_run: Path, rate: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tokenv.load(tiny_run), "some words, and others " * 30
+    passes: list[torch.Size] = []
+    encode = model.lm.encode
+    monkeypatch.setattr(model.lm, "encode", lambda symbol_BN: passes.append(symbol_BN.shape) or encode(symbol_BN))
+    together = model.spans(text, rate=rate)
+    assert len(passes) == (2 if rate is None else 4)  # whole pieces and the rest; a rate takes a search
+    monkeypatch.setattr("tokenv.run.stored.SYMBOLS_PER_PASS", 1)
+    alone = model.spans(text, rate=rate)
+    assert len(passes) > 20
+    assert together.boundaries == alone.boundaries
+    assert together.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
+    assert together.bits == pytest.approx(alone.bits, abs=1e-4)

@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -22,7 +24,7 @@ import tokenv
 from tokenv.cli.main import run_command
 from tokenv.errors import UserError
 from tokenv.serve.answers import LONGEST
-from tokenv.serve.app import LARGEST, application, listen
+from tokenv.serve.app import LARGEST, LOCAL, WAITING, application, host_names, in_url, listen
 from tokenv.serve.shelf import Shelf
 
 pytest.importorskip("starlette")
@@ -30,8 +32,10 @@ pytest.importorskip("uvicorn")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of an answer; a body makes it a POST."""
+async def request(
+    app: Any, path: str, body: bytes | None = None, *, gone: asyncio.Event | None = None, **headers: str
+) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of an answer; a body makes it a POST; the client disconnects when ``gone`` is set."""
     named = {"host": "127.0.0.1:8123"} | headers
     scope = {
         "type": "http",
@@ -43,21 +47,30 @@ def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in named.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8123),
     }
+    received: list[dict[str, Any]] = [{"type": "http.request", "body": body or b"", "more_body": False}]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body or b"", "more_body": False}
+        if received:
+            return received.pop()
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    await app(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]).decode()
+
+
+def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
+    """The same of a client that waits for its answer."""
+    return asyncio.run(request(app, path, body, **headers))
 
 
 @pytest.fixture
@@ -96,6 +109,9 @@ def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> Non
         (b'{"text": ""}', "the text is empty"),
         (b'{"text": "' + b"a" * (LONGEST + 1) + b'"}', "expected at most 10,000"),
         (b'{"text": "' + b"a" * LARGEST + b'"}', "the text is too long"),
+        (rb'{"text": "\ud800"}', "a lone surrogate"),
+        (rb'{"text": "a", "checkpoints": {"run": "\udfff"}}', "a lone surrogate"),
+        (rb'{"text": "a", "\ud800": 1}', "a lone surrogate"),
     ],
 )
 def test_bad_questions_are_told(app: Any, body: bytes, said: str) -> None:
@@ -109,9 +125,89 @@ def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> No
     assert ask(app, "/", host="evil.example")[0] == 400
     assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
     assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
-    everywhere = application(Shelf([str(tiny_run)], "latest"), host="0.0.0.0")
+    everywhere = application(Shelf([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
     assert ask(everywhere, "/", host="machine.example")[0] == 200
     assert ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://[", "", "null", "http://", "//[::1", "\xff://\xff", "127.0.0.1:8123"])
+def test_an_origin_that_is_no_url_is_refused(app: Any, origin: str) -> None:
+    status, _, text = ask(app, "/spans", b'{"text": "ab"}', origin=origin)
+    assert status == 403
+    assert "expected requests of this page only" in json.loads(text)["error"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "127.1", "localhost", "::1", "0.0.0.0"])
+def test_every_loopback_address_checks_the_host(host: str, tiny_run: Path) -> None:
+    try:
+        listening = listen(host, 0)
+    except UserError:
+        pytest.skip(f"this machine does not listen on {host}")
+    with listening:
+        names = host_names(host, listening.getsockname()[0])
+    app = application(Shelf([str(tiny_run)], "latest"), names=names)
+    for own in (in_url(host), "127.0.0.1", "localhost", "[::1]"):
+        assert ask(app, "/", host=f"{own}:8123")[0] == 200
+    assert ask(app, "/", host="evil.example")[0] == (200 if host == "0.0.0.0" else 400)
+
+
+def test_host_names_of_a_mapped_address() -> None:
+    assert host_names("::ffff:127.0.0.1", "::ffff:127.0.0.1") == (*LOCAL, *["[::ffff:127.0.0.1]"] * 2)
+
+
+def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, release = threading.Event(), threading.Event()
+    answered: list[str] = []
+
+    def slow(_: Any, asked: Any, *__: Any, **___: Any) -> dict[str, Any]:
+        answered.append(asked.text)
+        started.set()
+        assert release.wait(60)
+        return {}
+
+    monkeypatch.setattr("tokenv.serve.app.answer", slow)
+
+    async def many() -> None:
+        gone = asyncio.Event()
+        bodies = [json.dumps({"text": str(number)}).encode() for number in range(WAITING + 1)]
+        running = asyncio.create_task(request(app, "/spans", bodies[0]))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        waiting = [asyncio.create_task(request(app, "/spans", body, gone=gone)) for body in bodies[1:]]
+        await asyncio.sleep(0.01)
+        status, _, text = await request(app, "/spans", b'{"text": "one more"}')
+        assert status == 503
+        assert f"{WAITING} requests are waiting" in json.loads(text)["error"]
+        gone.set()
+        await asyncio.gather(*waiting)  # none of them was answered
+        release.set()
+        assert (await running)[0] == 200
+        assert (await request(app, "/spans", b'{"text": "last"}'))[0] == 200
+
+    asyncio.run(many())
+    assert answered == ["0", "last"]
+
+
+def test_a_client_that_goes_stops_before_the_next_run(tiny_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(tiny_run)
+    shelf = Shelf([str(tiny_run), str(tmp_path / "other")], "latest")
+    began: list[str] = []
+
+    async def leave() -> None:
+        gone, loop = asyncio.Event(), asyncio.get_running_loop()
+        model = shelf.model
+
+        def watched(run: str, name: str | None = None) -> Any:
+            began.append(run)
+            loop.call_soon_threadsafe(gone.set)
+            time.sleep(0.1)  # so that the server hears of it
+            return model(run, name)
+
+        shelf.model = watched  # type: ignore[method-assign]
+        await request(application(shelf), "/spans", b'{"text": "ab"}', gone=gone)
+
+    asyncio.run(leave())
+    assert began == [str(tiny_run)]
 
 
 def test_where_it_cannot_listen() -> None:
@@ -174,6 +270,24 @@ def test_a_process_serves_until_it_is_stopped(tiny_run: Path) -> None:
         _, told = process.communicate(timeout=60)
         assert process.returncode == 130
         assert told.splitlines()[-1] == "tokenv: stopped"
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_while_many_wait(tiny_run: Path) -> None:
+    body = json.dumps({"text": "some text " * 999}).encode()
+    question = b"POST /spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with served(f"run={tiny_run}", "checkpoint=latest") as (process, address), ExitStack() as clients:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for _ in range(140):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(question)
+        process.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        _, told = process.communicate(timeout=60)
+        assert time.monotonic() - started < 10
+        assert process.returncode == 130
+        assert told.splitlines()[-1] == "tokenv: stopped"
+        assert "Traceback" not in told
 
 
 @pytest.mark.slow

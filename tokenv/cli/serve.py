@@ -8,7 +8,7 @@ from functools import partial
 from tokenv.cli.options import ServeOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.report.table import console
-from tokenv.serve.app import application, check_installed, listen, serve
+from tokenv.serve.app import application, check_installed, host_names, in_url, listen, serve
 from tokenv.serve.shelf import Shelf
 
 
@@ -19,9 +19,9 @@ def serve_page(options: ServeOptions, _record: Record) -> None:
         shelf = Shelf([options.run, *options.also], options.checkpoint)
         for config in shelf.configs.values():
             check_text(config)
-        app = application(shelf, seed=options.seed, host=options.host)
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"http://{host}:{listening.getsockname()[1]}/"
+        numeric, port, *_ = listening.getsockname()
+        app = application(shelf, seed=options.seed, names=host_names(options.host, numeric))
+        address = f"http://{in_url(options.host)}:{port}/"
         console().print(f"{', '.join(shelf.chosen)} at {address} (Ctrl-C ends)", soft_wrap=True)
         sys.stdout.flush()
         serve(app, listening)

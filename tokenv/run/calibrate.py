@@ -118,7 +118,7 @@ def _bias_of_text(
             return 0.0
 
         def exceeds(bias: float) -> float:
-            drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION][0] for td in observed]
+            drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
             return excess(torch.cat(drawn))
 
         least, most = exceeds(-WIDEST), exceeds(WIDEST)

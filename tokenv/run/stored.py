@@ -23,6 +23,8 @@ from tokenv.run.parts import Parts, build_parts
 from tokenv.run.state import RunState
 from tokenv.storage import checkpoints
 
+SYMBOLS_PER_PASS = 8192  # of a text's pieces that are rolled out together; one piece at least
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -131,10 +133,10 @@ def segment(
     log_likelihood_N: list[float] = []
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
     for td in text_rollouts(trained, text, **how):
-        prob_T = td[keys.BOUNDARY_PROB][0].float().clamp(0, 1)
-        probability_N += (shifted(prob_T, -logit_bias) if logit_bias else prob_T).tolist()
-        boundary_N += td[keys.ACTION][0].bool().tolist()
-        log_likelihood_N += [math.nan, *td[keys.LOG_LIKELIHOOD][0, :-1].double().tolist()]
+        prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
+        probability_N += (shifted(prob_BT, -logit_bias) if logit_bias else prob_BT).flatten().tolist()
+        boundary_N += td[keys.ACTION].bool().flatten().tolist()
+        log_likelihood_N += F.pad(td[keys.LOG_LIKELIHOOD][:, :-1].double(), (1, 0), value=math.nan).flatten().tolist()
     return Segmented(text, probability_N, boundary_N, log_likelihood_N, logit_bias)
 
 
@@ -147,7 +149,7 @@ def text_rollouts(
     logit_bias: float = 0.0,
     rate: float | None = None,
 ) -> Iterator[TensorDictBase]:
-    """Rollouts [1, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
+    """Rollouts [B, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
     pieces, told = text_pieces(trained, text), rate_to_tell(trained.parts, trained.config, rate)
     with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
         for symbol_BN in pieces:
@@ -155,7 +157,11 @@ def text_rollouts(
 
 
 def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
-    """A text in pieces of the length that a model was trained on, each a sequence to roll out: int64 [1, N] each.
+    """Split a text into pieces of the length that a model was trained on, in batches to roll out.
+
+    Returns:
+        int64 [B, T + 1] each, in the text's order: batches of whole pieces, and a batch of one for a shorter rest. A
+        rollout decides nothing at its last symbol, so one more symbol is appended to every piece.
 
     Raises:
         UserError: the text is empty.
@@ -163,9 +169,10 @@ def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
     length = trained.config.data.seq_len
-    cut = [list(text[start : start + length]) for start in range(0, len(text), length)]
-    # A rollout decides nothing at its last symbol, so one more is put there.
-    return [F.pad(torch.tensor(piece), (0, 1)).unsqueeze(0) for piece in cut]
+    symbol_N = torch.tensor(list(text))
+    whole_N, rest_N = symbol_N.tensor_split([len(text) // length * length])
+    batches = [*whole_N.view(-1, length).split(max(1, SYMBOLS_PER_PASS // length)), rest_N[None]]
+    return [F.pad(symbol_BT, (0, 1)) for symbol_BT in batches if symbol_BT.numel()]
 
 
 def write_on(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,13 +58,14 @@ def page(shelf: Shelf, seed: int) -> str:
     )
 
 
-def answer(shelf: Shelf, asked: Asked, seed: int) -> dict[str, Any]:
-    """A text as every run cuts it.
+def answer(shelf: Shelf, asked: Asked, seed: int, *, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Return a text as every run cuts it.
 
     Args:
         shelf: of runs.
         asked: the text and how to cut it.
         seed: of drawn boundaries.
+        check: called before every run; raises where nobody waits for the answer any more.
 
     Returns:
         For JSON: ``runs``, each with ``run``, ``checkpoint`` and either ``spans`` (as ``tokenv segment json=`` has it),
@@ -75,6 +76,7 @@ def answer(shelf: Shelf, asked: Asked, seed: int) -> dict[str, Any]:
     for run, chosen in shelf.chosen.items():
         name = asked.checkpoints.get(run, chosen)
         said: dict[str, Any] = {"run": run, "checkpoint": name}
+        check()
         try:
             cuts[run] = shelf.model(run, name).spans(asked.text, seed=seed, threshold=asked.threshold, rate=asked.rate)
         except UserError as error:

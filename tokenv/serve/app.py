@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import socket
-import threading
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from tokenv.config.convert import make
 from tokenv.errors import UserError
@@ -17,12 +17,16 @@ from tokenv.serve.answers import LONGEST, Asked, answer, page
 from tokenv.serve.shelf import Shelf
 
 if TYPE_CHECKING:
+    from anyio import CapacityLimiter
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-LOCAL = ("127.0.0.1", "localhost")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
 LARGEST = 8 * LONGEST  # bytes of a question: JSON may write a byte as \u0000
+WAITING = 16  # requests that wait for the models
+GRACE = 1  # seconds that requests have to end in when the server is stopped
+DISCONNECTED = 499  # status of a request whose client is gone, as nginx has it; nobody reads it
 HEADERS = {
     # Nothing from elsewhere, no script but the page's own, and in nobody's frame.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
@@ -48,34 +52,56 @@ def check_installed() -> None:
         ) from error
 
 
-def application(shelf: Shelf, *, seed: int = 0, host: str = LOCAL[0]) -> Starlette:
-    """The page, its script, ``/runs`` (GET: what there is) and ``/spans`` (POST: a text, cut); the last two are JSON.
+def host_names(host: str, address: str) -> tuple[str, ...]:
+    """Return the host names that requests may name, as ``TrustedHostMiddleware`` takes them.
+
+    On a loopback address these are the machine's own: a page elsewhere could let its name lead there (DNS rebinding).
+    On any other address they are all, ``*``: whoever reaches the machine is let in.
+
+    Args:
+        host: that the user asked to listen on.
+        address: numeric, that the socket listens on.
+    """
+    numeric = ip_address(address)
+    if not (getattr(numeric, "ipv4_mapped", None) or numeric).is_loopback:
+        return ("*",)
+    return (*LOCAL, in_url(host), in_url(address))
+
+
+def in_url(host: str) -> str:
+    """Return a host as a URL has it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
+    """Build the ASGI application: the page, its script, ``/runs`` (GET: all runs) and ``/spans`` (POST: cut a text).
+
+    The models answer one request at a time, and ``WAITING`` further requests wait; any more get status 503. A request
+    whose client has disconnected is cancelled. Errors are JSON, ``{"error": message}``.
 
     Args:
         shelf: of runs.
         seed: of drawn boundaries.
-        host: address that is listened on. On this machine's own, questions to another name are refused: a page
-            elsewhere could let its name lead here.
+        names: host names that requests may name; see ``host_names``.
     """
+    from anyio import CapacityLimiter, from_thread
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import ClientDisconnect
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
-    one_at_a_time = threading.Lock()
+    limiter = CapacityLimiter(1)
 
-    def refused(message: str, status: int) -> Response:
+    def failure(message: str, status: int) -> Response:
         return JSONResponse({"error": message}, status, HEADERS)
 
-    def cut(asked: Asked) -> dict[str, Any]:
-        with one_at_a_time:
-            return answer(shelf, asked, seed)
-
-    def listed() -> dict[str, Any]:
-        with one_at_a_time:
-            return {"seed": seed, "runs": shelf.as_list()}
+    async def computed(request: Request, work: Callable[[], dict[str, Any]]) -> Response:
+        if limiter.statistics().tasks_waiting >= WAITING:
+            return failure(f"{WAITING} requests are waiting already: try again in some seconds", 503)
+        found = await _unless_disconnected(request, work, limiter)
+        return Response(status_code=DISCONNECTED) if found is None else JSONResponse(found, headers=HEADERS)
 
     async def home(_: Request) -> Response:
         return HTMLResponse(page(shelf, seed), headers=HEADERS)
@@ -84,18 +110,20 @@ def application(shelf: Shelf, *, seed: int = 0, host: str = LOCAL[0]) -> Starlet
         text = files("tokenv").joinpath("serve/page.js").read_text(encoding="utf-8")
         return Response(text, media_type="text/javascript", headers=HEADERS)
 
-    async def runs(_: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(listed), headers=HEADERS)
+    async def runs(request: Request) -> Response:
+        return await computed(request, lambda: {"seed": seed, "runs": shelf.as_list()})
 
     async def spans(request: Request) -> Response:
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            return refused(f"a page of {origin} asks: expected this one", 403)
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            return failure(f"origin = {origin!r}: expected requests of this page only", 403)
         try:
             asked = make(Asked, await _body(request))
         except UserError as error:
-            return refused(str(error), 400)
-        return JSONResponse(await run_in_threadpool(cut, asked), headers=HEADERS)
+            return failure(str(error), 400)
+        except ClientDisconnect:
+            return Response(status_code=DISCONNECTED)
+        return await computed(request, lambda: answer(shelf, asked, seed, check=from_thread.check_cancelled))
 
     routes = [
         Route("/", home),
@@ -103,8 +131,27 @@ def application(shelf: Shelf, *, seed: int = 0, host: str = LOCAL[0]) -> Starlet
         Route("/runs", runs),
         Route("/spans", spans, methods=["POST"]),
     ]
-    names = LOCAL if host in LOCAL else ("*",)
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))])
+
+
+async def _unless_disconnected(
+    request: Request, work: Callable[[], dict[str, Any]], limiter: CapacityLimiter
+) -> dict[str, Any] | None:
+    """Return the result of ``work``, done in a thread; None where the client disconnected before it began or ended."""
+    from anyio import create_task_group, to_thread
+
+    found = None
+    async with create_task_group() as tasks:
+
+        async def cancel_when_disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(cancel_when_disconnected)
+        found = await to_thread.run_sync(work, limiter=limiter)
+        tasks.cancel_scope.cancel()
+    return found
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -122,6 +169,9 @@ async def _body(request: Request) -> dict[str, Any]:
             )
     try:
         values = json.loads(data)
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError("the JSON holds a lone surrogate, such as \\ud800: expected Unicode text") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"no JSON: {error}") from None
     if not isinstance(values, dict) or "text" not in values:
@@ -150,8 +200,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Answer until Ctrl-C."""
+    """Answer until SIGINT (Ctrl-C) or SIGTERM; requests that take longer than ``GRACE`` are cancelled."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
+    server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=GRACE, **options))
     server.run(sockets=[listening])
