@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, try_one
+from malformed_http import http_outcome, http_request
 
 from tokenv.config.convert import make
 from tokenv.config.files import merge
@@ -39,14 +40,14 @@ def place(tmp_path_factory):
     return folder
 
 
-def run(kind, count, place, monkeypatch, capsys):
+def run(kind, count, place, monkeypatch, capsys, **how):
     monkeypatch.chdir(place)
     counts = Counter()
 
     @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**64))
     def tried(seed):
-        assert try_one(kind, seed, counts) is None
+        assert try_one(kind, seed, counts, **how) is None
 
     with nothing_works(monkeypatch):
         tried()
@@ -61,7 +62,16 @@ def test_what_is_malformed_ends_with_one_message(kind, place, monkeypatch, capsy
     run(kind, 30, place, monkeypatch, capsys)
 
 
+def test_a_malformed_request_is_answered_with_one_message(place, monkeypatch, capsys):
+    run("http", 100, place, monkeypatch, capsys, make=http_request, judge=http_outcome)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_malformed_ones_end_with_one_message(kind, place, monkeypatch, capsys):
     run(kind, {"line": 6000, "yaml": 2000}.get(kind, 1000), place, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+def test_thousands_of_malformed_requests_are_answered_with_one_message(place, monkeypatch, capsys):
+    run("http", 3000, place, monkeypatch, capsys, make=http_request, judge=http_outcome)

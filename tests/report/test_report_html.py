@@ -66,6 +66,14 @@ def test_newline_breaks_after_its_span():
     assert '</span>\n<span class="p14" title="π = 0.43 · byte 2">b</span></div>' in page(b"a\nb")
 
 
+def test_scripts_run_in_their_own_direction_and_lines_come_after_their_characters():
+    source = page("אב".encode())
+    assert "unicode-bidi: plaintext" in source
+    assert "bidi-override" not in source
+    boundary = segment_page({"p": [Character("א", 0.5, True, 0, 2)]}, title="t", facts={})
+    assert 'tabindex="0">א<i></i></span>' in boundary
+
+
 def test_legend_shows_the_true_range():
     assert "<span>0</span><span>0.25</span><span>0.5</span><span>0.75</span><span>1</span>" in page(b"a")
     stretched = page(b"a", scale=(0.1, 0.5))

@@ -134,6 +134,19 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
     assert {"textarea", "input", "template", "script"} <= found.tags
 
 
+def test_the_text_comes_first_then_the_result_then_the_controls(shelf: Shelf) -> None:
+    shown = page(shelf, seed=0)
+    places = [shown.index(part) for part in ('id="text"', 'id="status"', 'id="runs"', 'class="legend"', 'id="rate"')]
+    assert places == sorted(places)
+
+
+def test_a_text_has_no_tab_stop_of_its_own(shelf: Shelf) -> None:
+    (said,) = answer(shelf, Asked(TEXT), seed=0)["runs"]
+    stops = [attrs["tabindex"] for attrs in Page(said["html"]).spans if "tabindex" in attrs]
+    assert stops == ["-1"] * len(stops)  # the page's script makes one
+    assert stops
+
+
 @pytest.mark.parametrize("rate", [None, 0.4])
 def test_pieces_of_a_text_are_cut_together(tiny_run: Path, rate: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = tokenv.load(tiny_run), "some words, and others " * 30

@@ -493,9 +493,9 @@ def _status(path):
     return json.loads((path / "run.json").read_text())["status"]
 
 
-def try_one(kind, seed, counts: Counter):
-    """Try what a seed makes; the line and what went wrong, or None."""
-    line = KINDS[kind](random.Random(f"{kind} {seed}"))
-    found = outcome(line)
+def try_one(kind, seed, counts: Counter, make=None, judge=outcome):
+    """Try what a seed makes; what that was and what went wrong, or None."""
+    line = (make or KINDS[kind])(random.Random(f"{kind} {seed}"))
+    found = judge(line)
     counts[kind, found if found in ("ok", "message") else "wrong"] += 1
     return None if found in ("ok", "message") else (line, found)

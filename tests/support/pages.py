@@ -27,8 +27,8 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         self.tags.add(tag)
         if self.inside_text():
-            assert tag == "span"
-            self.spans.append(attrs)
+            assert tag in {"span", "i"}
+            self.spans += [attrs] * (tag == "span")
         if tag not in VOID:
             self.open.append((tag, attrs))
         if attrs.get("class") == "text":

@@ -298,16 +298,28 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
         drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]) | {"costs": {"other": {"flops": 1.0}}})
 
 
+def faces(axes):
+    """The colours of a picture's points."""
+    return [container[0].get_markerfacecolor() for container in axes.containers]
+
+
 def test_bias_of_direction_is_told_as_it_was_estimated(monkeypatch):
-    for turn in (-0.2, 1.8):
+    for turn in (-0.7, 1.8):
         axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[turn, 0.3]))
         assert f"other  [{turn:.2f} ± 0.30]" in texts
         scale = axes.figure.axes[-1].get_ylim()
         assert scale == (pytest.approx(min(turn, 0.0)), pytest.approx(max(turn, 0.1)))
-    axes, texts, legend = drawn(monkeypatch, draw_cost, a_result(turn=[math.nan, math.nan]))
+        assert faces(axes)[1] != pictures._NO_BIAS
+    axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[math.nan, math.nan]))
     assert "other  [–]" in texts
-    assert "bias of direction not measurable" in legend
-    assert any(container[0].get_markerfacecolor() == pictures._UNKNOWN for container in axes.containers)
+
+
+@pytest.mark.parametrize("turn", [[math.nan, math.nan], [0.5, math.nan], [0.5, 0.3], [-0.5, 0.3], [0.0, 0.0]])
+def test_a_bias_that_may_be_zero_is_grey(monkeypatch, turn):
+    axes, _, legend = drawn(monkeypatch, draw_cost, a_result(turn=turn))
+    assert faces(axes) == [pictures._NO_BIAS, pictures._NO_BIAS]  # the first is 0.1 ± 0.05
+    assert "grey: bias within 2 standard errors of 0, or not measurable" in legend
+    assert axes.figure.axes[-1].get_ylim() == (0.0, pytest.approx(0.1))
 
 
 def test_what_one_pair_says_has_no_error_and_is_left_out(monkeypatch):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import socket
-from collections.abc import Callable, Sequence
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from importlib.resources import files
 from ipaddress import ip_address
@@ -103,6 +104,19 @@ def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) ->
         found = await _unless_disconnected(request, work, limiter)
         return Response(status_code=DISCONNECTED) if found is None else JSONResponse(found, headers=HEADERS)
 
+    def ending(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """Answer requests that end early: no traceback is logged of them."""
+
+        async def wrapped(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=DISCONNECTED)
+            except CancelledError:
+                return failure("the server was stopped", 503)
+
+        return wrapped
+
     async def home(_: Request) -> Response:
         return HTMLResponse(page(shelf, seed), headers=HEADERS)
 
@@ -121,15 +135,13 @@ def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) ->
             asked = make(Asked, await _body(request))
         except UserError as error:
             return failure(str(error), 400)
-        except ClientDisconnect:
-            return Response(status_code=DISCONNECTED)
         return await computed(request, lambda: answer(shelf, asked, seed, check=from_thread.check_cancelled))
 
     routes = [
         Route("/", home),
         Route("/page.js", script),
-        Route("/runs", runs),
-        Route("/spans", spans, methods=["POST"]),
+        Route("/runs", ending(runs)),
+        Route("/spans", ending(spans), methods=["POST"]),
     ]
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))])
 

@@ -1,7 +1,8 @@
-// Asks the server for the text's boundaries a moment after every change, one question at a time.
+// Asks the server for the text's boundaries while one types, one request at a time.
 "use strict";
 
-const QUIET = 200; // milliseconds without a change before a question is asked
+const PAUSE = 100; // milliseconds from a change to its request, which all changes meanwhile share
+const SLOW = 150; // milliseconds after which a request is said to be computing
 const element = (id) => document.getElementById(id);
 const text = element("text"), rate = element("rate"), threshold = element("threshold"), download = element("download");
 const cards = []; // one a run: its checkpoints and where it is shown
@@ -47,22 +48,37 @@ function draw(answer) {
     card.failed.hidden = !found.error;
     card.failed.textContent = found.error || "";
     card.drawn.innerHTML = found.html || ""; // escaped by the server, and no script but this file's may run
-    card.table.replaceChildren(...Object.entries(found.facts || {}).map(([name, value]) => {
-      const row = document.createElement("tr"), head = document.createElement("th");
-      head.scope = "row";
-      head.textContent = name;
-      row.append(head);
-      row.insertCell().textContent = value;
-      return row;
+    const first = card.drawn.querySelector(".b");
+    if (first) first.tabIndex = 0;
+    card.facts.replaceChildren(...Object.entries(found.facts || {}).map(([name, value]) => {
+      const fact = document.createElement("div");
+      fact.append(document.createElement("dt"), document.createElement("dd"));
+      fact.firstChild.textContent = name;
+      fact.lastChild.textContent = value;
+      return fact;
     }));
   });
+}
+
+// Move the one Tab stop of a run's text (a roving tabindex) to the boundary that has the focus.
+function focused({ currentTarget, target }) {
+  currentTarget.querySelectorAll("[tabindex='0']").forEach((stop) => { stop.tabIndex = -1; });
+  target.tabIndex = 0;
+}
+
+function walk(event) {
+  const stops = [...event.currentTarget.querySelectorAll(".b")], at = stops.indexOf(event.target), last = stops.length - 1;
+  const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+  if (to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+  event.preventDefault();
+  stops[Math.min(Math.max(to, 0), last)].focus();
 }
 
 function clear(message, failed = false) {
   shown = null;
   for (const card of cards) {
     card.drawn.replaceChildren();
-    card.table.replaceChildren();
+    card.facts.replaceChildren();
     card.failed.hidden = true;
   }
   say(message, failed);
@@ -75,6 +91,10 @@ async function update() {
   }
   busy = true;
   const asked = question();
+  const slow = setTimeout(() => {
+    element("runs").ariaBusy = "true";
+    say("computing…");
+  }, SLOW);
   try {
     if (asked.text) {
       const answer = await fetched("spans", {
@@ -89,6 +109,8 @@ async function update() {
   } catch (error) {
     clear(error.message, true);
   }
+  clearTimeout(slow);
+  element("runs").ariaBusy = "false";
   download.disabled = shown === null;
   document.body.dataset.state = "drawn"; // for whoever waits, as tests do
   busy = false;
@@ -100,8 +122,10 @@ async function update() {
 
 function changed() {
   tellSliders();
-  clearTimeout(timer);
-  timer = setTimeout(update, QUIET);
+  timer ||= setTimeout(() => {
+    timer = 0;
+    update();
+  }, PAUSE);
 }
 
 function save() {
@@ -128,8 +152,10 @@ function place(run, number) {
   element("runs").append(section);
   cards.push({
     run: run.run, checkpoints: run.checkpoints, slider, told: section.querySelector("output"),
-    table: section.querySelector("table"), failed: section.querySelector(".failed"), drawn: section.querySelector(".drawn"),
+    facts: section.querySelector("dl"), failed: section.querySelector(".failed"), drawn: section.querySelector(".drawn"),
   });
+  cards.at(-1).drawn.addEventListener("focusin", focused);
+  cards.at(-1).drawn.addEventListener("keydown", walk);
 }
 
 // What the address says after #, such as #text=def&rate=0.3&checkpoint=0, is where one begins.

@@ -19,7 +19,7 @@ from tokenv.report.theme import LINES, MARKERS
 from tokenv.variance.report import basis_of, pair
 
 _SHADES = (*LINES, "#000000", "#7F7F7F")
-_UNKNOWN = "#BBBBBB"
+_NO_BIAS = "#BBBBBB"  # of points whose bias is not known to differ from 0
 _NOISE = "noise of one draw: variance over squared mean, tr Cov / |E g|²"
 _READING = "Noise 1: one draw is as much noise as signal; the mean of n draws has an n-th of it. Lower is better."
 
@@ -206,14 +206,22 @@ def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> Non
         )
 
 
+def differs(value: float, error: float) -> bool:
+    """Return whether a value lies more than two standard errors from 0; False where either is unknown."""
+    return abs(value) > 2 * error
+
+
 def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
-    """Noise against FLOPs of an update, bias of direction as colour, one panel for each moment."""
+    """Draw noise against FLOPs of an update, one panel for each moment.
+
+    The colour is the bias of direction where that ``differs`` from 0; all other points are grey.
+    """
     moments, costs = result["moments"], result["costs"]
     figure = Figure(figsize=(max(7.5 * len(moments), 9), 7.2), dpi=140, layout="constrained")
     panels = figure.subplots(1, len(moments), squeeze=False)[0]
     basis = basis_of(result)
-    turns = [_found(moment, label, component, "turn")[0] for moment in moments for label in costs]
-    known = [turn for turn in turns if math.isfinite(turn)]
+    turns = [_found(moment, label, component, "turn") for moment in moments for label in costs]
+    known = [value for value, error in turns if differs(value, error)]
     scale = mpl.cm.ScalarMappable(
         mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
     )
@@ -226,7 +234,7 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
         limits, ends = axes.get_ylim(), []
         for label, point in points.items():
             turn = _found(moment, label, component, "turn")
-            face = scale.to_rgba(np.array(turn[0])) if math.isfinite(turn[0]) else _UNKNOWN
+            face = scale.to_rgba(np.array(turn[0])) if differs(*turn) else _NO_BIAS
             _draw_noise(axes, [point], "black", faces=[face])
             told = f"{label}  [{pair(list(turn))}]"
             ends.append((point.x, point.height(axes), told, "black"))
@@ -238,16 +246,22 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
         axes.set_title(f"{moment['symbols'] / 1e6:.2f} MB of training", loc="left")
         _label_at_right(axes, ends)
     panels[0].set_ylabel(_NOISE)
-    figure.colorbar(
-        scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true); below 0: noise of its estimate"
-    )
+    figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
     figure.suptitle(f"Variance of the {component} gradient against what an update costs", x=0.01, ha="left")
     lines = [
-        Line2D([], [], color=_UNKNOWN, marker="o", ms=6, ls="", label="bias of direction not measurable"),
+        Line2D(
+            [],
+            [],
+            color=_NO_BIAS,
+            marker="o",
+            ms=6,
+            ls="",
+            label="grey: bias within 2 standard errors of 0, or not measurable",
+        ),
         Line2D([], [], color="grey", ls="--", label=f"as good as {basis} at equal compute: the same noise × FLOPs"),
         Line2D([], [], color="grey", ls=":", label="half of that"),
     ]
-    said = ["In brackets, and as colour: bias of direction ± standard error; 0 points where the true gradient does."]
+    said = ["In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."]
     _explained(figure, lines, [*said, *_unseen(result, component), *_refused(result)])
     return save_png(figure, path)
 
