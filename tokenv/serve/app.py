@@ -89,33 +89,16 @@ def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) ->
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import ClientDisconnect
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
     limiter = CapacityLimiter(1)
 
-    def failure(message: str, status: int) -> Response:
-        return JSONResponse({"error": message}, status, HEADERS)
-
     async def computed(request: Request, work: Callable[[], dict[str, Any]]) -> Response:
         if limiter.statistics().tasks_waiting >= WAITING:
-            return failure(f"{WAITING} requests are waiting already: try again in some seconds", 503)
+            return _failure(f"{WAITING} requests are waiting already: try again in some seconds", 503)
         found = await _unless_disconnected(request, work, limiter)
         return Response(status_code=DISCONNECTED) if found is None else JSONResponse(found, headers=HEADERS)
-
-    def ending(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Answer requests that end early: no traceback is logged of them."""
-
-        async def wrapped(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except ClientDisconnect:
-                return Response(status_code=DISCONNECTED)
-            except CancelledError:
-                return failure("the server was stopped", 503)
-
-        return wrapped
 
     async def home(_: Request) -> Response:
         return HTMLResponse(page(shelf, seed), headers=HEADERS)
@@ -130,20 +113,42 @@ def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) ->
     async def spans(request: Request) -> Response:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            return failure(f"origin = {origin!r}: expected requests of this page only", 403)
+            return _failure(f"origin = {origin!r}: expected requests of this page only", 403)
         try:
             asked = make(Asked, await _body(request))
         except UserError as error:
-            return failure(str(error), 400)
+            return _failure(str(error), 400)
         return await computed(request, lambda: answer(shelf, asked, seed, check=from_thread.check_cancelled))
 
     routes = [
         Route("/", home),
         Route("/page.js", script),
-        Route("/runs", ending(runs)),
-        Route("/spans", ending(spans), methods=["POST"]),
+        Route("/runs", _ending(runs)),
+        Route("/spans", _ending(spans), methods=["POST"]),
     ]
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))])
+
+
+def _failure(message: str, status: int) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": message}, status, HEADERS)
+
+
+def _ending(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint, answering also requests that end early: uvicorn logs no traceback of them."""
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=DISCONNECTED)
+        except CancelledError:
+            return _failure("the server was stopped", 503)
+
+    return wrapped
 
 
 async def _unless_disconnected(
