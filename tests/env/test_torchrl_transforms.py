@@ -17,7 +17,6 @@ from torchrl.envs import (
     ClipTransform,
     Compose,
     DoubleToFloat,
-    DTypeCastTransform,
     ExcludeTransform,
     GymEnv,
     GymWrapper,
