@@ -233,7 +233,7 @@ def test_torchrl_wraps_many_rows(mode):
     assert td["next", "done"][:, STEPS - 1].all()
     first = td["encoding"][:, [0, STEPS, 2 * STEPS]]
     assert not torch.equal(first[:, 0], first[:, 1])
-    plain = BytesVectorEnv(BATCH, lm, seeded)
+    plain = BytesVectorEnv(BATCH, lm, seeded, autoreset_mode="SameStep")
     plain.reset(seed=3)
     plain.reset()
     expected = []
