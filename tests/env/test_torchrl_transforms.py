@@ -161,7 +161,7 @@ def rewards_of(env, action_BT):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # TorchRL's
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     transform=st.one_of(
         st.tuples(st.sampled_from(NORMALIZED), st.just(keys.ENCODING)),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tokenv.config.schema import Config
 from tokenv.data.corpus import CorpusOpener
@@ -16,6 +16,7 @@ from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans
+from tokenv.library.texts import One, Several, as_bytes, as_pairs
 from tokenv.run.calibrate import segment_at
 from tokenv.run.stored import Trained, load_run, segment_each, weigh_each, write_on
 from tokenv.storage.trust import allowing
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Text = TypeVar("Text", str, bytes)
-One: TypeAlias = str | bytes
-Several: TypeAlias = list[str] | list[bytes] | list[str | bytes] | tuple[str | bytes, ...]
 
 
 def load(
@@ -99,13 +98,17 @@ class Model:
             UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
                 series.
         """
-        cut = segment_at(self._of_text(), _bytes(text), rate, seed=seed, threshold=threshold)
+        cut = segment_at(self._of_text(), as_bytes(text), rate, seed=seed, threshold=threshold)
         return Spans(cut, self._trained.step)
 
     @overload
-    def tokens(self, text: One, **how: Any) -> list[bytes]: ...
+    def tokens(
+        self, text: One, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[bytes]: ...
     @overload
-    def tokens(self, text: Several, **how: Any) -> list[list[bytes]]: ...
+    def tokens(
+        self, text: Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[list[bytes]]: ...
     def tokens(
         self, text: One | Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
     ) -> list[bytes] | list[list[bytes]]:
@@ -117,7 +120,7 @@ class Model:
             return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
         if rate is not None and self.agent.rates is None:  # each text's logits are shifted by a number of its own
             return [self.tokens(each, seed=seed, threshold=threshold, rate=rate) for each in text]
-        cuts = segment_each(self._of_text(), list(map(_bytes, text)), seed=seed, threshold=threshold, rate=rate)
+        cuts = segment_each(self._of_text(), list(map(as_bytes, text)), seed=seed, threshold=threshold, rate=rate)
         return [Spans(cut, self._trained.step).tokens for cut in cuts]
 
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
@@ -165,9 +168,19 @@ class Model:
         return fast_tokenizer(pieces, texts, vocab_size, **options)
 
     @overload
-    def log_likelihood(self, text: One, *, context: One = b"", **how: Any) -> float: ...
+    def log_likelihood(
+        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> float: ...
     @overload
-    def log_likelihood(self, text: Several, *, context: One | Several = b"", **how: Any) -> list[float]: ...
+    def log_likelihood(
+        self,
+        text: Several,
+        *,
+        context: One | Several = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
+    ) -> list[float]: ...
     def log_likelihood(
         self,
         text: One | Several,
@@ -195,14 +208,23 @@ class Model:
         Raises:
             UserError: there is nothing to predict, the model is of series, or it is not told a rate.
         """
-        answers = self._weigh(_pairs(text, context), seed=seed, threshold=threshold, rate=rate)
-        nats = [each for each, _ in answers]
+        nats = [one for one, _ in self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate)]
         return nats if isinstance(text, list | tuple) else nats[0]
 
     @overload
-    def weigh(self, text: One, *, context: One = b"", **how: Any) -> tuple[float, bool]: ...
+    def weigh(
+        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> tuple[float, bool]: ...
     @overload
-    def weigh(self, text: Several, *, context: One | Several = b"", **how: Any) -> list[tuple[float, bool]]: ...
+    def weigh(
+        self,
+        text: Several,
+        *,
+        context: One | Several = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
+    ) -> list[tuple[float, bool]]: ...
     def weigh(
         self,
         text: One | Several,
@@ -218,7 +240,7 @@ class Model:
             ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
             before it, under the same boundaries.
         """
-        answers = self._weigh(_pairs(text, context), seed=seed, threshold=threshold, rate=rate, greedy=True)
+        answers = self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate, greedy=True)
         return answers if isinstance(text, list | tuple) else answers[0]
 
     def _weigh(self, pairs: Sequence[tuple[bytes, bytes]], **how: Any) -> list[tuple[float, bool]]:
@@ -260,8 +282,8 @@ class Model:
             UserError: the prompt is empty, the model is of series, or it is not told a rate.
             ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
         """
-        ending = None if stop is None else _bytes(stop)
-        given = _bytes(prompt)
+        ending = None if stop is None else as_bytes(stop)
+        given = as_bytes(prompt)
         written = write_on(
             self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
         )
@@ -358,32 +380,3 @@ class Model:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items())
         return f"<table><caption>{escape(str(self._trained.path))}</caption>{rows}</table>"
-
-
-def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, bytes]]:
-    """Context and text of every answer that is asked for.
-
-    Raises:
-        UserError: there is not one context for each text.
-    """
-    texts = text if isinstance(text, list | tuple) else [text]
-    contexts = context if isinstance(context, list | tuple) else [context] * len(texts)
-    if len(contexts) != len(texts):
-        raise UserError(f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each")
-    return [(_bytes(before), _bytes(each)) for before, each in zip(contexts, texts, strict=True)]
-
-
-def _bytes(text: str | bytes) -> bytes:
-    """A text's bytes.
-
-    Raises:
-        UserError: it is none, or has none.
-    """
-    if isinstance(text, bytes | bytearray):
-        return bytes(text)
-    if not isinstance(text, str):
-        raise UserError(f"text = {text!r:.80}: expected str or bytes")
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        raise UserError(f"text = {text[:80]!a}: expected Unicode text, or bytes") from None
