@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -73,7 +74,8 @@ class Loaded(Agent):
         return super().train(mode and not self.frozen)
 
     def _observe(self, observation: TensorDictBase, encoding: Tensor) -> TensorDictBase:
-        own = observation.copy().set(keys.ENCODING, encoding)
+        fine = torch.promote_types(encoding.dtype, torch.float32)  # as the environment's observations
+        own = observation.copy().set(keys.ENCODING, encoding.to(fine))
         if keys.EARLY_ENTROPY in self.agent.in_keys:
             own.set(keys.EARLY_ENTROPY, self.encoder.early_entropy(encoding))
         return own

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny import settings
+
+from tokenv.config.files import resolve
+from tokenv.run.train import train
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -27,6 +31,14 @@ def test_torchrls_losses_train_the_policy(capsys):
         assert after["entropy"] < before["entropy"]
         assert abs(after["rate"] - before["rate"]) < 0.05
     assert "ClipPPOLoss after" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # TorchRL's own
+def test_torchrls_ppo_trains_a_network_of_ones_own_on_a_run(tmp_path):
+    config = resolve([], settings(hardware={"precision": "bfloat16"}, train={"symbols": 256}))
+    train(config, tmp_path / "checkpoints", lambda *_: None)
+    first, *_, last = load("torchrl_ppo_run").main(str(tmp_path), batches=12)
+    assert last["rate"] < first["rate"] - 0.1  # boundaries of an untrained model are not worth their price
 
 
 def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):

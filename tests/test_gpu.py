@@ -98,7 +98,7 @@ def test_stepping_equals_one_pass():
             )
         )
         torch.testing.assert_close(acted[keys.BOUNDARY_LOGITS], td[keys.BOUNDARY_LOGITS][:, i], rtol=1e-2, atol=1e-2)
-        late_B = lm.codec.log_prob(decoder.decode(x_BD, td[keys.ACTION][:, i]), symbol_BN[:, i + 1])
+        late_B = lm.codec.log_prob(decoder.decode(td[keys.ACTION][:, i]), symbol_BN[:, i + 1])
         torch.testing.assert_close(late_B, td[keys.LOG_LIKELIHOOD][:, i], rtol=1e-2, atol=1e-2)
 
 

@@ -207,5 +207,5 @@ def test_a_sentence_of_what_is_not_there() -> None:
 
 
 def test_every_command_is_documented_by_its_own_sample() -> None:
-    assert {*SAMPLES, "list", "configs", "completion"} == set(COMMANDS)
+    assert {*SAMPLES, "lm-eval", "list", "configs", "completion"} == set(COMMANDS)
     assert dataclasses.is_dataclass(Config)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli import main
-from tokenv.cli.main import COMMANDS, USAGE, run_command
+from tokenv.cli.main import COMMANDS, USAGE, module_of, run_command
 from tokenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
 
 def test_every_command_has_a_file_and_a_line() -> None:
     for name in COMMANDS:
-        assert find_spec(f"tokenv.cli.{name}"), name
+        assert find_spec(module_of(name)), name
         assert f"\n  tokenv {name}" in USAGE
 
 
@@ -122,3 +122,10 @@ def test_help_of_a_command_names_sacreds_flags(capsys: pytest.CaptureFixture[str
 def test_configurations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     run_command("configs", [])
     assert "quick" in capsys.readouterr().out
+
+
+def test_lm_eval_that_is_not_installed_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    with pytest.raises(UserError, match=r"pip install tokenv\[lm-eval\]"):
+        run_command("lm-eval", ["--tasks", "piqa"])

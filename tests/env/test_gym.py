@@ -165,7 +165,8 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
         return lambda: BytesEnv(lm, TensorSource(symbol_BN[b::3]), window=3)
 
     theirs = SyncVectorEnv([row(b) for b in range(3)], autoreset_mode=AutoresetMode.SAME_STEP)
-    ours = gymnasium.make_vec(BYTES_ID, num_envs=3, lm=lm, source=TensorSource(symbol_BN), window=3)
+    options = {"lm": lm, "source": TensorSource(symbol_BN), "window": 3, "autoreset_mode": "SameStep"}
+    ours = gymnasium.make_vec(BYTES_ID, num_envs=3, **options)
     assert isinstance(ours, BytesVectorEnv)
     assert ours.num_envs == 3
     for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
@@ -182,9 +183,13 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
         assert_same(mine[4], other[4], f"info at step {i}")
 
 
+def test_the_default_mode_is_gymnasiums():
+    ours, theirs = gymnasium.make_vec(BYTES_ID, num_envs=1), gymnasium.make_vec("CartPole-v1", num_envs=1)
+    assert ours.metadata["autoreset_mode"] is theirs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+
+
 def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
-    envs = BytesVectorEnv(3, lm, TensorSource(symbol_BN))
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    envs = BytesVectorEnv(3, lm, TensorSource(symbol_BN), autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset()
     for i, actions in enumerate(random_actions(STEPS, 3)):
         observation, _, terminated, truncated, info = envs.step(actions)

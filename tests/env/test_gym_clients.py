@@ -279,7 +279,8 @@ def test_gymnasium_records_a_video(lm, symbol_BN, tmp_path):
 
 
 def test_rows_are_shown_one_by_one(lm, symbol_BN):
-    envs = BytesVectorEnv(2, lm, TensorSource(torch.full((4, LENGTH), ord("x"))), render_mode="ansi")
+    source = TensorSource(torch.full((4, LENGTH), ord("x")))
+    envs = BytesVectorEnv(2, lm, source, render_mode="ansi", autoreset_mode="SameStep")
     envs.reset()
     assert envs.render() == ("x", "x")
     envs.step(np.array([1, 1]))

@@ -20,7 +20,13 @@ from tokenv.env.gym import BytesEnv, BytesVectorEnv
 stable_baselines3 = pytest.importorskip("stable_baselines3", reason="needs tokenv[sb3]")
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
 from stable_baselines3.common.monitor import Monitor  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecMonitor  # noqa: E402
+from stable_baselines3.common.vec_env import (  # noqa: E402
+    DummyVecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from tokenv.env.sb3 import SB3VecEnv  # noqa: E402
 
@@ -42,6 +48,10 @@ def seeded(seed):
     return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
 
 
+def many(lm, source, **options):
+    return BytesVectorEnv(ROWS, lm, source, autoreset_mode=AutoresetMode.SAME_STEP, **options)
+
+
 # --- the adapter ---
 
 
@@ -54,7 +64,7 @@ def assert_same_observations(one, other):
 
 def test_rows_are_stable_baselines3s_own_of_single_environments(lm):
     """Over two episodes and the beginning of a third, what is told of ends and beginnings included."""
-    ours = SB3VecEnv(BytesVectorEnv(ROWS, lm, TensorSource(symbols()), window=3))
+    ours = SB3VecEnv(many(lm, TensorSource(symbols()), window=3))
     theirs = DummyVecEnv([lambda row=row: BytesEnv(lm, TensorSource(symbols(row)), window=3) for row in range(ROWS)])
     assert (ours.num_envs, ours.action_space) == (theirs.num_envs, theirs.action_space)
     assert ours.observation_space == theirs.observation_space
@@ -80,7 +90,7 @@ def test_rows_are_stable_baselines3s_own_of_single_environments(lm):
 
 
 def test_what_is_returned_stays_as_it_is(lm):
-    envs = SB3VecEnv(BytesVectorEnv(ROWS, lm, TensorSource(symbols())))
+    envs = SB3VecEnv(many(lm, TensorSource(symbols())))
     kept = [envs.reset(), *(envs.step(actions) for actions in ACTIONS[:2])]
     copies = [kept[0]["encoding"].copy(), *(step[1].copy() for step in kept[1:])]
     envs.step(ACTIONS[2])
@@ -95,7 +105,7 @@ def test_episodes_that_are_cut_short_say_so(lm):
             observation, reward, terminated, _, infos = self.env.step(actions)
             return observation, reward, np.zeros_like(terminated), terminated, infos
 
-    envs = SB3VecEnv(Short(BytesVectorEnv(ROWS, lm, TensorSource(symbols()))))
+    envs = SB3VecEnv(Short(many(lm, TensorSource(symbols()))))
     envs.reset()
     for actions in ACTIONS[:STEPS]:
         _, _, done, infos = envs.step(actions)
@@ -104,7 +114,7 @@ def test_episodes_that_are_cut_short_say_so(lm):
 
 
 def test_seeds_hold_for_one_reset(lm):
-    envs = SB3VecEnv(BytesVectorEnv(ROWS, lm, seeded))
+    envs = SB3VecEnv(many(lm, seeded))
     texts = []
     for seed in (3, None, 3, 4):
         if seed is not None:
@@ -116,7 +126,7 @@ def test_seeds_hold_for_one_reset(lm):
 
 
 def test_rows_are_asked_and_set_as_one(lm):
-    envs = SB3VecEnv(RecordEpisodeStatistics(BytesVectorEnv(ROWS, lm, TensorSource(symbols()), render_mode="ansi")))
+    envs = SB3VecEnv(RecordEpisodeStatistics(many(lm, TensorSource(symbols()), render_mode="ansi")))
     envs.reset()
     assert [masks.tolist() for masks in envs.env_method("action_masks")] == [[False, True]] * ROWS
     envs.step(ACTIONS[0])
@@ -143,7 +153,7 @@ def test_rows_are_asked_and_set_as_one(lm):
 
 
 def test_pictures_of_the_rows_are_tiles(lm):
-    envs = SB3VecEnv(BytesVectorEnv(ROWS, lm, TensorSource(symbols()), render_mode="rgb_array"))
+    envs = SB3VecEnv(many(lm, TensorSource(symbols()), render_mode="rgb_array"))
     envs.reset()
     first = envs.get_images()[0]
     assert envs.render().shape == (2 * first.shape[0], 2 * first.shape[1], 3)
@@ -151,7 +161,16 @@ def test_pictures_of_the_rows_are_tiles(lm):
 
 def test_another_way_to_go_on_is_refused(lm):
     with pytest.raises(ValueError, match=r"expected AutoresetMode\.SAME_STEP"):
-        SB3VecEnv(BytesVectorEnv(ROWS, lm, TensorSource(symbols()), autoreset_mode=AutoresetMode.NEXT_STEP))
+        SB3VecEnv(BytesVectorEnv(ROWS, lm, TensorSource(symbols())))
+
+
+def test_stable_baselines3s_wrappers_take_every_observation(lm):
+    envs = VecFrameStack(VecNormalize(SB3VecEnv(many(lm, TensorSource(symbols())))), 2)
+    envs.reset()
+    for actions in ACTIONS:
+        observation, reward, *_ = envs.step(actions)
+        assert all(np.isfinite(x).all() for x in (reward, *observation.values()))
+    assert {name: x.shape for name, x in observation.items()} == {"encoding": (ROWS, 32), "last_actions": (ROWS, 16)}
 
 
 # --- algorithms ---
@@ -192,7 +211,7 @@ def test_algorithms_learn_on_many_rows(name, lm):
     library = stable_baselines3
     if not hasattr(library, name):
         library = pytest.importorskip("sb3_contrib", reason="needs tokenv[sb3]")
-    envs = Noted(SB3VecEnv(BytesVectorEnv(ROWS, lm, seeded)))
+    envs = Noted(SB3VecEnv(many(lm, seeded)))
     policy = "MultiInputLstmPolicy" if name == "RecurrentPPO" else "MultiInputPolicy"
     model = getattr(library, name)(policy, VecMonitor(envs), seed=1, device="cpu", **ALGORITHMS[name])
     before = [p.detach().clone() for p in model.policy.parameters()]
@@ -202,14 +221,14 @@ def test_algorithms_learn_on_many_rows(name, lm):
     assert all(p.isfinite().all() for p in model.policy.parameters())
     assert {episode["l"] for episode in model.ep_info_buffer} == {STEPS}
     # The plain environment gives the same for the same.
-    plain = BytesVectorEnv(ROWS, lm, seeded)
+    plain = many(lm, seeded)
     plain.reset(seed=[1 + row for row in range(ROWS)])
     rewards = [plain.step(actions)[1] for actions in envs.actions]
     assert len(rewards) * ROWS == model.num_timesteps
     assert_allclose(envs.rewards, rewards, rtol=1e-5)
     if name == "MaskablePPO":  # the first symbol's action is never 0
         assert np.stack(envs.actions)[::STEPS].all()
-    mean, _ = evaluate_policy(model, VecMonitor(SB3VecEnv(BytesVectorEnv(ROWS, lm, seeded))), n_eval_episodes=ROWS)
+    mean, _ = evaluate_policy(model, VecMonitor(SB3VecEnv(many(lm, seeded))), n_eval_episodes=ROWS)
     assert np.isfinite(mean)
 
 

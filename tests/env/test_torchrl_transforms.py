@@ -5,10 +5,33 @@ import numpy as np
 import pytest
 import torch
 from episodes import Noise, random_noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
-from torchrl.envs import ActionMask, Compose, GymEnv, GymWrapper, RewardSum, StepCounter, TransformedEnv, UnaryTransform
+from torchrl.envs import (
+    ActionMask,
+    CatFrames,
+    CatTensors,
+    ClipTransform,
+    Compose,
+    DoubleToFloat,
+    ExcludeTransform,
+    GymEnv,
+    GymWrapper,
+    ObservationNorm,
+    RenameTransform,
+    RewardSum,
+    SignTransform,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+    UnaryTransform,
+    UnsqueezeTransform,
+    VecNorm,
+    VecNormV2,
+)
 from torchrl.envs.utils import check_env_specs
 
 from tokenv import keys
@@ -23,6 +46,7 @@ from tokenv.env.registration import BYTES_ID
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.rates import RateRange
 
 WIDTH, BATCH, LENGTH = 16, 3, 12
 STEPS = LENGTH - 1
@@ -90,6 +114,79 @@ def test_torchrls_action_mask_masks_what_nobody_decides():
     assert action[:, 1:].unique().tolist() == [0, 1]
 
 
+# --- transforms change what agents see, never what is rewarded ---
+
+
+class Overwrite(Transform):
+    """Fills the tensors of an observation themselves, not only their place in the TensorDict."""
+
+    def _call(self, next_tensordict):
+        for key in self.in_keys:
+            next_tensordict[key].fill_(1)
+        return next_tensordict
+
+    def _reset(self, tensordict, tensordict_reset):
+        return self._call(tensordict_reset)
+
+
+NORMALIZED = [
+    lambda key: ObservationNorm(0.0, 0.5, in_keys=[key], out_keys=[key]),
+    lambda key: ObservationNorm(0.0, 0.0, in_keys=[key], out_keys=[key]),
+    lambda key: CatFrames(2, -1, in_keys=[key]),
+    lambda key: UnsqueezeTransform(-1, in_keys=[key]),
+    lambda key: ClipTransform(in_keys=[key], low=-0.1, high=0.1),
+    lambda key: SignTransform(in_keys=[key]),
+    lambda key: VecNorm(in_keys=[key]),
+    lambda key: VecNormV2(in_keys=[key]),
+    lambda key: DoubleToFloat(in_keys=[key]),
+    lambda key: CatTensors([key, keys.LAST_ACTIONS], "both"),
+]
+ANY = [
+    lambda key: Overwrite(in_keys=[key]),
+    lambda key: ExcludeTransform(key),
+    lambda key: RenameTransform([key], ["other"]),
+    lambda key: UnaryTransform([key], [key], [], [], fn=torch.zeros_like),
+]
+OBSERVED = [
+    *(keys.SYMBOL, keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK),
+    *(keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1], keys.EARLY_ENTROPY, keys.TARGET_RATE),
+]
+
+
+def rewards_of(env, action_BT):
+    """Of two episodes one after the other, [B, 2 T]."""
+    env.base_env.set_seed(0)
+    env.base_env.source.position = 0
+    return torch.cat([play(env, action_BT.T) for _ in range(2)], -1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # TorchRL's
+@settings(deadline=None, max_examples=20)
+@given(
+    transform=st.one_of(
+        st.tuples(st.sampled_from(NORMALIZED), st.just(keys.ENCODING)),
+        st.tuples(st.sampled_from(ANY), st.sampled_from(OBSERVED)),
+    ),
+    pooling=st.sampled_from(["select", "mean", "smooth"]),
+    seed=st.integers(0, 100),
+)
+def test_no_transform_of_observations_changes_rewards(transform, pooling, seed):
+    make, key = transform
+    env = make_env(pooling, early_entropy=True, rates=RateRange(0.2, 0.4))
+    action_BT = torch.randint(2, (BATCH, STEPS), generator=torch.Generator().manual_seed(seed))
+    expected = rewards_of(TransformedEnv(env), action_BT)
+    assert torch.equal(rewards_of(TransformedEnv(env, make(key)), action_BT), expected)
+
+
+def test_target_rates_stay_whatever_a_transform_does_to_them():
+    env = make_env(rates=RateRange(0.2, 0.4))
+    changed = TransformedEnv(env, Compose(UnaryTransform([keys.TARGET_RATE], ["kept"], [], [], fn=torch.clone)))
+    changed.append_transform(Overwrite(in_keys=[keys.TARGET_RATE]))
+    td = changed.rollout(STEPS)
+    assert torch.equal(td["kept"], td["kept"][:, :1].expand(BATCH, STEPS))
+    assert (td["kept"] < 0.5).all()
+
+
 # --- TorchRL's wrapper of gymnasium ---
 
 torchrls_own = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -136,7 +233,7 @@ def test_torchrl_wraps_many_rows(mode):
     assert td["next", "done"][:, STEPS - 1].all()
     first = td["encoding"][:, [0, STEPS, 2 * STEPS]]
     assert not torch.equal(first[:, 0], first[:, 1])
-    plain = BytesVectorEnv(BATCH, lm, seeded)
+    plain = BytesVectorEnv(BATCH, lm, seeded, autoreset_mode="SameStep")
     plain.reset(seed=3)
     plain.reset()
     expected = []

@@ -12,6 +12,7 @@ import torch
 
 import tokenv
 from tokenv import Model
+from tokenv.cli.main import run_command
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
@@ -74,7 +75,7 @@ def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, mon
     right = 0
     for row, told in zip(ROWS, answers["choice"], strict=True):
         expected = [model.log_likelihood(row[each], context=row["context"], seed=3) for each in ("ending", "other")]
-        assert [answer[0][0] for answer in told] == expected
+        assert [answer[0][0] for answer in told] == pytest.approx(expected, rel=1e-5)
         assert [answer[0][1] for answer in told] == [
             model.weigh(row[each], context=row["context"], seed=3)[1] for each in ("ending", "other")
         ]
@@ -82,7 +83,7 @@ def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, mon
     assert found["results"]["tokenv_choice"]["acc,none"] == right / 2
     texts = [row["context"] + row["ending"] for row in ROWS]
     nats = [model.log_likelihood(text, seed=3) for text in texts]
-    assert [told[0][0] for told in answers["rolling"]] == nats
+    assert [told[0][0] for told in answers["rolling"]] == pytest.approx(nats, rel=1e-5)
     bits = -sum(nats) / sum(len(text.encode()) for text in texts) / torch.tensor(2.0).double().log().item()
     assert found["results"]["tokenv_rolling"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
     for row, told in zip(ROWS, answers["writing"], strict=True):
@@ -126,3 +127,21 @@ def test_the_harness_may_find_it_by_itself() -> None:
 
     (found,) = entry_points(group="lm_eval.models", name="tokenv")
     assert found.load() is Harness
+
+
+@pytest.mark.filterwarnings("default")  # the harness's own
+def test_the_command_passes_everything_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_command("lm-eval", ["run", "--help"])
+    assert "--model_args" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # the harness reads all of its tasks
+@pytest.mark.filterwarnings("default")  # the harness's own
+def test_the_command_is_the_harnesss_own(
+    tiny_run: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tasks / "cache"))
+    model = ["--model", "tokenv", "--model_args", f"run={tiny_run},seed=3"]
+    run_command("lm-eval", [*model, "--tasks", "tokenv_choice", "--include_path", str(tasks)])
+    assert "|tokenv_choice|" in capsys.readouterr().out

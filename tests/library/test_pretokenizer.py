@@ -1,5 +1,6 @@
 """A model's boundaries among Hugging Face's tokenizers."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenv
 from tokenv import Model
+from tokenv.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,20 @@ def test_a_tokenizer_learns_within_the_pieces(model: Model) -> None:
 
 def test_nothing_is_no_piece(model: Model) -> None:
     assert model.pre_tokenizer().pre_tokenize_str("") == []
+
+
+def test_transformers_reads_within_the_models_tokens(model: Model) -> None:
+    pytest.importorskip("transformers")
+    fast = model.tokenizer(["für alle und für keinen; "] * 8, 300, eos_token="</s>")
+    text = "für alle\n und 😀"
+    assert fast.decode(fast(text)["input_ids"]) == text
+    assert fast.vocab_size <= 300
+    ends = {end for _, end in fast(text, return_offsets_mapping=True)["offset_mapping"]}
+    assert {end for _, (_, end) in model.pre_tokenizer().pre_tokenize_str(text)} <= ends
+    assert model.tokenizer(vocab_size=300, sequences=4).is_fast  # on the run's own text
+
+
+def test_without_transformers_it_is_one_message(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match="pip install transformers"):
+        model.tokenizer(["a text"])

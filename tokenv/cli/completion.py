@@ -63,7 +63,7 @@ def continuations(prefix: str, parsed_args: Namespace, **_: Any) -> Iterable[str
         found: Iterable[str] = SHELLS
     elif command == "list":
         found = KINDS if not words else TABLES[words[0]].names() if words[0] in TABLES else ()
-    elif command == "configs":
+    elif command in ("configs", "lm-eval"):
         found = ()
     elif "with" not in words:
         found = ("with", "print_config", "--help")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from tokenv.cli.main import module_of
 from tokenv.config.describe import Key, keys_of, sentence
 from tokenv.config.schema import Config
 
@@ -42,7 +43,7 @@ def command_keys(command: str) -> list[Key]:
 
 def show(command: str) -> None:
     """Print a command's help."""
-    does = sentence(f"tokenv.cli.{command}").partition(": ")[2]
+    does = sentence(module_of(command)).partition(": ")[2]
     keys = command_keys(command)
     if not keys:
         print(f"tokenv {command}: {does}")

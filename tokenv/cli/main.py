@@ -24,6 +24,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv compare  with compare-quick jobs=2  methods × seeds at one budget, and one report of all
   tokenv variance with quick                 bias, variance and cost of gradient estimators along one run
   tokenv bench    with bench-d256             speed, memory and the cost of learning boundaries
+  tokenv lm-eval  --model tokenv --model_args run=runs/7 --tasks piqa    the lm-evaluation-harness's own command
   tokenv list     agents                     agents, estimators, rate_targets, codecs, configs or datasets, a line each
   tokenv configs                             the configurations that come with tokenv, and where they lie
   tokenv train --help                        all keys: meaning, default, range; the same of every command
@@ -37,8 +38,9 @@ Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store noth
 # Each is a file beside this one, imported when it is named.
 COMMANDS = (
     *("train", "segment", "serve", "evaluate", "generate", "forecast", "compare", "variance", "bench"),
-    *("list", "configs", "completion"),
+    *("lm-eval", "list", "configs", "completion"),
 )
+HELP_OF_ITS_OWN = "lm-eval"
 ALONE = [name for name in COMMANDS if name != "train"]  # what torchrun cannot share out
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a write that fails names no file
 ALLOCATION = "can't allocate memory"  # torch's, on a CPU
@@ -59,13 +61,18 @@ def run_command(name: str, arguments: list[str]) -> Any:
     """
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
-    if arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments):
+    if name != HELP_OF_ITS_OWN and (arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments)):
         return import_module("tokenv.cli.help").show(name)
     if name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         if os.environ["RANK"] != "0":
             raise SystemExit(0)
         raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
-    return import_module(f"tokenv.cli.{name}").run(arguments)
+    return import_module(module_of(name)).run(arguments)
+
+
+def module_of(command: str) -> str:
+    """The module of a command, such as ``tokenv.cli.train``."""
+    return f"tokenv.cli.{command.replace('-', '_')}"
 
 
 def told(error: BaseException) -> str | None:

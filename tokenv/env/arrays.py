@@ -46,8 +46,8 @@ class Sequences:
         observed: dict[str, spaces.Space[Any]] = {
             keys.ENCODING: spaces.Box(-np.inf, np.inf, (self.env.lm.config.width,), np.float32)
         }
-        if window:  # gymnasium has no empty MultiBinary
-            observed[keys.LAST_ACTIONS] = spaces.MultiBinary(window)
+        if window:  # a Box, for wrappers that stack or normalise observations take nothing else
+            observed[keys.LAST_ACTIONS] = spaces.Box(0, 1, (window,), np.float32)
         self.observation_space = spaces.Dict(observed)
         self.action_space = spaces.Discrete(2)
 

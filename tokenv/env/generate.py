@@ -101,13 +101,12 @@ def generate(
     length_B = torch.full((batch * samples,), longest, device=device)
     actions, probs = [], []
     for i in range(longest):
-        x_BD = decoder.encode(symbol_BN[:, i])
-        position_B = decoder.position_B.clone()
+        position_B, x_BD = decoder.position_B, decoder.encode(symbol_BN[:, i])
         observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
         observation.update(
-            {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B.clone(), keys.NOISE: noise_BN[:, i]}
+            {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B, keys.NOISE: noise_BN[:, i]}
         )
-        acted = agent(observation)
+        acted = agent(observation.clone())  # what an agent does to it changes neither text nor likelihoods
         actions.append(acted[keys.ACTION])
         probs.append(acted[keys.BOUNDARY_PROB])
         if ending is not None and i + 1 - given >= len(ending):
@@ -118,7 +117,7 @@ def generate(
         if i + 1 == longest:
             break
         last_actions_Bw = observer.pushed(last_actions_Bw, acted[keys.ACTION])
-        parameters = decoder.decode(x_BD, acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
+        parameters = decoder.decode(acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
         if i + 1 == given and samples > 1:
             decoder.repeat(samples)
             agent.repeat_rows(samples)

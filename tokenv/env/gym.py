@@ -74,11 +74,11 @@ def source_or(given: SourceOrOpener | None, default: CorpusOpener, seq_len: int 
 class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
     """A sequence whose token boundaries are the actions: ``TokenizationEnv`` with one row.
 
-    Observation: a dict of ``encoding`` X_i, float32 [D], and ``last_actions`` a_{i-1}, ..., a_{i-w}, int8 [w] (left
-    out where w = 0). Action: 1 where symbol i ends a token, else 0; at the first symbol it counts as 1 whatever it
-    is. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats. An episode terminates with
-    its sequence, after seq_len - 1 steps, and is never truncated. ``info`` holds ``position`` i, a number, for what
-    TorchRL collects is numbers; what the sequence was taken from is the attribute ``origin``.
+    Observation: a dict of ``encoding`` X_i, float32 [D], and ``last_actions`` a_{i-1}, ..., a_{i-w}, 0 or 1, float32
+    [w] (left out where w = 0). Action: 1 where symbol i ends a token, else 0; at the first symbol it counts as 1
+    whatever it is. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats. An episode
+    terminates with its sequence, after seq_len - 1 steps, and is never truncated. ``info`` holds ``position`` i, a
+    number, for what TorchRL collects is numbers; what the sequence was taken from is the attribute ``origin``.
 
     Args:
         lm: the model; by default ``default_lm()``, small and untrained.
@@ -171,9 +171,9 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
     Observation, action and reward are those of ``BytesEnv`` with a leading B. All rows have the same length, so without
     partial resets they end together. What then happens is gymnasium's ``AutoresetMode``:
 
-    - ``SAME_STEP``: the same step starts new sequences, returns their first observation, and the last one of the old as
+    - ``NEXT_STEP``, the default: the next step starts new sequences, whatever the actions, with reward 0;
+    - ``SAME_STEP``: the same step starts them, returns their first observation, and the last one of the old as
       ``info["final_obs"]``, with ``info["final_info"]``;
-    - ``NEXT_STEP``: the next step starts them, whatever the actions, with reward 0;
     - ``DISABLED``: ``reset`` does, of all rows or, with ``options={"reset_mask": bool [B]}``, of some.
 
     Args:
@@ -182,7 +182,7 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
         source: as for ``BytesEnv``; all rows draw from this one.
         window: as for ``BytesEnv``.
         render_mode: as for ``BytesEnv``.
-        autoreset_mode: one of ``AutoresetMode``, or its value: ``SameStep``, ``NextStep`` or ``Disabled``.
+        autoreset_mode: one of ``AutoresetMode``, or its value: ``NextStep``, ``SameStep`` or ``Disabled``.
         seq_len: as for ``BytesEnv``.
 
     Raises:
@@ -200,7 +200,7 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
         source: SourceOrOpener | None = None,
         window: int = 8,
         render_mode: str | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         seq_len: int | None = None,
     ) -> None:
         Rebuilt.__init__(self, num_envs, lm, source, window, render_mode, autoreset_mode, seq_len)

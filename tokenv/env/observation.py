@@ -59,14 +59,14 @@ class Observer:
         Args:
             lm: the model.
             symbol: x_i, [.., *symbol_shape].
-            encoding: X_i, [.., D].
+            encoding: X_i, [.., D], in the model's precision; observed in float32 where that is lower.
             position: i, [..].
             decision_mask: False where nobody decides, [..].
             target_rate: that the sequence is asked for, [..]; held if there is one.
         """
         tensors = {
             keys.SYMBOL: symbol,
-            keys.ENCODING: encoding,
+            keys.ENCODING: encoding.to(torch.promote_types(encoding.dtype, torch.float32)),
             keys.POSITION: position,
             keys.DECISION_MASK: decision_mask,
         }
@@ -91,21 +91,20 @@ class Observer:
         """The last actions, newest first, after one more: [B, w], [B] -> [B, w]."""
         return torch.cat([action_B[:, None].float(), last_actions_Bw], 1)[:, : self.window]
 
-    def specs(self, lm: UNet, batch: int, length: int, encoding_dtype: torch.dtype, number: Unbounded) -> Composite:
+    def specs(self, lm: UNet, batch: int, length: int, number: Unbounded) -> Composite:
         """TorchRL's specs of observations in a batch.
 
         Args:
             lm: the model.
             batch: sequences B.
             length: symbols N of each.
-            encoding_dtype: of X_i.
-            number: the spec of a likelihood, of shape [B].
+            number: the spec of a likelihood, of shape [B]; its dtype is also that of X_i.
         """
         device, codec = number.device, lm.codec
         count = Bounded(0, length, (batch,), dtype=torch.int64, device=device)
         specs = {
             keys.SYMBOL: Unbounded((batch, *codec.symbol_shape), dtype=codec.symbol_dtype, device=device),
-            keys.ENCODING: Unbounded((batch, lm.config.width), dtype=encoding_dtype, device=device),
+            keys.ENCODING: Unbounded((batch, lm.config.width), dtype=number.dtype, device=device),
             keys.LAST_ACTIONS: Bounded(0, 1, (batch, self.window), dtype=torch.float32, device=device),
             keys.POSITION: count,
             keys.TOKEN_COUNT: count.clone(),

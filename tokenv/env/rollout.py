@@ -118,9 +118,10 @@ def rollout(
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
     rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
-    at_symbols = _observe(lm, observer, sequences, rate_B)
+    x_BND = lm.encode(symbol_BN)
+    at_symbols = _observe(lm, observer, sequences, x_BND, rate_B)
     drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
-    predicted = _predict(lm, at_symbols[keys.ENCODING][:, :-1], sequences, drawn, sampling, generator)
+    predicted = _predict(lm, x_BND[:, :-1], sequences, drawn, sampling, generator)
     return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
 
 
@@ -138,14 +139,14 @@ def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | T
     """
     observer = Observer.of(agent)
     rate_B = told_rates(observer, agent.rates, or_mean(rate, agent.rates), len(symbol_BN), symbol_BN.device)
-    return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), rate_B)[:, :-1]
+    return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), lm.encode(symbol_BN), rate_B)[:, :-1]
 
 
-def _observe(lm: UNet, observer: Observer, sequences: _Sequences, rate_B: Tensor | None) -> TensorDict:
+def _observe(lm: UNet, observer: Observer, sequences: _Sequences, x_BND: Tensor, rate_B: Tensor | None) -> TensorDict:
     """Observations at all N symbols, but for what was decided before: [B, N]."""
     symbol_BN, position_BN = sequences.symbol_BN, sequences.position_BN
     rate_BN = None if rate_B is None else rate_B[:, None].expand(position_BN.shape)
-    return observer.at_symbols(lm, symbol_BN, lm.encode(symbol_BN), position_BN, sequences.decision_mask_BN, rate_BN)
+    return observer.at_symbols(lm, symbol_BN, x_BND, position_BN, sequences.decision_mask_BN, rate_BN)
 
 
 def _coupled_noise(

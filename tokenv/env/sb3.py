@@ -2,7 +2,7 @@
 
 ::
 
-    envs = SB3VecEnv(gymnasium.make_vec("tokenv.env:tokenv/Bytes-v0", num_envs=16))
+    envs = SB3VecEnv(gymnasium.make_vec("tokenv.env:tokenv/Bytes-v0", num_envs=16, autoreset_mode="SameStep"))
     stable_baselines3.PPO("MultiInputPolicy", envs).learn(10_000)
 
 Needs ``pip install tokenv[sb3]``. ``VecMonitor(envs)`` counts rewards by episode.
@@ -33,17 +33,18 @@ class SB3VecEnv(VecEnv):
     The rows are one environment: its attributes are every row's, and are set for all rows together.
 
     Args:
-        envs: such as ``BytesVectorEnv``, also in wrappers, that resets in the same step (``SameStep``, its default).
+        envs: such as ``BytesVectorEnv``, also in wrappers, made with ``autoreset_mode="SameStep"``.
 
     Raises:
-        ValueError: it goes on in another way.
+        ValueError: it was made with another mode.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"autoreset_mode = {mode}: expected {AutoresetMode.SAME_STEP}, as stable-baselines3 goes on"
+                f"autoreset_mode = {mode}: expected {AutoresetMode.SAME_STEP}, as stable-baselines3 resets rows: "
+                'gymnasium.make_vec(..., autoreset_mode="SameStep")'
             )
         self.envs = DictInfoToList(envs)
         self.spec = envs.spec

@@ -31,9 +31,13 @@ class TokenizationEnv(EnvBase):
     Observation (batch size [B]): ``symbol`` x_i, ``encoding`` X_i [B, D], ``last_actions`` [B, w], ``position`` i,
     ``token_count``, ``decision_mask`` (False at the first symbol, which always closes a token, whatever the action
     says, and at the last, where nothing is left to predict), ``log_likelihood`` and ``log_likelihood_early`` of x_i in
-    nats; with ``rates`` also ``target_rate``, which stays the same for a whole episode.
+    nats; with ``rates`` also ``target_rate``, which stays the same for a whole episode. Floating-point numbers are
+    float32, also where the model computes in bfloat16; ``encoding`` and the likelihoods of a float64 model are float64
+    (TorchRL's ``DoubleToFloat`` makes them float32, ``DTypeCastTransform`` anything else).
     Action: 0 or 1, [B]. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats, [B, 1].
     The episode ends with the sequence, after T = N - 1 steps.
+    Of the TensorDict that is stepped, only ``action`` and ``boundary`` (an agent's relaxed boundary, if there is one)
+    are read: transforms may change the observations in place, and rewards stay as they are.
 
     Stepping is incremental: a symbol costs the same wherever it stands, but for the tokens it attends to.
     ``one_pass`` lets one of our agents draw all boundaries at once, and returns the same.
@@ -90,8 +94,7 @@ class TokenizationEnv(EnvBase):
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.
         fine = torch.float64 if self._decoder.dtype == torch.float64 else torch.float32
         number = Unbounded((batch,), dtype=fine, device=self.device)
-        length, dtype = self.source.seq_len, self._decoder.dtype
-        self.observation_spec = self.observer.specs(self.lm, batch, length, dtype, number)
+        self.observation_spec = self.observer.specs(self.lm, batch, self.source.seq_len, number)
         self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=self.device)
         self.reward_spec = Unbounded((batch, 1), dtype=fine, device=self.device)
 
@@ -142,18 +145,18 @@ class TokenizationEnv(EnvBase):
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, late_B: Tensor, early_B: Tensor) -> TensorDict:
         decoder = self._decoder
-        position_B = decoder.position_B.clone()
-        x_BD = decoder.encode(symbol_B, rows_B)
+        position_B, x_BD = decoder.position_B, decoder.encode(symbol_B, rows_B)
         decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
         observation = self.observer.at_symbols(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
-        return observation.update(
+        observation.update(
             {
-                keys.LAST_ACTIONS: self._last_actions_Bw.clone(),
-                keys.TOKEN_COUNT: decoder.count_B.clone(),
+                keys.LAST_ACTIONS: self._last_actions_Bw,
+                keys.TOKEN_COUNT: decoder.count_B,
                 keys.LOG_LIKELIHOOD[1]: late_B,
                 keys.LOG_LIKELIHOOD_EARLY[1]: early_B,
             }
         )
+        return observation.clone()  # what others do to it does not reach this environment's own state
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         if self.lm.config.direct:
@@ -171,7 +174,7 @@ class TokenizationEnv(EnvBase):
             fresh_B = drawn_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
             self._rate_B = fresh_B if self._rate_B is None else fresh_B.where(rows_B, self._rate_B)
         nothing_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
-        return self._observe(self._symbol_BN[:, 0].clone(), rows_B, nothing_B, nothing_B.clone())
+        return self._observe(self._symbol_BN[:, 0], rows_B, nothing_B, nothing_B)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -179,11 +182,10 @@ class TokenizationEnv(EnvBase):
         if bool((decoder.position_B >= self.source.seq_len - 1).any()):
             raise ValueError("a sequence has ended: expected a reset before the next step")
         action_B = torch.where(decoder.position_B > 0, tensordict[keys.ACTION], 1)
-        x_BD = tensordict[keys.ENCODING]
-        parameters = decoder.decode(x_BD, action_B, tensordict.get(keys.BOUNDARY, None))
+        parameters = decoder.decode(action_B, tensordict.get(keys.BOUNDARY, None))
         symbol_B = self._symbol_BN[rows, decoder.position_B]
         late_B = self.lm.codec.log_prob(parameters, symbol_B)
-        early_B = self.lm.codec.log_prob(self.lm.early_exit(x_BD), symbol_B)
+        early_B = self.lm.codec.log_prob(self.lm.early_exit(decoder.x_BD), symbol_B)
         self._last_actions_Bw = self.observer.pushed(self._last_actions_Bw, action_B)
         done = (decoder.position_B == self.source.seq_len - 1).unsqueeze(-1)
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)

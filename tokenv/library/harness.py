@@ -2,7 +2,7 @@
 
 ::
 
-    import lm_eval, tokenv.library.harness  # which registers the model
+    import lm_eval, tokenv.library.harness  # which registers the model; so does the command tokenv lm-eval
 
     lm_eval.simple_evaluate(model="tokenv", model_args="run=runs/7", tasks=["piqa"])
 
@@ -30,11 +30,12 @@ except ImportError as error:
     ) from error
 
 Answer = TypeVar("Answer")
+TOGETHER = 1024  # requests whose passes are shared
 
 
 @register_model("tokenv")
 class Harness(LM):
-    """A trained model answers the harness's requests, one at a time.
+    """A trained model answers the harness's requests: likelihoods in batches, continuations one at a time.
 
     Texts are bytes, and so are the harness's tokens. All bytes of a context are read, in the windows of
     ``Model.log_likelihood``. The first byte of all has no likelihood: where there is no context it counts nothing.
@@ -77,7 +78,7 @@ class Harness(LM):
             requests: whose ``args`` are a context, which may be empty, and a continuation.
             disable_tqdm: show no bar.
         """
-        return self._answers("loglikelihood", requests, self._weigh, disable_tqdm)
+        return self._answers("loglikelihood", requests, self._weigh, disable_tqdm, TOGETHER)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """``log p(text)`` in nats of all bytes but the first.
@@ -86,7 +87,11 @@ class Harness(LM):
             requests: whose ``args`` are a text.
             disable_tqdm: show no bar.
         """
-        return self._answers("loglikelihood_rolling", requests, lambda text: self._weigh("", text)[0], disable_tqdm)
+
+        def weigh(texts: Sequence[tuple[str]]) -> list[float]:
+            return [nats for nats, _ in self._weigh([("", text) for (text,) in texts])]
+
+        return self._answers("loglikelihood_rolling", requests, weigh, disable_tqdm, TOGETHER)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes on, up to a stop.
@@ -96,7 +101,9 @@ class Harness(LM):
                 ``temperature`` and ``top_p``.
             disable_tqdm: show no bar.
         """
-        return self._answers("generate_until", requests, self._write, disable_tqdm)
+        return self._answers(
+            "generate_until", requests, lambda some: [self._write(*each) for each in some], disable_tqdm
+        )
 
     @property
     def tokenizer_name(self) -> str:
@@ -104,18 +111,33 @@ class Harness(LM):
         return "bytes"
 
     def _answers(
-        self, kind: str, requests: Sequence[Any], answer: Callable[..., Answer], disable_tqdm: bool
+        self,
+        kind: str,
+        requests: Sequence[Any],
+        answer: Callable[[list[Any]], list[Answer]],
+        disable_tqdm: bool,
+        together: int = 1,
     ) -> list[Answer]:
-        found = []
-        for request in tqdm(requests, desc=kind, disable=disable_tqdm):
-            found.append(answer(*request.args))
-            self.cache_hook.add_partial(kind, request.args, found[-1])
+        """Answer so many requests at a time, from their arguments, and store each answer where the harness wants it."""
+        found: list[Answer] = []
+        with tqdm(total=len(requests), desc=kind, disable=disable_tqdm) as bar:
+            for first in range(0, len(requests), together):
+                some = [request.args for request in requests[first : first + together]]
+                for args, one in zip(some, answer(some), strict=True):
+                    found.append(one)
+                    self.cache_hook.add_partial(kind, args, one)
+                bar.update(len(some))
         return found
 
-    def _weigh(self, context: str, text: str) -> tuple[float, bool]:
-        if len(f"{context}{text}".encode()) < 2 or not text:
-            return 0.0, True  # nothing that could be predicted
-        return self.model.weigh(text, context=context, seed=self._seed, threshold=self._threshold)
+    def _weigh(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Answers to contexts and their continuations; where nothing can be predicted, 0 and True."""
+        asked = [place for place, pair in enumerate(pairs) if pair[1] and len("".join(pair).encode()) > 1]
+        contexts, texts = [pairs[place][0] for place in asked], [pairs[place][1] for place in asked]
+        answers = [(0.0, True)] * len(pairs)
+        weighed = self.model.weigh(texts, context=contexts, seed=self._seed, threshold=self._threshold)
+        for place, answer in zip(asked, weighed, strict=True):
+            answers[place] = answer
+        return answers
 
     def _write(self, context: str, wanted: Mapping[str, Any]) -> str:
         until = wanted.get("until") or []

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tokenv.config.schema import Config
+from tokenv.data.corpus import CorpusOpener
 from tokenv.errors import UserError
 from tokenv.forecast.frames import forecast_frame
 from tokenv.library import hub
-from tokenv.library.pretokenizer import PreTokenizer
+from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans
+from tokenv.library.texts import One, Several, as_bytes, as_pairs
 from tokenv.run.calibrate import segment_at
-from tokenv.run.stored import Trained, load_run, weigh, write_on
+from tokenv.run.stored import Trained, load_run, segment_each, weigh_each, write_on
 from tokenv.storage.trust import allowing
 
 if TYPE_CHECKING:
@@ -96,14 +98,30 @@ class Model:
             UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
                 series.
         """
-        cut = segment_at(self._of_text(), _bytes(text), rate, seed=seed, threshold=threshold)
+        cut = segment_at(self._of_text(), as_bytes(text), rate, seed=seed, threshold=threshold)
         return Spans(cut, self._trained.step)
 
+    @overload
     def tokens(
-        self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> list[bytes]:
-        """A text in tokens; joined, they are its bytes. The arguments are those of ``spans``."""
-        return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
+        self, text: One, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[bytes]: ...
+    @overload
+    def tokens(
+        self, text: Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[list[bytes]]: ...
+    def tokens(
+        self, text: One | Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> list[bytes] | list[list[bytes]]:
+        """Cut a text into tokens; joined, they are its bytes. The arguments are those of ``spans``.
+
+        Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
+        """
+        if not isinstance(text, list | tuple):
+            return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
+        if rate is not None and self.agent.rates is None:  # each text's logits are shifted by a number of its own
+            return [self.tokens(each, seed=seed, threshold=threshold, rate=rate) for each in text]
+        cuts = segment_each(self._of_text(), list(map(as_bytes, text)), seed=seed, threshold=threshold, rate=rate)
+        return [Spans(cut, self._trained.step).tokens for cut in cuts]
 
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
         """The boundaries for Hugging Face's ``tokenizers``.
@@ -117,24 +135,72 @@ class Model:
         self._of_text()
         return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
 
+    def tokenizer(
+        self,
+        texts: Iterable[str] | None = None,
+        vocab_size: int = 8192,
+        *,
+        sequences: int = 1024,
+        rate: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Train a byte-level BPE vocabulary within the model's tokens, for ``transformers``.
+
+        Args:
+            texts: that the vocabulary is trained on; None for training text of the run.
+            vocab_size: entries, the 256 bytes included.
+            sequences: of the run's training text, where no ``texts`` are given.
+            rate: of a model that was trained for a range of rates; see the class.
+            **options: of ``transformers.PreTrainedTokenizerFast``, such as ``eos_token="</s>"``.
+
+        Returns:
+            A ``transformers.PreTrainedTokenizerFast``. ``save_pretrained`` cannot write the model's boundaries, which
+            are computed in Python: call this again where it is needed.
+
+        Raises:
+            MissingFileError: transformers is not installed.
+            UserError: the model is of series.
+        """
+        pieces = self.pre_tokenizer(rate=rate)
+        if texts is None:
+            batch = CorpusOpener(self.config.data)(0).next(sequences)
+            texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
+        return fast_tokenizer(pieces, texts, vocab_size, **options)
+
+    @overload
+    def log_likelihood(
+        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> float: ...
+    @overload
     def log_likelihood(
         self,
-        text: str | bytes,
+        text: Several,
         *,
-        context: str | bytes = b"",
+        context: One | Several = b"",
         seed: int = 0,
         threshold: bool = False,
         rate: float | None = None,
-    ) -> float:
+    ) -> list[float]: ...
+    def log_likelihood(
+        self,
+        text: One | Several,
+        *,
+        context: One | Several = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
+    ) -> float | list[float]:
         """``log p(text | context)`` in nats; without a context, of all bytes but the first.
+
+        Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
 
         Texts longer than the model was trained on are read in overlapping windows: see
         ``tokenv.run.stored.log_likelihoods``. The boundaries are drawn once, which bounds the likelihood over all
         of them from below only on average.
 
         Args:
-            text: at least one byte, two where there is no context.
-            context: what stands before it.
+            text: at least one byte, two where there is no context; or a list of texts.
+            context: what stands before it; of several texts also a list, one for each.
             seed: of the drawn boundaries.
             threshold: see the class.
             rate: of a model that was trained for a range of rates; see the class.
@@ -142,31 +208,50 @@ class Model:
         Raises:
             UserError: there is nothing to predict, the model is of series, or it is not told a rate.
         """
-        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate)[0]
+        nats = [one for one, _ in self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate)]
+        return nats if isinstance(text, list | tuple) else nats[0]
 
+    @overload
+    def weigh(
+        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
+    ) -> tuple[float, bool]: ...
+    @overload
     def weigh(
         self,
-        text: str | bytes,
+        text: Several,
         *,
-        context: str | bytes = b"",
+        context: One | Several = b"",
         seed: int = 0,
         threshold: bool = False,
         rate: float | None = None,
-    ) -> tuple[float, bool]:
+    ) -> list[tuple[float, bool]]: ...
+    def weigh(
+        self,
+        text: One | Several,
+        *,
+        context: One | Several = b"",
+        seed: int = 0,
+        threshold: bool = False,
+        rate: float | None = None,
+    ) -> tuple[float, bool] | list[tuple[float, bool]]:
         """As ``log_likelihood``, which has the arguments; and whether the model itself would have written this text.
 
         Returns:
             ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
             before it, under the same boundaries.
         """
-        return self._weigh(text, context, seed=seed, threshold=threshold, rate=rate, greedy=True)
+        answers = self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate, greedy=True)
+        return answers if isinstance(text, list | tuple) else answers[0]
 
-    def _weigh(self, text: str | bytes, context: str | bytes, **how: Any) -> tuple[float, bool]:
-        first, whole = max(len(_bytes(context)), 1), _bytes(context) + _bytes(text)
-        if len(whole) <= first:
+    def _weigh(self, pairs: Sequence[tuple[bytes, bytes]], **how: Any) -> list[tuple[float, bool]]:
+        firsts, wholes = [max(len(context), 1) for context, _ in pairs], [context + text for context, text in pairs]
+        if any(len(whole) <= first for first, whole in zip(firsts, wholes, strict=True)):
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        nats_N, best_N = weigh(self._of_text(), whole, **how)
-        return math.fsum(nats_N[first:]), all(best_N[first:])
+        found = weigh_each(self._of_text(), wholes, **how)
+        return [
+            (math.fsum(nats_N[first:]), all(best_N[first:]))
+            for first, (nats_N, best_N) in zip(firsts, found, strict=True)
+        ]
 
     def generate(
         self,
@@ -197,8 +282,8 @@ class Model:
             UserError: the prompt is empty, the model is of series, or it is not told a rate.
             ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
         """
-        ending = None if stop is None else _bytes(stop)
-        given = _bytes(prompt)
+        ending = None if stop is None else as_bytes(stop)
+        given = as_bytes(prompt)
         written = write_on(
             self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
         )
@@ -295,19 +380,3 @@ class Model:
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items())
         return f"<table><caption>{escape(str(self._trained.path))}</caption>{rows}</table>"
-
-
-def _bytes(text: str | bytes) -> bytes:
-    """A text's bytes.
-
-    Raises:
-        UserError: it is none, or has none.
-    """
-    if isinstance(text, bytes | bytearray):
-        return bytes(text)
-    if not isinstance(text, str):
-        raise UserError(f"text = {text!r:.80}: expected str or bytes")
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        raise UserError(f"text = {text[:80]!a}: expected Unicode text, or bytes") from None

@@ -1,4 +1,4 @@
-"""A model's boundaries as a pre-tokenizer of Hugging Face's ``tokenizers``."""
+"""A model's boundaries as a pre-tokenizer of Hugging Face's ``tokenizers``, and of a tokenizer of ``transformers``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tokenv.errors import MissingFileError
 from tokenv.library.spans import Span
 
 
@@ -44,3 +47,36 @@ class PreTokenizer:
             if not ends.isdisjoint(range(before + 1, position + 1)):
                 cuts.append(i)
         return cuts
+
+
+def fast_tokenizer(pre_tokenizer: PreTokenizer, texts: Iterable[str], vocab_size: int, **options: Any) -> Any:
+    """Train a byte-level BPE vocabulary within a pre-tokenizer's pieces.
+
+    Args:
+        pre_tokenizer: splits text first.
+        texts: that the vocabulary is trained on.
+        vocab_size: entries, the 256 bytes included.
+        **options: of ``transformers.PreTrainedTokenizerFast``.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerFast``.
+
+    Raises:
+        MissingFileError: transformers is not installed.
+    """
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        raise MissingFileError("tokenizer() needs the package transformers: pip install transformers") from None
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    both = pre_tokenizers.Sequence([pre_tokenizers.PreTokenizer.custom(pre_tokenizer), in_bytes])
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = both, decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = in_bytes  # transformers copies the tokenizer, and one in Python cannot be copied
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+    fast.backend_tokenizer.pre_tokenizer = both
+    return fast

@@ -37,7 +37,10 @@ class Encoder(nn.Module):
 
     def embed(self, symbol: Tensor) -> Tensor:
         """Embedding in the compute precision: [.., *symbol_shape] -> [.., D]."""
-        x = self.codec.embed(symbol)
+        return self._computing(self.codec.embed(symbol))
+
+    def _computing(self, x: Tensor) -> Tensor:
+        """The same in the compute precision."""
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
 
     def encode(self, symbol_BN: Tensor) -> Tensor:
@@ -46,7 +49,7 @@ class Encoder(nn.Module):
 
     def early_exit(self, x: Tensor) -> Tensor:
         """Parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""
-        return self.early_head(self.early_norm(x))
+        return self.early_head(self.early_norm(self._computing(x)))
 
     @torch.no_grad()
     def early_entropy(self, x: Tensor) -> Tensor:

@@ -149,12 +149,15 @@ class Reader:
 class Decoder:
     """A batch of sequences in the middle of being read or written.
 
-    One step of one row is ``x = encode(symbol)`` (the agent now decides), then ``parameters = decode(x, action)``.
+    One step of one row is ``x = encode(symbol)`` (the agent now decides), then ``parameters = decode(action)``.
 
     Args:
         lm: the model; parameters are used, never trained.
         batch: rows B.
         max_symbols: longest sequence; memory grows with the tokens of it that are there.
+
+    Attributes:
+        x_BD: X_i of each row, as the last ``encode`` computed it.
     """
 
     def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
@@ -170,6 +173,7 @@ class Decoder:
         self.tokens = _Cache(config.mid_layers, batch, min(self._most, FIRST_SLOTS), lm, device, dtype)
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
+        self.x_BD = torch.zeros(batch, config.width, dtype=dtype, device=device)
         self._boundaries = 0  # no row holds more than this
         # On a GPU further rows cost nothing, and compiled layers keep their shapes.
         self._all_rows = device.type == "cuda"
@@ -191,6 +195,7 @@ class Decoder:
         self.pooling.repeat(times)
         self.position_B = self.position_B.repeat_interleave(times)
         self.count_B = self.count_B.repeat_interleave(times)
+        self.x_BD = self.x_BD.repeat_interleave(times, 0)
 
     @torch.no_grad()
     def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:
@@ -201,24 +206,25 @@ class Decoder:
             rows_B: rows that are really at this half of a step; the others' state stays as it is.
 
         Returns:
-            X_i of each row, [B, D]; meaningless in rows that are left out.
+            X_i of each row, [B, D], which ``decode`` reads; rows that are left out keep the one they had.
         """
         rows_B = torch.ones_like(self.position_B, dtype=torch.bool) if rows_B is None else rows_B
-        return self.down.step(self.lm.embed(symbol_B), self.position_B, rows_B)
+        x_BD = self.down.step(self.lm.embed(symbol_B), self.position_B, rows_B)
+        self.x_BD = torch.where(rows_B[:, None], x_BD, self.x_BD)
+        return self.x_BD
 
     @torch.no_grad()
-    def decode(self, x_BD: Tensor, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
-        """Finish the step: draw the boundary or not, and predict.
+    def decode(self, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
+        """Finish the step that ``encode`` began: draw the boundary or not, and predict.
 
         Args:
-            x_BD: what ``encode`` gave.
             action_B: 1 where a token ends; must be 1 at a row's first symbol.
             boundary_prob_B: boundary probabilities, read by ``smooth`` only; None if the one-pass model gets none.
 
         Returns:
             Parameters of p(x_{i+1} | x_<=i, a_<=i), [B, P].
         """
-        boundary_B = action_B.bool()
+        boundary_B, x_BD = action_B.bool(), self.x_BD
         token_BD = self.pooling.token(x_BD)
         rows = boundary_B.nonzero().flatten()
         if len(rows):

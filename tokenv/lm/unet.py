@@ -109,7 +109,7 @@ class UNet(Encoder):
         """From byte representations and boundaries to the normalised stream that the heads read (eq. 3-5).
 
         Args:
-            x_BTD: the encoder's output.
+            x_BTD: the encoder's output, also in a higher precision, as observations hold it.
             action_BT: 1 where a token ends; column 0 must be 1.
             boundary_BT: the boundaries as floats that carry gradient. ``select`` reads them as strengths in [0, 1]
                 (column 0 must be 1) and runs relaxed, at a higher cost; ``mean`` as straight-through decisions, equal
@@ -120,7 +120,7 @@ class UNet(Encoder):
         """
         # The GPU's attention is compiled for each M, so M should take few values.
         multiple = 128 if x_BTD.is_cuda else self._token_multiple
-        y_BTD = self.pooling(x_BTD, action_BT, boundary_BT, self.contextualise, multiple)
+        y_BTD = self.pooling(self._computing(x_BTD), action_BT, boundary_BT, self.contextualise, multiple)
         return self.norm(self._byte_layers(self.up, y_BTD))
 
     def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:

@@ -93,14 +93,22 @@ class _Draws:
     ) -> None:
         self._parts, self._threshold, self._logit_bias, self._doubt = parts, threshold, logit_bias, doubt
         self._rates: Rate | None = parts.agent.rates if rate is None else rate
-        self._device = parts.lm.head.weight.device
+        self._device, self._seed = parts.lm.head.weight.device, seed
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._rate_generator = torch.Generator().manual_seed(apart(seed))
 
     @torch.no_grad()
-    def __call__(self, symbol_BN: Tensor, length_B: Tensor | None = None) -> TensorDictBase:
-        """A rollout of symbols [B, N, ..] on the model's device; their lengths [B], where they differ."""
-        noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
+    def __call__(
+        self, symbol_BN: Tensor, length_B: Tensor | None = None, *, noise_BT: Tensor | None = None
+    ) -> TensorDictBase:
+        """Roll out symbols [B, N, ..] on the model's device.
+
+        Args:
+            symbol_BN: the symbols.
+            length_B: their lengths, where they differ.
+            noise_BT: uniform numbers that decide, as ``noise_of`` draws them; None draws the next ones.
+        """
+        noise, there = self._noise(symbol_BN, noise_BT), symbol_BN.to(self._device)
         rate_B = self._asked(symbol_BN)
         if self._doubt:
             noise = shifted(noise, self._doubt * self._early_entropy(there)[:, :-1])
@@ -121,6 +129,11 @@ class _Draws:
         self._noise(symbol_BN)
         self._asked(symbol_BN)
 
+    def noise_of(self, lengths: Sequence[int]) -> list[Tensor]:
+        """Draw the noise of one text's sequences of N symbols as if there were no other text: [N - 1] each."""
+        generator = torch.Generator(self._device).manual_seed(self._seed)
+        return [torch.rand(length - 1, device=self._device, generator=generator) for length in lengths]
+
     def _early_entropy(self, symbol_BN: Tensor) -> Tensor:
         lm = self._parts.lm
         entropy_BN: Tensor = self._parts.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
@@ -132,10 +145,12 @@ class _Draws:
             return None
         return drawn_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
 
-    def _noise(self, symbol_BN: Tensor) -> Tensor:
+    def _noise(self, symbol_BN: Tensor, given_BT: Tensor | None = None) -> Tensor:
         shape = symbol_BN.shape[0], symbol_BN.shape[1] - 1
         if self._threshold:
             noise = torch.full(shape, 0.5, device=self._device)
+        elif given_BT is not None:
+            noise = given_BT
         else:
             noise = torch.rand(*shape, device=self._device, generator=self._generator)
         return shifted(noise, self._logit_bias) if self._threshold or self._logit_bias else noise

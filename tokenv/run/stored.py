@@ -1,8 +1,9 @@
 """Looking at a trained model: load a run, segment a text."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -128,32 +129,93 @@ def segment(
     Raises:
         UserError: the text is empty, or the rate cannot be asked for.
     """
-    probability_N: list[float] = []
-    boundary_N: list[bool] = []
-    log_likelihood_N: list[float] = []
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    for td in text_rollouts(trained, text, **how):
-        prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
-        probability_N += (shifted(prob_BT, -logit_bias) if logit_bias else prob_BT).flatten().tolist()
-        boundary_N += td[keys.ACTION].bool().flatten().tolist()
-        log_likelihood_N += F.pad(td[keys.LOG_LIKELIHOOD][:, :-1].double(), (1, 0), value=math.nan).flatten().tolist()
-    return Segmented(text, probability_N, boundary_N, log_likelihood_N, logit_bias)
+    return segment_each(trained, [text], **how)[0]
 
 
-def text_rollouts(
+def segment_each(
     trained: Trained,
-    text: bytes,
+    texts: Sequence[bytes],
     *,
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
     rate: float | None = None,
-) -> Iterator[TensorDictBase]:
-    """Rollouts [B, T] of the pieces of a text, a decision a byte; the arguments and errors are those of ``segment``."""
-    pieces, told = text_pieces(trained, text), rate_to_tell(trained.parts, trained.config, rate)
+) -> list[Segmented]:
+    """Draw token boundaries in several texts: what ``segment``, which has the arguments, draws in each, up to rounding.
+
+    Args:
+        trained: the model.
+        texts: each of at least one byte.
+        seed: see there.
+        threshold: see there.
+        logit_bias: see there.
+        rate: see there.
+    """
+    batch_size = max(1, SYMBOLS_PER_PASS // trained.config.data.seq_len)
+    pieces = [[row for batch in text_pieces(trained, text) for row in batch] for text in texts]
+    found: list[list[Segmented | None]] = [[None] * len(of) for of in pieces]
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
+    for places, td in _rollouts(trained, pieces, batch_size=batch_size, **how):
+        prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
+        prob_BT = shifted(prob_BT, -logit_bias) if logit_bias else prob_BT
+        nats_BT = td[keys.LOG_LIKELIHOOD].double()
+        for (index, piece), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
+            nats = [math.nan, *nats_T[:-1].tolist()]
+            found[index][piece] = Segmented(b"", prob_T.tolist(), action_T.bool().tolist(), nats, logit_bias)
+    return [_joined(text, [piece for piece in of if piece]) for text, of in zip(texts, found, strict=True)]
+
+
+def _joined(text: bytes, pieces: Sequence[Segmented]) -> Segmented:
+    return Segmented(
+        text,
+        list(chain.from_iterable(piece.probability_N for piece in pieces)),
+        list(chain.from_iterable(piece.boundary_N for piece in pieces)),
+        list(chain.from_iterable(piece.log_likelihood_N for piece in pieces)),
+        pieces[0].logit_bias,
+    )
+
+
+def _rollouts(
+    trained: Trained,
+    rows_of: Sequence[Sequence[Tensor]],
+    *,
+    batch_size: int,
+    seed: int,
+    threshold: bool,
+    rate: float | None,
+    logit_bias: float = 0.0,
+) -> Iterator[tuple[list[tuple[int, int]], TensorDictBase]]:
+    """Roll out the sequences of several texts, each with the noise that it has where its text is alone.
+
+    Sequences of one length share a pass, so that nothing is padded.
+
+    Args:
+        trained: the model.
+        rows_of: sequences of each text, int64 [N] each.
+        batch_size: sequences of one pass.
+        seed: see ``segment``.
+        threshold: see there.
+        rate: see there.
+        logit_bias: see there.
+
+    Yields:
+        Text and number of B sequences, and their rollout [B, T].
+    """
+    told = rate_to_tell(trained.parts, trained.config, rate)
+
+    def length(place: tuple[int, int]) -> int:
+        return len(rows_of[place[0]][place[1]])
+
+    places = sorted(((text, row) for text, rows in enumerate(rows_of) for row in range(len(rows))), key=length)
     with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
-        for symbol_BN in pieces:
-            yield draw(symbol_BN)
+        noises = [draw.noise_of([len(row) for row in rows]) for rows in rows_of]
+        for _, alike in groupby(places, key=length):
+            same = list(alike)
+            for first in range(0, len(same), batch_size):
+                some = same[first : first + batch_size]
+                symbol_BN = torch.stack([rows_of[text][row] for text, row in some])
+                yield some, draw(symbol_BN, noise_BT=torch.stack([noises[text][row] for text, row in some]))
 
 
 def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
@@ -274,22 +336,41 @@ def weigh(
     Returns:
         Log-likelihoods, and whether a byte is the most probable one; False at the first, and of all if not asked for.
     """
-    length = min(trained.config.data.seq_len, len(text))
-    starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
-    found, best = [math.nan] * len(text), [False] * len(text)
-    known = 0  # the last byte that has one
-    told = rate_to_tell(trained.parts, trained.config, rate)
-    with evaluating(trained.parts, seed=seed, threshold=threshold, rate=told) as draw:
-        for first in range(0, len(starts) if length > 1 else 0, batch_size):
-            some = starts[first : first + batch_size]
-            td = draw(torch.tensor([list(text[start : start + length]) for start in some]))
-            likely_BT = _most_probable(trained.parts, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
-            figures = zip(some, td[keys.LOG_LIKELIHOOD].double().tolist(), likely_BT.tolist(), strict=True)
-            for start, nats_T, likely_T in figures:
-                place = slice(known + 1, start + length)
-                found[place], best[place] = nats_T[known - start :], likely_T[known - start :]
-                known = start + length - 1
-    return found, best
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate}
+    return weigh_each(trained, [text], **how, batch_size=batch_size, greedy=greedy)[0]
+
+
+def weigh_each(
+    trained: Trained,
+    texts: Sequence[bytes],
+    *,
+    seed: int = 0,
+    threshold: bool = False,
+    rate: float | None = None,
+    batch_size: int = 16,
+    greedy: bool = False,
+) -> list[tuple[list[float], list[bool]]]:
+    """Weigh several texts: what ``weigh``, which has the arguments, returns of each, up to rounding.
+
+    Windows of all texts share passes, those of one length each.
+    """
+    starts_of, rows_of = [], []
+    for text in texts:
+        length = min(trained.config.data.seq_len, len(text))
+        starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length] if length > 1 else []
+        starts_of.append(starts)
+        rows_of.append([torch.tensor(list(text[start : start + length])) for start in starts])
+    found = [([math.nan] * len(text), [False] * len(text)) for text in texts]
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate, "batch_size": batch_size}
+    for places, td in _rollouts(trained, rows_of, **how):
+        likely_BT = _most_probable(trained.parts, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
+        nats_BT = td[keys.LOG_LIKELIHOOD].double()
+        for (index, row), nats_T, likely_T in zip(places, nats_BT.tolist(), likely_BT.tolist(), strict=True):
+            starts, length = starts_of[index], len(rows_of[index][row])
+            known = starts[row - 1] + length - 1 if row else 0  # the last byte that an earlier window predicts
+            place, fresh = slice(known + 1, starts[row] + length), slice(known - starts[row], None)
+            found[index][0][place], found[index][1][place] = nats_T[fresh], likely_T[fresh]
+    return found
 
 
 @torch.no_grad()
