@@ -1,11 +1,13 @@
 """Folders that somebody else made: links in them lead nowhere, and what is no regular file is refused at once."""
 
+import copy
 import json
 import os
 import random
 import secrets
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from tiny import settings
 
 import tokenv
-from tokenv.cli.main import run_command
+from tokenv.cli.sacred import FileStorageObserver
 from tokenv.compare.assessment import FILE, assessed
 from tokenv.compare.claims import Claim, claim
 from tokenv.compare.gpus import _locked
@@ -100,28 +102,27 @@ def test_a_lock_in_a_shared_folder_is_no_link(victim: Path, tmp_path: Path, monk
     assert victim.read_text() == SECRET
 
 
-def test_a_store_neither_redirects_sources_nor_runs_a_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_settings: dict[str, Any]
-) -> None:
+def test_a_store_neither_redirects_sources_nor_runs_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sacred would render ``template.html``, which is Mako; names in ``_sources`` can be foreseen."""
     monkeypatch.chdir(tmp_path)
-    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
-    run_command("train", ["with", *words, "-F", "first"])
-    sources = sorted((tmp_path / "first" / "_sources").iterdir())
-    assert len(sources) > 100
-    store = tmp_path / "second"
-    (store / "_sources").mkdir(parents=True)
-    for path in sources:
-        (store / "_sources" / path.name).symlink_to(tmp_path / "nowhere")
-    (store / "template.html").write_text("<% open('ran', 'w') %>")
     monkeypatch.setattr("sacred.optional.has_mako", True)
-    run_command("train", ["with", *words, "-F", "second"])
-    assert not (tmp_path / "nowhere").exists()
-    assert not (tmp_path / "ran").exists()
-    assert not list((store / "1").glob("report*"))
-    assert sorted(path.read_bytes() for path in (store / "_sources").iterdir()) == sorted(
-        path.read_bytes() for path in sources
-    )
+    Path("own.py").write_text(SECRET)
+    about = {"ex_info": {"base_dir": str(tmp_path), "sources": [("own.py", None)]}, "host_info": {}, "meta_info": {}}
+    more = {"command": "main", "config": {}, "start_time": datetime.now(UTC), "_id": None}
+    for store in (Path("first"), Path("second")):
+        (store / "_sources").mkdir(parents=True)
+        for path in Path("first/_sources").iterdir():
+            (store / "_sources" / path.name).symlink_to(tmp_path / "nowhere")
+        (store / "template.html").write_text("<% open('ran', 'w') %>")
+        observer = FileStorageObserver(store, copy_sources=True)
+        observer.started_event(**copy.deepcopy(about), **more)
+        observer.completed_event(datetime.now(UTC), 1)
+        (kept,) = (store / "_sources").iterdir()
+        assert kept.read_text() == SECRET
+        assert not kept.is_symlink()
+        assert not list((store / "1").glob("report*"))
+    assert not Path("nowhere").exists()
+    assert not Path("ran").exists()
 
 
 # --- what is no regular file ---

@@ -94,9 +94,11 @@ def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Only the parameters and the state, for those who do not train on; see ``load``."""
     state, tensors = load_state(path), _load_tensors(path / MODEL)
     for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
         # A single number may be infinite: it is a threshold that nothing has yet set.
-        usual = tensor.isnan().logical_not() if tensor.ndim == 0 else tensor.abs() < LARGEST
-        if tensor.is_floating_point() and not usual.all():
+        usual = ~tensor.isnan() if tensor.ndim == 0 else tensor.abs() < LARGEST
+        if not usual.all():
             raise DamagedError(path / MODEL, f"{name} holds {tensor[~usual][0]:g}, expected finite numbers below 1e9")
     return tensors, state
 
