@@ -146,7 +146,7 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     assert find_run(config, store) is None  # its process exists, whatever the clock says
     set_status("RUNNING", host={})
     assert find_run(config, store) is None
-    os.utime(store / "1" / "run.json", (0, 0))  # nobody has heard of it for long
+    os.utime(store / "1" / "run.json", (1, 1))  # nobody has heard of it for long
     assert find_run(config, store).can_go_on
     assert [run.folder for run in same_runs(config, store)] == [store / "1"]
     (store / "1" / "run.json").write_text("{")
