@@ -3,8 +3,9 @@
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tokenv.errors import UserError
 
@@ -31,7 +32,7 @@ class UnreadableFileError(UserError):
         super().__init__(f"{path} is {reason}")
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; a named pipe or a device is refused without waiting for what it would send.
 
     Raises:
