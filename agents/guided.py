@@ -90,22 +90,30 @@ class BPE(Agent):
         return torch.frombuffer(bytearray(self._tokenizer.to_str().encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what ``get_extra_state`` gave."""
+        """Take over what ``get_extra_state`` gave.
+
+        Raises:
+            ValueError: it is no tokenizer of bytes.
+        """
         if len(state):
-            self._tokenizer = Tokenizer.from_str(state.cpu().numpy().tobytes().decode())
+            self._tokenizer = _parsed(state.cpu().numpy().tobytes(), "the stored tokenizer")
 
 
 def _read(path: Path) -> Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"agent.tokenizer = {str(path)!r}: there is no such file")
+    return _parsed(path.read_bytes(), f"agent.tokenizer = {str(path)!r}")
+
+
+def _parsed(content: bytes, whence: str) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"agent.tokenizer = {str(path)!r}: expected a tokenizer's JSON file: {error}") from error
+        raise ValueError(f"{whence}: expected a tokenizer's JSON file: {error}") from error
     missing = [byte for byte in range(256) if tokenizer.token_to_id(chr(byte)) is None]
     if missing:
         raise ValueError(
-            f"agent.tokenizer = {str(path)!r} has no token for byte {missing[0]}: expected one whose symbols are the "
-            "characters 0 to 255, one for each byte: train it with tokenv.data.text.bpe.train_bpe"
+            f"{whence} has no token for byte {missing[0]}: expected one whose symbols are the characters 0 to 255, one "
+            "for each byte: train it with tokenv.data.text.bpe.train_bpe"
         )
     return tokenizer

@@ -1,5 +1,7 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tiny import settings
@@ -43,7 +45,16 @@ def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
     return tiny_settings | {"data": data, "codec": {"name": "series"}}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests' runs name is not remembered as the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins with what a new process trusts."""
     monkeypatch.setattr(trust, "_allowed", set())
+    monkeypatch.setattr(trust, "_foreign", {})

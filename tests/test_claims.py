@@ -7,18 +7,22 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
 from tokenv.compare.claims import Claim, Elsewhere, claim
+from tokenv.compare.have import ended
+from tokenv.compare.process import LOST, Job
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
-from tokenv.compare.store import SILENT_SECONDS, read_run
+from tokenv.compare.store import SILENT_SECONDS, StoredRun, read_run
 from tokenv.config.schema import Config
 from tokenv.storage import processes
 
@@ -61,10 +65,50 @@ def test_a_claim_of_a_process_that_is_gone_is_nobodys(tmp_path: Path) -> None:
         new.release()
 
 
+def test_a_clock_that_steps_gives_no_claim_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Psutil tells when a process started by the wall clock; the kernel counts ticks from the machine's start."""
+    held = claim(Config(), tmp_path)
+    assert isinstance(held, Claim)
+    real = psutil.Process.create_time
+    for step in (3600, -3600):
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self, step=step: real(self) + step)
+        assert isinstance(claim(Config(), tmp_path), Elsewhere)
+    (told,) = json.loads(held.path.read_text())["processes"]
+    held.path.write_text(json.dumps(processes.described() | {"processes": [told | {"start_ticks": 1}]}))
+    assert isinstance(claim(Config(), tmp_path), Claim)  # the id is another process's by now
+
+
+def test_a_run_whose_process_lives_goes_on_whatever_the_clock_says(tmp_path: Path) -> None:
+    run = StoredRun(tmp_path, Config(), {}, "RUNNING", heard=0.0, alive=True)
+    assert run.going_on
+    assert not replace(run, alive=False).going_on
+    assert not replace(run, alive=None).going_on
+    assert replace(run, alive=None, heard=time.time()).going_on
+
+
+def test_a_killed_fork_server_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs go on, and nobody can tell how they end: that is said, and what comes next has another server."""
+    monkeypatch.setattr("tokenv.compare.process.PRELOADED", [])
+    job = Job("time:sleep", [3], tmp_path / "log")
+    server = psutil.Process(job.pid).ppid()
+    assert server != os.getpid()
+    os.kill(server, signal.SIGKILL)
+    assert job.wait(0.5) is None
+    assert job.wait() == LOST
+    outcome = ended(tmp_path / "log", LOST)
+    assert outcome.lost
+    assert "was killed" in outcome.failed
+    assert Job("time:sleep", [0], tmp_path / "log").wait() == 0
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "[", "3", "[]", "{}", '{"place": 3, "processes": []}', '{"place": "x", "processes": 3}', "[" * 100_000]
-    + [json.dumps({"place": processes._place(), "processes": [{"pid": pid}]}) for pid in ("x", 2**70, -1, None)],
+    + [
+        json.dumps({"place": processes._place(), "processes": [{"pid": pid} | began]})
+        for pid in ("x", 2**70, -1, None)
+        for began in ({}, {"start_ticks": 1}, {"started": "x"})
+    ],
 )
 def test_a_claim_that_says_nothing_is_nobodys(content: str, tmp_path: Path) -> None:
     stale = rewritten(tmp_path)

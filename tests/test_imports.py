@@ -118,7 +118,7 @@ def test_sacred_is_met_in_one_file():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             found += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
-    assert set(found) == {"tokenv.cli.sacred"}
+    assert set(found) == {"tokenv.cli.sacred", "tokenv.cli.observers"}
 
 
 def test_no_circles():

@@ -16,6 +16,8 @@ from tokenv.cli.main import run_command
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.bpe import train_bpe, user_cache
+from tokenv.errors import UserError
+from tokenv.run.parts import Parts
 
 
 def save(path, words):
@@ -157,6 +159,16 @@ def test_a_run_trains_its_tokenizer_once_and_carries_it(tiny_settings, tmp_path,
     assert not list((tmp_path / "cache" / "tokenv").rglob("*.json"))
     with pytest.raises(ValueError, match="whole sequences only"):
         run_command("generate", ["with", "run=runs/1", "text=ab"])
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"[]", b"NO BYTES"])
+def test_a_damaged_stored_tokenizer_is_one_message(content, tmp_path):
+    if content == b"NO BYTES":
+        content = Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()
+    parts = Parts(None, BPE(tokenizer=save(tmp_path / "t.json", ["hello"])), None, None)
+    state = {"agent._extra_state": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+    with pytest.raises(UserError, match="the checkpoint's agent cannot be loaded: the stored tokenizer"):
+        parts.load_state_dict(state)
 
 
 def test_mistakes_are_told(corpus, tmp_path):

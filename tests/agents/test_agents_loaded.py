@@ -1,7 +1,9 @@
 """Agents of earlier runs: they decide as they did, learn only when they may, and outlive their run's folder."""
 
+import copy
+import json
 import shutil
-from functools import partial
+from functools import partial, reduce
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from tokenv.data.source import TensorSource
 from tokenv.env.generate import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import Reader
@@ -187,6 +190,29 @@ def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
     shutil.rmtree("runs/1")
     assert run_command("segment", ["with", "run=runs/2", "text=abcdef"])["characters"] == 6
     assert run_command("evaluate", ["with", "run=runs/2"])["sampled"]["boundary_rate"] > 0
+
+
+def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run):
+    """Whatever stands in it, at any depth: it may be anybody's."""
+    base = json.loads(json.dumps(on_bursts(series_settings, old_run).as_dict()))
+
+    def places(section, above=()):
+        for key, value in section.items():
+            yield (*above, key)
+            if isinstance(value, dict):
+                yield from places(value, (*above, key))
+
+    refused = 0
+    for *above, key in list(places(base["agent"])):
+        for wrong in (None, 3, -1.5, "x", [1], {}, {"name": "loaded"}):
+            changed = copy.deepcopy(base)
+            section = reduce(dict.__getitem__, above, changed["agent"])
+            section[key] = wrong
+            try:
+                build_parts(resolve([], {}, changed), torch.device("meta"), pretrained=False)
+            except UserError:
+                refused += 1
+    assert refused > 100
 
 
 def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tokenv.cli import sacred
-from tokenv.cli.main import run_command
+from tokenv.cli import observers, sacred
+from tokenv.cli.main import main, run_command
 from tokenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _git_forgotten() -> Iterator[None]:
-    sacred._commit_in.cache_clear()
+    observers._commit_in.cache_clear()
     yield
-    sacred._commit_in.cache_clear()
+    observers._commit_in.cache_clear()
 
 
 def test_a_checkout_of_another_user_is_no_reason_to_stop(
@@ -30,17 +31,17 @@ def test_a_checkout_of_another_user_is_no_reason_to_stop(
     monkeypatch.setenv("HOME", str(tmp_path))  # where somebody may have told git to trust the checkout
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     run_command("train", ["print_config", "with", *tiny_words])
-    assert sacred._commit_of(str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
+    assert observers._commit_of(str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
 
 
 def test_git_is_asked_once_for_all_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
-    monkeypatch.setattr(sacred, "_ask_git", lambda *of: asked.append(of) or ("here", "abc", False))
+    monkeypatch.setattr(observers, "_ask_git", lambda *of: asked.append(of) or ("here", "abc", False))
     (tmp_path / ".git").mkdir()
     for name in ("a.py", "of/b.py", "of/many/c.py"):
-        assert sacred._commit_of(str(tmp_path / name), True) == ("here", "abc", False)
+        assert observers._commit_of(str(tmp_path / name), True) == ("here", "abc", False)
     assert len(asked) == 1
-    assert sacred._commit_of(str(tmp_path / "a.py"), False) == (None, None, None)
+    assert observers._commit_of(str(tmp_path / "a.py"), False) == (None, None, None)
 
 
 def test_a_full_disk_leaves_the_old_record(
@@ -89,3 +90,79 @@ def test_half_a_character_is_one_message(word: str) -> None:
 def test_bytes_that_were_typed_and_are_no_utf8_are_read(trained: Path) -> None:
     assert run_command("segment", ["with", f"run={trained}", "text=a\udcff", "out=null"])["characters"] == 2
     run_command("generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new=2"])
+
+
+def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, no half-written source, and no folder of a run that never began."""
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(SystemExit):
+            main(["train", "with", *tiny_words])
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("tokenv: ")]
+    assert re.search(r"runs/_sources/\w+\.py: No space left on device", line)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["_sources"]
+    assert not list((tmp_path / "runs" / "_sources").iterdir())
+
+
+class NoMongo:
+    """Stands for pymongo where no server answers."""
+
+    class errors:  # noqa: N801
+        class PyMongoError(Exception):
+            """The base of all its errors."""
+
+    def __init__(self, url: str | None, serverSelectionTimeoutMS: float) -> None:
+        assert serverSelectionTimeoutMS <= 5000
+        self.url = url
+
+    def __enter__(self) -> "NoMongo":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def admin(self) -> Any:
+        raise self.errors.PyMongoError(f"{self.url}: Connection refused (and much more), Timeout: 5s, ...")
+
+    MongoClient: Any
+
+
+NoMongo.MongoClient = NoMongo
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("localhost:9:sacred", "no MongoDB answers at localhost:9 .*Connection refused"),
+        ("sacred", "no MongoDB answers at localhost:27017"),
+        ("::", "expected .HOST:PORT:.DATABASE"),
+    ],
+)
+def test_a_database_that_does_not_answer_is_one_message(
+    place: str, message: str, tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pymongo", NoMongo)  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "sacred.observers.mongo", _MongoModule)  # which needs the real one
+    with pytest.raises(UserError, match=rf"--mongo_db {place}: {message}"):
+        run_command("train", ["with", *tiny_words, "-m", place])
+    assert not list(tmp_path.iterdir())
+
+
+class _MongoModule:
+    @staticmethod
+    def parse_mongo_db_arg(place: str) -> dict[str, str]:
+        *url, name = place.split(":")
+        if not name:
+            raise AttributeError("'NoneType' object has no attribute 'groupdict'")  # as Sacred's
+        return {"db_name": name} | ({"url": ":".join(url)} if url else {})

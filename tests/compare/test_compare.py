@@ -1,12 +1,13 @@
 """Comparisons: what is run, what is found again, what is measured, and what goes wrong."""
 
 import csv
+import itertools
 import json
 import os
 import signal
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -16,14 +17,17 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.assess import LONGEST, assess, token_lengths
-from tokenv.compare.assessment import Agreement, assessed
+from tokenv.compare.assessment import Agreement, Assessment, _owner, assessed
 from tokenv.compare.compose import compared_run
 from tokenv.compare.reading import resolve_comparison
 from tokenv.compare.runner import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.compare.wishes import Wishes
+from tokenv.config.convert import make
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
+from tokenv.storage import checkpoints
+from tokenv.storage.sealed import write_json
 
 
 @pytest.fixture
@@ -138,11 +142,21 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     assert find_run(config, store).can_go_on
     set_status("RUNNING")
     assert find_run(config, store) is None  # somebody is at it
-    os.utime(store / "1" / "run.json", (0, 0))  # nobody has heard of it for long
+    os.utime(store / "1" / "run.json", (0, 0))
+    assert find_run(config, store) is None  # its process exists, whatever the clock says
+    set_status("RUNNING", host={})
+    assert find_run(config, store) is None
+    os.utime(store / "1" / "run.json", (1, 1))  # nobody has heard of it for long
     assert find_run(config, store).can_go_on
     assert [run.folder for run in same_runs(config, store)] == [store / "1"]
     (store / "1" / "run.json").write_text("{")
     assert find_run(config, store) is None
+
+
+def keep_values(told, folder):
+    """Any values as an assessment, with a digest that holds, as somebody would who passes a run on."""
+    values = {name: value for name, value in told.items() if name not in ("of", "sha256")}
+    write_json(folder / "assessment.json", values, _owner(checkpoints.find(folder)))
 
 
 def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
@@ -169,6 +183,12 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     assert drawn == pytest.approx((found.boundary_rate * length - 1) / (length - 1))
     earlier = {name: value for name, value in told.items() if name not in ("learned", "of", "sha256")}
     path.write_text(json.dumps(earlier))
+    assert assessed(folder, Wishes(1, 300)) is None  # without a digest it is measured again
+    for name, value in itertools.product(told.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})):
+        keep_values(told | {name: value}, folder)
+        read = assessed(folder, Wishes(1, 300))
+        assert read is None or make(Assessment, asdict(read)) == read, (name, value)
+    keep_values({name: value for name, value in told.items() if name != "learned"}, folder)
     assert assessed(folder, Wishes(1, 300)) == replace(found, learned=None)
     path.write_text(sound)
     train(agent={"name": "whitespace"}, seed=5)

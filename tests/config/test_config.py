@@ -205,7 +205,8 @@ def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None
     pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
     assert learns(config.agent) is build_parts(config, torch.device("meta")).agent.learns
-    loaded = {"name": "loaded", "frozen": False, "trained": {"agent": {"name": name}}}
+    trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
+    loaded = {"name": "loaded", "load": "runs/1", "frozen": False, "trained": trained}
     assert learns(loaded) is learns(config.agent)
     assert not learns(loaded | {"frozen": True})
 

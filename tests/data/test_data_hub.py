@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets.io.parquet import ParquetDatasetReader
 
+from tokenv.data import reading
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.errors import UserError
@@ -30,7 +31,7 @@ def hub(monkeypatch):
         calls.append((args, options))
         return datasets.IterableDataset.from_generator(generate, gen_kwargs=kwargs)
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(reading, "open_hub", load_dataset)
     return calls, kwargs
 
 
@@ -45,7 +46,7 @@ def sequences(batch):
 
 def test_the_data_set_is_streamed_with_its_configuration_and_split(hub):
     load_corpus(make_config(hub_config="sample-10BT", hub_split="test"))
-    assert hub[0] == [(("owner/name", "sample-10BT"), {"split": "test", "streaming": True})]
+    assert hub[0] == [(("owner/name", "sample-10BT", "test"), {})]
 
 
 @pytest.mark.parametrize("cut", ["chunk", "document"])
@@ -97,7 +98,7 @@ def test_resuming_is_exact_in_files_of_tables_too(monkeypatch, tmp_path):
         texts = [f"part {part} number {number}, with some text" for number in range(40)]
         pq.write_table(pa.table({"text": texts}), file, row_group_size=7)
     tables = ParquetDatasetReader(files, split="train", streaming=True).read()
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: tables)
+    monkeypatch.setattr(reading, "open_hub", lambda *args, **options: tables)
     corpus = load_corpus(make_config(shuffle_buffer=9))
     stream = corpus.train()
     for _ in range(12):
@@ -162,12 +163,12 @@ def test_what_the_hub_cannot_give_is_one_message(monkeypatch):
         def refuse(*_args, source=source, **_options):
             raise ConnectionError(f"no network for {source}")
 
-        monkeypatch.setattr(datasets, "load_dataset", refuse)
+        monkeypatch.setattr(reading, "open_hub", refuse)
         with pytest.raises(
             UserError, match=r"hub data set 'owner/name' cannot be .*no network.*: expected a connection"
         ):
             load_corpus(config)
         broken = datasets.IterableDataset.from_generator(no_more, gen_kwargs={"number": 1})
-        monkeypatch.setattr(datasets, "load_dataset", lambda *_args, broken=broken, **_options: broken)
+        monkeypatch.setattr(reading, "open_hub", lambda *_args, broken=broken, **_options: broken)
         with pytest.raises(UserError, match=r"'owner/name' cannot be read: .*: expected a connection"):
             load_corpus(config)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tokenv.data import reading
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series import synthetic
@@ -114,9 +115,9 @@ def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
         calls.append((args, options))
         return datasets.Dataset.from_dict(rows).to_iterable_dataset()
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(reading, "open_hub", load_dataset)
     hub = load_series(make_config("hub:owner/name", columns="target"))
-    assert calls == [(("owner/name", None), {"split": "train", "streaming": True})]
+    assert calls == [(("owner/name", None, "train"), {})]
     assert_array_equal(hub.series[1].value_LC, data.series[1].value_LC)
 
 

@@ -11,6 +11,7 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenv.data import reading
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.hub.shards import deal_out, held_shards
@@ -35,7 +36,7 @@ def corpus_of(shards, *, same=False, **changes):
     kwargs = {"shards": list(range(shards)), "same": same}
     opened = datasets.IterableDataset.from_generator(generate, gen_kwargs=kwargs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "load_dataset", lambda *_, **__: opened)
+        patch.setattr(reading, "open_hub", lambda *_, **__: opened)
         READ.clear()
         chosen = {"source": "hub:owner/name", "seq_len": 16, "validation": 0.1, "shuffle_buffer": 40}
         return load_corpus(DataConfig(**(chosen | changes)))

@@ -23,9 +23,11 @@ from tokenv.data.source import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.errors import MissingFileError, UserError
+from tokenv.library import hub
 from tokenv.library.environments import PlayedBytesEnv
 from tokenv.run.train import train
 from tokenv.storage import trust
+from tokenv.storage.digests import write_digests
 
 ROOT = Path(__file__).parents[2]
 LENGTH, SEED = 16, 5
@@ -214,6 +216,7 @@ def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Pa
     state = json.loads((saved / "state.json").read_text())
     state["config"]["agent"] = {"name": "their_player:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
+    write_digests(saved, hub.SAVED)
     (tmp_path / "their_player.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="trust=their_player:Theirs"):

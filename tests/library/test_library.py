@@ -21,6 +21,7 @@ from tokenv.library import hub
 from tokenv.run.stored import load_run, log_likelihoods
 from tokenv.run.train import train
 from tokenv.storage import trust
+from tokenv.storage.digests import DIGESTS, write_digests
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
@@ -152,7 +153,7 @@ def test_a_saved_model_is_the_same_model(model: Model, folder: Path, tmp_path: P
     assert again.tokens(TEXT) == model.tokens(TEXT)
     assert again.config == model.config
     assert repr(again).partition(":")[2] == repr(model).partition(":")[2]
-    assert sorted(path.name for path in saved.iterdir()) == ["README.md", "model.safetensors", "state.json"]
+    assert {path.name for path in saved.iterdir()} == {"README.md", DIGESTS, "model.safetensors", "state.json"}
     assert 'tokenv.load("' in (saved / "README.md").read_text()
     run_command("segment", ["with", f"run={saved}", "text=abc", "out=null"])
     again.save_pretrained(saved)  # once more over itself
@@ -182,6 +183,7 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
     state = json.loads((saved / "state.json").read_text())
     state["config"]["agent"] = {"name": "their_agent:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
+    write_digests(saved, hub.SAVED)
     (tmp_path / "their_agent.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for word in (False, "other:Agent"):
@@ -209,7 +211,7 @@ def test_a_model_of_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.Mo
 
     def download(name: str, *, revision: str | None, token: str | None, allow_patterns: list[str]) -> str:
         assert (revision, token) == ("main", "secret")
-        assert allow_patterns == ["model.safetensors", "state.json"]
+        assert allow_patterns == ["model.safetensors", "state.json", "digests.json"]
         return str(store / name)
 
     monkeypatch.setattr(HfApi, "create_repo", create)

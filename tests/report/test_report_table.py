@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 
 from tokenv.errors import REPORT
-from tokenv.report.table import console, summary_table, write_csv
+from tokenv.report.table import FORMULA, console, summary_table, write_csv
 
 ROOT = Path(__file__).parents[2]
 RED = "\x1b[31m\x07\x9bname"
@@ -39,6 +39,19 @@ def test_so_do_csv_files(tmp_path: Path) -> None:
         assert list(csv.reader(file)) == [["name", SHOWN], [SHOWN, "1.5"], ["\\udcff", ""]]
 
 
+@pytest.mark.parametrize("first", FORMULA)
+def test_no_cell_is_a_spreadsheets_formula(first: str, tmp_path: Path) -> None:
+    """Names of methods, files and columns may begin with anything; numbers stay numbers."""
+    name = f"{first}HYPERLINK(1)"
+    path = write_csv(tmp_path / "t.csv", [name, "b"], [[name, "a=1"], ["-1.5e3", "+2"], [-3, -4.5]])
+    with path.open(encoding="utf-8", newline="") as file:
+        read = list(csv.reader(file))
+    assert read[0][0] == read[1][0]
+    assert read[1][0].startswith("'")
+    assert read[1][0].endswith("HYPERLINK(1)")
+    assert [read[1][1], *read[2:]] == ["a=1", ["-1.5e3", "+2"], ["-3", "-4.5"]]
+
+
 def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
     """No row is kept: all test windows of a series are millions."""
 
@@ -63,7 +76,10 @@ def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
     [
         ("import sys, tokenv.cli.main as m; sys.argv[1:] = ['configs']; m.main()", 128 + signal.SIGPIPE),
         ("import sys, tokenv.cli.main as m; m.main()", 128 + signal.SIGPIPE),
-        ("from tokenv.report.table import console\nfor _ in range(9): console().print('x' * 99)\nprint('more')", 0),
+        (
+            "from tokenv.report.table import console\nfor _ in range(9): console().print('x' * 99)\nprint('more')",
+            0,
+        ),
     ],
 )
 def test_nobody_minds_that_the_reader_has_gone(program: str, status: int) -> None:

@@ -1,5 +1,7 @@
 """Files that are complete or not there at all."""
 
+from pathlib import Path
+
 import pytest
 
 from tokenv.storage.atomic import write_atomically
@@ -24,3 +26,17 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path):
         write_atomically(tmp_path / "folder", "new")
     assert path.read_text() == "old"
     assert {each.name for each in tmp_path.iterdir()} == {"file", "folder"}
+
+
+@pytest.mark.parametrize("name", [".", "folder", "folder/."])
+def test_a_folder_is_no_file_to_write(name, tmp_path, monkeypatch):
+    """As in ``out=.``; nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        write_atomically(Path(name), "text")
+    assert raised.value.filename == str(Path(name))
+    with pytest.raises(FileNotFoundError) as raised:
+        write_atomically(Path("missing/file"), "text")
+    assert raised.value.filename == "missing/file"
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

@@ -95,6 +95,8 @@ def test_the_hub_is_asked_by_name(monkeypatch):
         ("piqa", json.dumps(PIQA | {"label": 7}), "row 0 is no question: the right answer is number 7"),
         ("lambada", '{"text": "Bob"}', "row 0 is no question: the context is empty"),
         ("arc_easy", json.dumps(ARC | {"answerKey": "C"}), "row 0 is no question"),
+        ("piqa", json.dumps(PIQA | {"goal": "\ud800"}), "row 0 is no question: .*surrogates not allowed"),
+        ("piqa", json.dumps(PIQA | {"sol1": "x\udfff"}), "row 0 is no question: .*surrogates not allowed"),
     ],
 )
 def test_bad_rows_are_told(tmp_path, task, text, message):

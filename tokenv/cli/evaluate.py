@@ -27,6 +27,7 @@ from tokenv.run.hardware import prepare
 from tokenv.run.rate_curve import RatePoint, losses_at_rates
 from tokenv.run.rate_report import draw_rates, rates_table, write_rates
 from tokenv.run.stored import Trained, load_run
+from tokenv.storage import trust
 from tokenv.tasks.formats import load_questions
 from tokenv.tasks.score import score
 
@@ -37,6 +38,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     prepare(trained.config.hardware)
     if options.task_names:
         check_text(trained.config)
+    trust.allow_named({"data": options.data})
     data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()

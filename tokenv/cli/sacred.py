@@ -1,18 +1,14 @@
-"""Sacred, which nothing else of ours imports: a command as an experiment, its flags, and where its run is kept."""
+"""A command as an experiment of Sacred's, its flags, and where a run is kept; only ``observers`` knows Sacred, too."""
 
 from __future__ import annotations
 
-import functools
-import json
-import logging
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,23 +16,22 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from tokenv.cli.flags import check_flags, check_new, forgotten_with
+from tokenv.cli.observers import check_mongo
 from tokenv.cli.trackers import FLAGS, Tracker
 from tokenv.config.plain import read_words
 from tokenv.config.plugins import plugins
 from tokenv.errors import UserError
-from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible
 from tokenv.storage import processes, trust
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.atomic import copy_atomically
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import SETTINGS, Experiment, dependencies
+    from sacred import SETTINGS, Experiment
     from sacred.commandline_options import CLIOption
     from sacred.host_info import HostInfoGetter
-    from sacred.observers import FileStorageObserver, SqlObserver
+    from sacred.observers import FileStorageObserver
     from sacred.run import Run
-    from sacred.serializer import flatten
     from sacred.utils import apply_backspaces_and_linefeeds
 
 SETTINGS.CAPTURE_MODE = "sys"
@@ -46,67 +41,6 @@ RUNS = "runs"
 Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
 OBSERVERS_NEED = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # packages behind Sacred's flags, which we do not require
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
-
-
-def _commit_of(filename: str, save_git_info: bool) -> tuple[str | None, str | None, bool | None]:
-    """What git says of a file; nothing where it refuses, as it does in a checkout that belongs to another user."""
-    folder = Path(filename).resolve().parent
-    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
-    return (None, None, None) if root is None or not save_git_info else _commit_in(root)
-
-
-@functools.cache
-def _commit_in(root: Path) -> tuple[str | None, str | None, bool | None]:
-    try:
-        told: tuple[str | None, str | None, bool | None] = _ask_git(str(root / "README.md"), True)
-    except Exception:  # whatever git has against it, the run matters more
-        return None, None, None
-    return told
-
-
-def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> None:
-    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one.
-
-    Once a run has begun, what cannot be written now may be written at the next sign of life: that is no reason to end
-    it, nor for a traceback at its end.
-    """
-    path = Path(observer.dir) / filename
-    try:
-        write_atomically(path, json.dumps(flatten(values), sort_keys=True, indent=2))
-    except OSError as error:
-        if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
-            raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
-
-
-def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
-    """Sources are kept as of a run that starts; Sacred takes them for files of the working directory."""
-    kept, keeps = observer.save_sources(ex_info), observer.copy_sources
-    observer.copy_sources = False
-    try:
-        return _queue(observer, ex_info | {"sources": kept}, *event, **more)
-    finally:
-        observer.copy_sources = keeps
-
-
-def _completed_event(observer: SqlObserver, stop_time: datetime, result: Any) -> None:
-    """Its result is a number: of several figures, the first; it ends with an error where there is none."""
-    several = list(result.values()) if isinstance(result, dict) else [result]
-    first = several[0] if several else None
-    _complete(observer, stop_time, float(first) if isinstance(first, int | float) else None)
-
-
-def _save_cout(observer: FileStorageObserver) -> None:
-    with suppress(OSError):
-        _append_cout(observer)
-
-
-# Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
-_ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
-FileStorageObserver.save_json = _save_json
-_append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
-_queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
-_complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
 
 
 def _option(short: str, tracker: type[Tracker]) -> CLIOption:
@@ -159,7 +93,7 @@ class Record:
         """Keep a copy of a file."""
         if not any(isinstance(observer, FileStorageObserver) for observer in self._run.observers) and self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, self.folder)
+            copy_atomically(path, self.folder / path.name)
         self._run.add_artifact(path, path.name)
 
 
@@ -248,6 +182,9 @@ class Command:
         store = flags["--file_storage"] or (RUNS if experiment.observers else None)
         if store and flags["COMMAND"] is None:
             _check_store(Path(store))
+        if flags["--mongo_db"] and flags["COMMAND"] is None:
+            with _sacreds_refusals():
+                check_mongo(flags["--mongo_db"])
         for observer in experiment.observers:
             if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
                 check_new(Path(observer.basedir), flags["--id"])
@@ -311,35 +248,6 @@ def _sacreds_refusals() -> Iterator[None]:
         if package in OBSERVERS_NEED:
             raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
         raise
-
-
-def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
-    """Make the files of a run say that it is finished, where it was killed after its last step; else change nothing.
-
-    Args:
-        folder: of the run.
-        result: what its command returns.
-        metrics: name to steps and values, all of them.
-    """
-    try:
-        told = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):  # kept in a database, or half written by an earlier version
-        return
-    if told["status"] == "COMPLETED":
-        return
-    now = datetime.now(UTC).replace(tzinfo=None).isoformat()
-    try:
-        stored = json.loads((folder / "metrics.json").read_text())
-    except (OSError, ValueError):
-        stored = {}
-    for name, (steps, values) in metrics.items():
-        times = stored.get(name, {}).get("timestamps", [])[: len(steps)]
-        times += [now] * (len(steps) - len(times))
-        stored[name] = {"steps": steps, "values": values, "timestamps": times}
-    write_atomically(folder / "metrics.json", json.dumps(stored, sort_keys=True, indent=2))
-    told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
-    told.pop("fail_trace", None)
-    write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
 
 
 def _check_store(store: Path) -> None:

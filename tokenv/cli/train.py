@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from tokenv import keys
+from tokenv.cli.observers import complete_record
 from tokenv.cli.options import TrainOptions, stored_config, take_own
-from tokenv.cli.sacred import Command, Record, complete_record
+from tokenv.cli.sacred import Command, Record
 from tokenv.cli.together import run_together
 from tokenv.cli.told import Heartbeat, start_line
 from tokenv.config.convert import check_keys

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tokenv.compare.wishes import Wishes
-from tokenv.config.convert import make
+from tokenv.config.convert import Figure, make
+from tokenv.errors import UserError
 from tokenv.run.habits import Habits
 from tokenv.run.windows import Window
 from tokenv.storage import checkpoints
 from tokenv.storage.digests import DIGESTS
+from tokenv.storage.files import MOST_BYTES, open_regular
 from tokenv.storage.sealed import read_json, write_json
 
 FILE = "assessment.json"
@@ -28,9 +29,9 @@ class Calibration:
         boundary_rate: without it.
     """
 
-    logit_bias: float
-    loss: float
-    boundary_rate: float
+    logit_bias: Figure
+    loss: Figure
+    boundary_rate: Figure
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Passage:
     """
 
     text: str
-    boundary_prob: list[float]
+    boundary_prob: list[Figure]
     action: list[int]
 
 
@@ -58,9 +59,9 @@ class Agreement:
         f1: their harmonic mean.
     """
 
-    precision: float
-    recall: float
-    f1: float
+    precision: Figure
+    recall: Figure
+    f1: Figure
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,13 @@ class Learned:
         tokens: the most frequent tokens, as latin-1, and their number.
     """
 
-    classes: dict[str, tuple[float, float]]
+    classes: dict[str, tuple[Figure, Figure]]
     tokens: list[tuple[str, int]]
 
     @classmethod
     def of(cls, found: Habits) -> Learned:
         """What is kept of these habits."""
         return cls(found.classes, [(token.decode("latin-1"), count) for token, count in found.tokens])
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Learned:
-        """What ``dataclasses.asdict`` gave, after JSON has made lists of tuples."""
-        classes = {str(name): (float(share), float(rate)) for name, (share, rate) in values["classes"].items()}
-        return cls(classes, [(str(token), int(count)) for token, count in values["tokens"]])
 
 
 @dataclass(frozen=True)
@@ -101,11 +96,11 @@ class AtRate:
     """
 
     way: str
-    asked: float
-    rate: float
-    flops: float
-    logit_bias: float
-    loss: list[float]
+    asked: Figure
+    rate: Figure
+    flops: Figure
+    logit_bias: Figure
+    loss: list[Figure]
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,13 @@ class Forecasts:
     horizon: int
     total: int
     cluster: list[int]
-    error: dict[str, list[float]]
-    peers: dict[str, dict[str, list[float]]]
+    error: dict[str, list[Figure]]
+    peers: dict[str, dict[str, list[Figure]]]
+
+    def __post_init__(self) -> None:
+        for figures in (self.error, *self.peers.values()):
+            if any(len(each) != len(self.cluster) for each in figures.values()):
+                raise UserError(f"expected {len(self.cluster)} errors of every kind, one for each forecast")
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ class Assessment:
     wishes: Wishes
     fingerprint: str
     unit: str
-    loss: list[float]
+    loss: list[Figure]
     document: list[int]
-    loss_early: float
-    loss_test: float | None
-    boundary_rate: float
+    loss_early: Figure
+    loss_test: Figure | None
+    boundary_rate: Figure
     calibration: Calibration | None
     token_lengths: list[int]
     agreement: dict[str, Agreement]
@@ -172,6 +172,10 @@ class Assessment:
     learned: Learned | None = None
     at_rates: list[AtRate] = field(default_factory=list)
     forecast: Forecasts | None = None
+
+    def __post_init__(self) -> None:
+        if not self.loss or len(self.loss) != len(self.document):
+            raise UserError(f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each")
 
 
 def keep(made: Assessment, folder: Path) -> None:
@@ -187,7 +191,10 @@ def keep(made: Assessment, folder: Path) -> None:
 def _owner(checkpoint: Path) -> str:
     """What an assessment belongs to: the very files of the checkpoint, where these have digests."""
     told = checkpoint / DIGESTS
-    return told.read_text() if told.is_file() else checkpoint.name
+    if not told.is_file():
+        return checkpoint.name
+    with open_regular(told) as file:
+        return file.read(MOST_BYTES).decode()
 
 
 def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
@@ -199,20 +206,8 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
     """
     try:
         checkpoint = checkpoints.find(folder)
-        values = read_json(folder / FILE, _owner(checkpoint))
-        before = values["calibration"]
-        read = {
-            "wishes": make(Wishes, values["wishes"]),
-            "calibration": None if before is None else Calibration(**before),
-            "agreement": {name: Agreement(**scores) for name, scores in values["agreement"].items()},
-            "passages": [Passage(**passage) for passage in values["passages"]],
-            "windows": [Window(**window) for window in values["windows"]],
-            "learned": None if values.get("learned") is None else Learned.from_json(values["learned"]),
-            "at_rates": [AtRate(**each) for each in values.get("at_rates", ())],
-            "forecast": None if values.get("forecast") is None else Forecasts(**values["forecast"]),
-        }
-        known = Assessment(**values | read)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # there is none, or it is damaged, or another run's or version's
+        known = make(Assessment, read_json(folder / FILE, _owner(checkpoint), digest=True))
+    except (OSError, ValueError, TypeError):
+        return None  # there is none, or it is damaged, without a digest, or another run's or version's
     wanted = (VERSION, checkpoint.name, wishes)
     return known if (known.version, known.checkpoint, known.wishes) == wanted else None

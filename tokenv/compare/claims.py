@@ -17,6 +17,7 @@ from tokenv.config.schema import Config
 from tokenv.report.characters import plain
 from tokenv.storage import processes
 from tokenv.storage.atomic import write_atomically
+from tokenv.storage.files import UnreadableFileError, read_json
 
 ATTEMPTS = 5
 
@@ -113,10 +114,10 @@ def _holder(store: Path, key: str, own: Claim | None = None) -> Elsewhere | None
         if own is not None and path == own.path:
             continue
         try:
-            told, refreshed = json.loads(path.read_bytes()), path.stat().st_mtime
+            told, refreshed = read_json(path), path.stat().st_mtime
         except FileNotFoundError:  # released while we looked
             continue
-        except (ValueError, RecursionError):  # not ours, or damaged
+        except UnreadableFileError:  # not ours, or damaged
             told, refreshed = None, 0.0
         living = processes.living(told)
         if living is None:  # of another machine

@@ -14,6 +14,8 @@ from typing import IO
 
 import torch
 
+from tokenv.errors import UserError
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -87,7 +89,10 @@ def _locked(gpu: str) -> IO[bytes] | None:
     except ImportError:  # not Unix
         return Path(os.devnull).open("rb")
     path = Path(tempfile.gettempdir()) / f"tokenv-{getpass.getuser()}-gpu-{gpu}.lock"
-    file = path.open("wb")
+    try:  # other users may write to the folder: what is there is neither followed, where it is a link, nor cut short
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), "r+b", 0)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be opened ({error.strerror}): delete it, or ask whoever owns it to") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

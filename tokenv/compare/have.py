@@ -13,7 +13,7 @@ import yaml
 from tokenv.compare.claims import Claim, Elsewhere, claim
 from tokenv.compare.gpus import gpus_for
 from tokenv.compare.order import Order, Outcome
-from tokenv.compare.process import Job
+from tokenv.compare.process import LOST, Job
 from tokenv.compare.store import find_run
 from tokenv.errors import REPORT
 from tokenv.storage import trust
@@ -123,6 +123,8 @@ def ended(log: Path, code: int) -> Outcome:
     killed = int(first[1]) if first else code
     if killed < 0:
         return Outcome(failed=f"killed by signal {-killed}", lost=True)
+    if code == LOST:
+        return Outcome(failed="the process that forks all others was killed", lost=True)
     if code == INTERRUPTED:
         return Outcome(failed="stopped, but not by this comparison", lost=True)
     lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]

@@ -26,7 +26,7 @@ class Order:
         name: of this job's own folder on the desk.
         threads: of each process; 0 for torch's own choice.
         ranks: processes, and GPUs, of one run.
-        trusted: words for code that stored runs may name.
+        trusted: what stored runs may name: see ``tokenv.storage.trust.granted``.
         paths: where the comparison finds modules.
     """
 
@@ -38,7 +38,7 @@ class Order:
     name: str
     threads: int = 0
     ranks: int = 1
-    trusted: Sequence[str] = ()
+    trusted: bool | list[str] = False
     paths: Sequence[str] = ()
 
     @property

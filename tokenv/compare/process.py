@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import wait
@@ -15,10 +17,11 @@ from typing import Any
 
 import torch
 
-from tokenv.storage import trust
+from tokenv.storage import processes, trust
 
 PRELOADED = ["tokenv.cli.train", "tokenv.compare.assess"]
 # Where processes cannot fork, each imports everything itself.
+LOST = 255  # what multiprocessing says of a process whose exit status nobody can tell it
 _LOCK = threading.Lock()  # starting one process asks after all others, and each tells its exit status only once
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
@@ -53,13 +56,14 @@ class Job:
             tuple(arguments),
             str(log),
             threads,
-            trust.words(),
+            trust.granted(),
             paths,
             {**os.environ, **(environment or {})},
         )
         self._process = context.Process(target=_work, args=what)
         with _LOCK:
             self._process.start()
+        self._told = processes.described(self.pid)
 
     @property
     def pid(self) -> int:
@@ -67,10 +71,18 @@ class Job:
         return int(self._process.pid)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit status; None if it is still at work after so many seconds."""
+        """Its exit status; None if it is still at work after so many seconds.
+
+        ``LOST`` where the process that forks all others was killed: this one may have come to its end nevertheless.
+        """
+        until = math.inf if seconds is None else time.monotonic() + seconds
         wait([self._process.sentinel], seconds)
         with _LOCK:
             code: int | None = self._process.exitcode
+        while code == LOST and self.pid in (processes.living(self._told) or ()):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.1)
         return code
 
     def interrupt(self) -> None:
@@ -83,7 +95,7 @@ def _work(
     arguments: Sequence[Any],
     log: str,
     threads: int,
-    trusted: Sequence[str],
+    trusted: bool | list[str],
     paths: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:
@@ -97,8 +109,7 @@ def _work(
     threading.Thread(target=_end_with_parent, daemon=True, name="end with parent").start()
     if threads:
         torch.set_num_threads(threads)
-    for word in trusted:
-        trust.allow(word.removeprefix("trust="))
+    trust.allow(trusted)
     module, _, name = function.partition(":")
     getattr(import_module(module), name)(*arguments)
 

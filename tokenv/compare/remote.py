@@ -93,8 +93,7 @@ def main() -> None:
     from tokenv.compare.have import have  # torch, which takes seconds
     from tokenv.storage import trust
 
-    for word in order.trusted:
-        trust.allow(word.removeprefix("trust="))
+    trust.allow(order.trusted)
     outcome = have(order, lambda: stop.is_set() or order.stopped())
     if outcome.stopped and not order.stopped():
         outcome = Outcome(failed="its worker was told to end", lost=True)

@@ -23,6 +23,7 @@ from tokenv.compare.order import GOING, STOP, Order, Outcome
 from tokenv.compare.store import find_run, read_run
 from tokenv.errors import FailedError, UserError
 from tokenv.storage import processes, trust
+from tokenv.storage.files import read_json
 
 DESK = ".compare-"
 TRIES = 3  # of a run whose processes are killed
@@ -124,7 +125,7 @@ class _Runs:
             name=next(self._names),
             threads=self._workshop.threads,
             ranks=options.ranks,
-            trusted=trust.words(),
+            trusted=trust.granted(),
             paths=[str(Path(path).absolute()) for path in sys.path],
         )
         self._orders[self._workshop.executor.submit(self._workshop.job, order)] = (number, order)
@@ -258,7 +259,7 @@ def _clear(store: Path) -> None:
     """Delete what comparisons that were killed have left, unless what they had started may go on."""
     for path in store.glob(f"{DESK}*/{GOING}"):
         with suppress(OSError, ValueError):
-            told = json.loads(path.read_text())
+            told = read_json(path)
             if processes.living(told) == []:
                 shutil.rmtree(path.parent, ignore_errors=True)
 

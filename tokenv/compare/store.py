@@ -6,18 +6,21 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tokenv.compare.settings import flat
+from tokenv.config.convert import make, renamed
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.errors import UserError
+from tokenv.report.characters import warn
 from tokenv.storage import checkpoints, processes, trust
+from tokenv.storage.files import read_json
 
-ALIVE_SECONDS = 60  # Sacred tells every 10 s that a run goes on
 SILENT_SECONDS = 300.0  # machines may see one another's files a minute late
 PROCESS = "process"  # in what a run tells of its host: see ``tokenv.storage.processes``
 
@@ -75,9 +78,9 @@ class StoredRun:
     @property
     def going_on(self) -> bool:
         """Whether somebody is at it, as far as one can tell."""
-        if self.status != "RUNNING" or self.alive is False:
-            return False
-        return now(self.folder.parent) - self.heard <= (SILENT_SECONDS if self.alive is None else ALIVE_SECONDS)
+        if self.status != "RUNNING" or self.alive is not None:
+            return self.status == "RUNNING" and bool(self.alive)
+        return now(self.folder.parent) - self.heard <= SILENT_SECONDS
 
 
 def read_run(folder: Path) -> StoredRun | None:
@@ -97,10 +100,10 @@ def read_run(folder: Path) -> StoredRun | None:
 @lru_cache(maxsize=100_000)
 def _told(folder: Path, _written: tuple[int, ...]) -> _Told | None:
     """Comparisons look through their store for each of their runs."""
-    told = json.loads((folder / "run.json").read_text())
+    told = read_json(folder / "run.json")
     if told["experiment"]["name"] != "tokenv-train":
         return None
-    values = json.loads((folder / "config.json").read_text())
+    values = read_json(folder / "config.json")
     config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
     return _Told(config, identity(config), told["status"], (told.get("host") or {}).get(PROCESS))
 
@@ -109,14 +112,45 @@ def finished_run(folder: Path) -> StoredRun:
     """Read a finished run.
 
     Raises:
-        UserError: there is no finished training run in the folder, or it names code that the user has not named.
+        UserError: there is no finished training run in the folder, its checkpoint is of another run, or it names code
+            that the user has not named.
     """
     stored = read_run(folder)
     if stored is None or not stored.finished:
         what = "there is no training run" if stored is None else f"the run's status is {stored.status}"
         raise UserError(f"runs: {folder}: {what}; expected the folder of a finished one, such as runs/1")
     trust.check(stored.config.as_dict(), folder)
+    if wrong := contradiction(stored):
+        raise UserError(f"runs: {wrong}: expected a folder as its run left it")
     return stored
+
+
+def contradiction(run: StoredRun) -> str:
+    """How the last checkpoint of a run contradicts what its folder says; empty where it does not, or there is none.
+
+    ``config.json`` and ``run.json`` tell what a run was, but its checkpoint is what is measured and gone on from.
+
+    Raises:
+        UserError: the checkpoint is damaged, or names code that the user has not named.
+    """
+    found = checkpoints.complete(run.folder / "checkpoints")
+    if not found:
+        return ""
+    state = checkpoints.load_state(found[-1])
+    own: Config = make(Config, renamed(Config, state["config"]))
+    there, here = flat(own.as_dict()), flat(run.config.as_dict())
+    differs = [key for key in {**here, **there} if key.partition(".")[0] in IDENTITY and _odd(key, here, there)]
+    if differs:
+        key = differs[0]
+        return f"{run.folder}/config.json has {key} = {here.get(key)!r}, but {found[-1]} has {there.get(key)!r}"
+    symbols = state.get("symbols", state.get("bytes"))
+    if run.finished and not (isinstance(symbols, int) and symbols >= own.train.symbols):
+        return f"{run.folder}/run.json says that the run is finished, but {found[-1]} has seen {symbols!r} symbols"
+    return ""
+
+
+def _odd(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    return json.dumps([here.get(key)], default=str) != json.dumps([there.get(key)], default=str)
 
 
 def stored_runs(store: Path) -> Iterator[StoredRun]:
@@ -139,7 +173,23 @@ def same_runs(config: Config, store: Path) -> list[StoredRun]:
     return [run for run in stored_runs(store) if run.identity == wanted]
 
 
+def _agrees(run: StoredRun) -> bool:
+    try:
+        wrong = contradiction(run)
+    except checkpoints.DamagedError:
+        return True  # whoever reads the checkpoint says so, and names a sound one
+    if wrong:
+        warn(f"{wrong}: it is not taken for the run that its folder names")
+    return not wrong
+
+
 def find_run(config: Config, store: Path) -> StoredRun | None:
-    """The run of this configuration that is finished, or else can go on; the newest of several."""
-    same = same_runs(config, store)
+    """The run of this configuration that is finished, or else can go on; the newest of several.
+
+    A run whose checkpoint is another run's is passed over with a warning.
+
+    Raises:
+        UserError: a checkpoint names code that the user has not named.
+    """
+    same = [run for run in same_runs(config, store) if (run.finished or run.can_go_on) and _agrees(run)]
     return next((run for run in same if run.finished), None) or next((run for run in same if run.can_go_on), None)

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,12 +19,17 @@ from tokenv.errors import UserError, nearest
 
 T = TypeVar("T")
 Limit = Annotated[float, "or .inf"]  # a number that may be infinite
+Figure = Annotated[float, "measured"]  # any float, for what was measured may be infinite or NaN
 Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
 Section = dict[str, Plain]  # a name and the options of what it names
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
-WORDS |= {Limit: "a number or .inf", Plain: "a number, text, true or false, null, or a list or section of these"}
+WORDS |= {
+    Limit: "a number or .inf",
+    Figure: "a number",
+    Plain: "a number, text, true or false, null, or a list or section of these",
+}
 
 
 def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = "") -> None:
@@ -78,10 +83,14 @@ def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Turn nested dictionaries into a checked dataclass.
 
     Raises:
-        UserError: a key is unknown, or a value has the wrong type or is out of range; the message names its key.
+        UserError: a key is unknown or missing, or a value has the wrong type or is out of range; the message names its
+            key.
     """
     check_keys(values, "configuration", kind, prefix)
     hints = get_type_hints(kind, include_extras=True)
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise UserError(f"{prefix}{item.name} is missing: expected {in_words(hints[item.name])}")
     return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
 
 
@@ -105,10 +114,16 @@ def convert(value: Any, hint: Any, key: str) -> Any:
         UserError: it cannot be that; the message says what was expected.
     """
     if is_dataclass(hint):
+        if type(value) is hint:
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"{key} = {value!r}: expected {in_words(hint)}")
         return make(hint, value, f"{key}.")  # type: ignore[arg-type]
     if get_origin(hint) in (Union, UnionType) and isinstance(value, Mapping):
         for part in filter(is_dataclass, get_args(hint)):
             return make(part, value, f"{key}.")  # type: ignore[arg-type]
+    if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
+        return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
     hint = Section if hint == Plain and isinstance(value, Mapping) else hint
     if get_origin(hint) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
@@ -126,6 +141,8 @@ def _read(value: Any, hint: Any) -> Any:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if hint == Plain:
         return _plain(value)
+    if hint == Figure:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else _refuse()
     if hint == Limit or kind in (int, float):
         return _number(value, hint)
     if kind in (Union, UnionType):

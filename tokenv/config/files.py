@@ -16,6 +16,7 @@ from tokenv.config.convert import check_keys, make, renamed
 from tokenv.config.from_run import complete_section, start_from
 from tokenv.config.plain import check_plain
 from tokenv.config.schema import Config
+from tokenv.data.config import check_sources
 from tokenv.errors import UserError
 from tokenv.storage import trust
 
@@ -119,6 +120,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":  # a stored run's, which has resume= besides, and whose word is not the user's
         values = renamed(Config, {key: value for key, value in values.items() if key != "resume"})
         trust.check(values, path)
+    else:
+        trust.allow_named(values)
     check_keys(values, str(path), Config)
     return values
 
@@ -160,8 +163,7 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     """
     values = Config().as_dict() if base is None else renamed(Config, base)
     for name in names:
-        values = merge(values, asked := read_yaml(config_path(name)))
-        trust.allow_named(asked)
+        values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE, Config)
     trust.allow_named(updates)
     values = merge(values, updates)
@@ -170,4 +172,6 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     started = values.get("start", {}).get("model")
     if started is not None and started != (base or {}).get("start", {}).get("model"):  # a stored one is complete
         values = start_from(values, updates)
-    return make(Config, values)
+    config = make(Config, values)
+    check_sources(config.data)
+    return config

@@ -6,16 +6,69 @@ Its agent (``agent.load=runs/3 agent.frozen=true``), or its language model (``st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.convert import make, renamed
+from tokenv.config.convert import Section, make, renamed
 from tokenv.config.schema import Config
 from tokenv.errors import UserError
+from tokenv.lm.config import UNetConfig
+from tokenv.rates import RateRange
 from tokenv.storage import folders
 
 LOADED = "loaded"  # the agent of an earlier run, as the configuration names it
+
+
+@dataclass(frozen=True)
+class TrainedAgent:
+    """How the agent of an earlier run was built.
+
+    Args:
+        rate: of its run.
+        channels: values of one symbol, of series.
+        codec: of its run.
+        model: of its run.
+        agent: of its run.
+    """
+
+    rate: float | RateRange
+    channels: int
+    codec: Section
+    model: UNetConfig
+    agent: Section
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """The agent section of a run that loads its agent; see ``complete_section``.
+
+    Args:
+        load: the checkpoint that it was read from.
+        trained: how it was built.
+        frozen: whether nothing of it learns.
+
+    Raises:
+        UserError: the agent is itself a loaded one, or has no name.
+    """
+
+    load: str
+    trained: TrainedAgent
+    frozen: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (self.trained.agent.get("name"), self.trained.codec.get("name")):
+            if not isinstance(name, str) or name == LOADED:
+                raise UserError(f"agent.trained names {name!r}: expected the agent and the codec of an earlier run")
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> LoadedAgent:
+        """Check a section.
+
+        Raises:
+            UserError: a key is missing or unknown, or a value has the wrong type; the message names it.
+        """
+        return make(cls, {key: value for key, value in section.items() if key != "name"}, "agent.")
 
 
 def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +83,7 @@ def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> di
         UserError: another option is given, or ``frozen`` is no truth value.
     """
     if "trained" in section and ("trained" in asked or "load" not in asked):
+        LoadedAgent.of(section)
         return dict(section)
     for key in asked:
         if key not in ("name", "load", "frozen"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.errors import UserError
+from tokenv.storage import trust
 
 BUILT_IN = {  # texts that need no file
     "python": "the interpreter's standard library, as source text",
@@ -130,3 +131,14 @@ class DataConfig:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"data.{name} is {value!r}; expected an integer of at least {least}: raise it")
+
+
+def check_sources(config: DataConfig) -> None:
+    """Refuse local data that only a stored run names: see ``tokenv.storage.trust``.
+
+    Raises:
+        UserError: the user has named it neither now nor in an earlier command.
+    """
+    for source in (config.source, config.validation_source):
+        if source is not None and source not in BUILT_IN and source not in SYNTHETIC_SERIES:
+            trust.check_source(source)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from tokenv.data.config import HUB_PREFIX, DataConfig
+from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.hub.dataset import HubData
 from tokenv.data.memory import MemoryData
 from tokenv.data.pieces import Document, SequenceBatch
@@ -124,9 +124,10 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
 
     Raises:
         MissingFileError: If a source does not exist.
-        UserError: If the data cannot be read as text or series, or is too little for one training and one
-            validation sequence.
+        UserError: If the data cannot be read as text or series, is too little for one training and one validation
+            sequence, or is a file that only a stored run names (see `check_sources`).
     """
+    check_sources(config)
     if config.kind == "series":
         return Corpus(load_series(config), config)
     held = None if config.validation_source is None else _read(config.validation_source, config, progress)

@@ -15,9 +15,11 @@ from safetensors.torch import save_file
 from tokenv.errors import MissingFileError, UserError
 from tokenv.run.stored import Trained
 from tokenv.storage import folders
-from tokenv.storage.atomic import write_atomically
+from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.storage.checkpoints import MODEL, STATE
+from tokenv.storage.digests import DIGESTS, write_digests
 
+SAVED = (MODEL, STATE)  # of a model without its optimiser
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CARD = """\
 ---
@@ -55,7 +57,7 @@ def locate(name: str | Path, *, revision: str | None = None, token: str | None =
     if here.exists() or not HUB_NAME.fullmatch(str(name)) or here.parent.is_dir():
         return here  # a run that is missing beside others is no name on the Hub: reading it says which there are
     try:
-        found = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[MODEL, STATE]))
+        found = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[*SAVED, DIGESTS]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:  # the last also where there is no network
         reason = str(error).strip().splitlines()[0]
         raise MissingFileError(
@@ -85,10 +87,12 @@ def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str 
         )
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.parts.state_dict().items()}
-    save_file(tensors, folder / MODEL, metadata={"format": "pt"})
+    with replacing_file(folder / MODEL) as scratch:
+        save_file(tensors, scratch, metadata={"format": "pt"})
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))
+    write_digests(folder, SAVED)
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    (folder / "README.md").write_text(CARD.format(rows=rows, name=name or folder), encoding="utf-8")
+    write_atomically(folder / "README.md", CARD.format(rows=rows, name=name or folder))
     return folder
 
 

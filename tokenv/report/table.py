@@ -15,6 +15,8 @@ from rich.text import Text
 from tokenv.report.characters import visible
 from tokenv.storage.atomic import replacing_file
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width
+
 
 def summary_table(rows: Mapping[str, str], title: str) -> Table:
     """Two columns: what was measured and its value.
@@ -37,6 +39,9 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a CSV file; what cannot be seen in a text is written in a visible form.
 
+    A text that a spreadsheet would take for a formula, because it begins with one of ``FORMULA``, has an apostrophe in
+    front (OWASP, CSV injection); numbers stay as they are.
+
     Args:
         path: in an existing folder; it is replaced when all rows are written.
         header: names of the columns.
@@ -49,8 +54,20 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     ):
         writer = csv.writer(file)
         for row in chain((header,), rows):  # one at a time: there may be millions
-            writer.writerow([visible(cell) if isinstance(cell, str) else cell for cell in row])
+            writer.writerow([_cell(cell) if isinstance(cell, str) else cell for cell in row])
     return path
+
+
+def _cell(text: str) -> str:
+    return f"'{visible(text)}" if text.startswith(FORMULA) and not _is_number(text) else visible(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class _Console(Console):

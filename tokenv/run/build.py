@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from tokenv.agents.base import Agent
 from tokenv.agents.loaded import Loaded
 from tokenv.config import registry
-from tokenv.config.from_run import LOADED
+from tokenv.config.from_run import LOADED, LoadedAgent, TrainedAgent
 from tokenv.errors import UserError
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
@@ -56,7 +57,8 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
     if section["name"] != LOADED:
         agent: Agent = registry.build("agent", section, registry.AGENTS, **context)
         return agent
-    options = {name: value for name, value in section.items() if name != "name"}
+    loaded = LoadedAgent.of(section)
+    options = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
     made: Loaded = registry.construct(f"agent {LOADED!r}", load_agent, options, **context)
     return made
 
@@ -71,14 +73,15 @@ def learns(section: Mapping[str, Any]) -> bool:
         UserError: the name is unknown.
     """
     if section["name"] == LOADED:
-        return not section["frozen"] and learns(section["trained"]["agent"])
+        loaded = LoadedAgent.of(section)
+        return not loaded.frozen and learns(loaded.trained.agent)
     # A function that builds one cannot say; its agent is then held to learn.
     return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
 
 
 def load_agent(
     load: str,
-    trained: Mapping[str, Any],
+    trained: TrainedAgent,
     rate: float,
     rates: RateRange | None,
     seq_len: int,
@@ -92,7 +95,7 @@ def load_agent(
 
     Args:
         load: its checkpoint.
-        trained: how it was built; see ``complete_section``.
+        trained: how it was built.
         rate: of the new run, or the mean of its range.
         rates: its range, if it has one.
         seq_len: of the new run.
@@ -105,7 +108,7 @@ def load_agent(
     Raises:
         UserError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
     """
-    before = RateRange(**trained["rate"]) if isinstance(trained["rate"], Mapping) else trained["rate"]
+    before, model = trained.rate, trained.model
     if before != (now := rates or rate):
         wanted = f"rate={before:g}"
         if isinstance(before, RateRange):
@@ -113,8 +116,7 @@ def load_agent(
         raise UserError(
             f"rate = {now:g}: the agent that agent.load = {load!r} names was trained for another; expected {wanted}"
         )
-    model = UNetConfig(**trained["model"])
-    own = build_codec(trained["codec"], model, trained["channels"])
+    own = build_codec(trained.codec, model, trained.channels)
     if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
         raise UserError(
             f"agent.load = {load!r}: its agent reads symbols of shape {own.symbol_shape} and type {own.symbol_dtype}, "
@@ -126,9 +128,9 @@ def load_agent(
         **{"width": model.width, "rate": rate, "rates": rates},
         **{"seq_len": seq_len, "train_tokenizer": train_tokenizer},
     }
-    agent = registry.build("agent", trained["agent"], registry.AGENTS, **context)
+    agent = registry.build("agent", trained.agent, registry.AGENTS, **context)
     if not agent.state_dict():
-        name = trained["agent"]["name"]
+        name = trained.agent["name"]
         raise UserError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
     made = Loaded(agent, encoder, partial(Reader, encoder), frozen=frozen)
     if pretrained:

@@ -108,10 +108,17 @@ class Parts:
         return {f"{owner}.{k}": v for owner, module in self.modules.items() for k, v in module.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load what ``state_dict`` gave."""
+        """Load what ``state_dict`` gave.
+
+        Raises:
+            UserError: a part refuses what it kept beside its tensors, such as a damaged tokenizer.
+        """
         for owner, module in self.modules.items():
             mine = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
-            module.load_state_dict(mine)
+            try:
+                module.load_state_dict(mine)
+            except ValueError as error:
+                raise UserError(f"the checkpoint's {owner} cannot be loaded: {error}") from error
 
     def train(self, mode: bool = True) -> None:
         """Training (or evaluation) mode for all parts."""

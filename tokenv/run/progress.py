@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenv.storage.atomic import write_atomically
+from tokenv.storage.files import read_json
 
 FILE = "progress.json"
 EVERY_SECONDS = 1.0
@@ -61,6 +62,6 @@ def read_progress(folder: Path) -> Progress | None:
         None if it has told nothing yet.
     """
     try:
-        return Progress(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return Progress(**read_json(folder / FILE))
     except (OSError, ValueError, TypeError):  # none, or another version's
         return None

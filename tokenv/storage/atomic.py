@@ -1,7 +1,9 @@
 """Files and folders that are complete or not there at all."""
 
+import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +18,21 @@ PARTIAL, DELETED = ".partial-", ".deleted-"
 def replacing_file(path: Path) -> Iterator[Path]:
     """Give another path to write a file to, and rename it when written: a kill at any moment leaves the old one.
 
-    Two processes may write the same file; it is the last one's.
+    Two processes may write the same file; it is the last one's. A link is replaced, never followed: the new file has a
+    random name, and is made only where nothing of this name exists.
+
+    Raises:
+        OSError: the file cannot be written, or its path is a folder's; nothing is left behind.
     """
-    scratch = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    if not path.name or (path.is_dir() and not path.is_symlink()):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    scratch = _beside(path, PARTIAL, path.suffix)
     try:
-        with _as_os_error(scratch):
+        os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with _as_os_error(path):
             yield scratch
         os.replace(scratch, path)
     finally:
@@ -41,6 +53,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def copy_atomically(source: str | Path, path: str | Path) -> None:
+    """Copy a file's content, complete or not at all; see ``write_atomically``."""
+    write_atomically(Path(path), Path(source).read_bytes())
+
+
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Give an empty folder to write files to, and rename it when they are on the disk; what is there makes room.
@@ -48,8 +65,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, or the folder that its own lies in is gone; nothing is left behind.
     """
-    partial = path.with_name(f"{PARTIAL}{path.name}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = _beside(path, f"{PARTIAL}{path.name}-")
     path.parent.mkdir(exist_ok=True)  # no more: where a store was unmounted, another disk would be written to
     partial.mkdir()
     try:
@@ -57,7 +73,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             yield partial
         for written in (*partial.iterdir(), partial):
             _flush(written)
-        if path.exists():
+        if os.path.lexists(path):
             remove_folder(path)
         os.replace(partial, path)
     finally:
@@ -67,23 +83,42 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Rename a folder out of the way, then delete it: a kill in between leaves no half of it under its name."""
-    doomed = path.with_name(f"{DELETED}{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
+    doomed = _beside(path, f"{DELETED}{path.name}-")
     os.replace(path, doomed)
-    shutil.rmtree(doomed)
+    _delete(doomed)
 
 
 def sweep(folder: Path) -> None:
-    """Delete what kills have left of folders that were being written or deleted here; nobody may be at it now."""
-    for left in (*folder.glob(f"{PARTIAL}*/"), *folder.glob(f"{DELETED}*/")):
-        shutil.rmtree(left)
+    """Delete what kills have left of files and folders that were being written or deleted here.
+
+    Nobody may be writing here now.
+    """
+    for left in (*folder.glob(f"{PARTIAL}*"), *folder.glob(f"{DELETED}*")):
+        _delete(left)
+
+
+def _beside(path: Path, prefix: str, suffix: str = "") -> Path:
+    """A path in the same folder that nobody can foresee."""
+    return path.with_name(f"{prefix}{secrets.token_hex(8)}{suffix}")
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder with all in it, or a file, or a link but not where it leads."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """A full disk is an OSError, also where safetensors finds it."""
+    """A full disk is an OSError that names the file to be written, also where safetensors finds it."""
     try:
         yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:

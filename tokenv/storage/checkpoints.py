@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenv.errors import UserError
 from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
 from tokenv.storage.digests import PREFIX, DamagedError, verify, write_digests
+from tokenv.storage.files import UnreadableFileError, check_regular
 from tokenv.storage.folders import STATE, best, complete, find, load_state
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "verify",
 ]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+LARGEST = 1e9  # magnitude of a parameter: far above what training gives, far below what overflows in a product
 WIDTHS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
 
 
@@ -84,14 +86,21 @@ def load(path: Path) -> Checkpoint:
         DamagedError: a file is not what was saved.
         UserError: the configuration names code that the user has not named: see ``tokenv.storage.trust``.
     """
-    state = load_state(path)
-    return Checkpoint(_load_tensors(path / MODEL), _load_tensors(path / OPTIMIZER), state, path)
+    tensors, state = load_model(path)
+    return Checkpoint(tensors, _load_tensors(path / OPTIMIZER), state, path)
 
 
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Only the parameters and the state, for those who do not train on; see ``load``."""
-    state = load_state(path)
-    return _load_tensors(path / MODEL), state
+    state, tensors = load_state(path), _load_tensors(path / MODEL)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        # A single number may be infinite: it is a threshold that nothing has yet set.
+        usual = ~tensor.isnan() if tensor.ndim == 0 else tensor.abs() < LARGEST
+        if not usual.all():
+            raise DamagedError(path / MODEL, f"{name} holds {tensor[~usual][0]:g}, expected finite numbers below 1e9")
+    return tensors, state
 
 
 def check_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], whence: object) -> None:
@@ -175,7 +184,10 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
     verify(path.parent, [path.name])
     try:
+        check_regular(path)
         return load_file(path)
+    except UnreadableFileError as error:
+        raise DamagedError(error.path, error.reason) from None
     except SafetensorError as error:
         raise DamagedError(path, f"damaged, no safetensors: {error}") from None
 

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenv.errors import UserError
+from tokenv.storage.atomic import write_atomically
+from tokenv.storage.files import UnreadableFileError, open_regular, read_json
 
 PREFIX = "step-"  # of a checkpoint's folder
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -32,10 +35,10 @@ class DamagedError(UserError):
         super().__init__(f"{self.what}; {hint}")
 
 
-def write_digests(checkpoint: Path) -> None:
-    """Write the digests of a checkpoint's files beside them."""
-    digests = {name: file_digest(checkpoint / name) for name in FILES}
-    (checkpoint / DIGESTS).write_text(json.dumps(digests, indent=1))
+def write_digests(folder: Path, names: Sequence[str] = FILES) -> None:
+    """Write the digests of files beside them: of a checkpoint's, or of a model's that is saved alone."""
+    digests = {name: file_digest(folder / name) for name in names}
+    write_atomically(folder / DIGESTS, json.dumps(digests, indent=1))
 
 
 def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
@@ -52,26 +55,26 @@ def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
 def _wrong(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, str] | None:
     """The first file that is not what was saved, and why; None where all are."""
     told = checkpoint / DIGESTS
-    if not told.is_file():
+    if not os.path.lexists(told):
         return None
     try:
-        digests = json.loads(told.read_bytes())
-    except (ValueError, RecursionError) as error:
-        return told, f"damaged, no JSON: {error}"
-    if not isinstance(digests, dict) or sorted(digests) != sorted(FILES):
-        return told, f"damaged: expected the digests of {', '.join(FILES)}"
-    for name in names:
-        if not (checkpoint / name).is_file():
-            return checkpoint / name, "it is not there"
-        found = file_digest(checkpoint / name)
-        if found != digests[name]:
-            return checkpoint / name, f"damaged, or of another run: SHA-256 {found}, expected {digests[name]!r}"
+        digests = read_json(told)
+        if not isinstance(digests, dict) or not set(names) <= set(digests):
+            return told, f"damaged: expected the digests of {', '.join(names)}"
+        for name in names:
+            if not os.path.lexists(checkpoint / name):
+                return checkpoint / name, "it is not there"
+            found = file_digest(checkpoint / name)
+            if found != digests[name]:
+                return checkpoint / name, f"damaged, or of another run: SHA-256 {found}, expected {digests[name]!r}"
+    except UnreadableFileError as error:
+        return error.path, error.reason
     return None
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -1,12 +1,12 @@
 """Where checkpoints lie and what their state is, for those who need no tensors: nothing here imports torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenv.errors import MissingFileError, UserError
 from tokenv.storage import trust
 from tokenv.storage.digests import FILES, PREFIX, DamagedError, verify
+from tokenv.storage.files import UnreadableFileError, read_json
 
 STATE = "state.json"
 
@@ -98,9 +98,9 @@ def _read(path: Path) -> dict[str, Any]:
     """
     verify(path, [STATE])
     try:
-        state = json.loads((path / STATE).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(path / STATE, f"damaged, no JSON: {error}") from None
+        state = read_json(path / STATE)
+    except UnreadableFileError as error:
+        raise DamagedError(error.path, error.reason) from None
     if not isinstance(state, dict):
         raise DamagedError(path / STATE, "expected a JSON mapping, a run's state")
     return state

@@ -8,10 +8,12 @@ from typing import Any
 
 import psutil
 
+TICKS = "start_ticks"
+
 
 def described(*pids: int) -> dict[str, Any]:
     """This process and those of these ids, as JSON can hold them; of these, who has ended is left out."""
-    processes = [{"pid": pid, "started": started} for pid in (os.getpid(), *pids) if (started := _started(pid))]
+    processes = [{"pid": pid} | began for pid in (os.getpid(), *pids) if (began := _began(pid))]
     return {"place": _place(), "processes": processes}
 
 
@@ -29,8 +31,31 @@ def living(told: Any) -> list[int] | None:
 
 
 def _is(process: dict[str, Any]) -> bool:
+    if TICKS in process:
+        return _ticks(process["pid"]) == process[TICKS]
     started = _started(process["pid"])
     return started is not None and abs(started - process["started"]) < 2  # seconds: clocks are set now and then
+
+
+def _began(pid: int) -> dict[str, Any]:
+    """When a process began, by what no clock that is set can change where there is such a thing; empty if it ended."""
+    ticks = _ticks(pid)
+    if ticks is not None:
+        return {TICKS: ticks}
+    started = None if Path("/proc/self/stat").exists() else _started(pid)
+    return {} if started is None else {"started": started}
+
+
+def _ticks(pid: int) -> int | None:
+    """Clock ticks from the machine's start to the process's; None if it has ended, and on other systems than Linux.
+
+    Field 22 of ``/proc/PID/stat``, whose second field, a name in parentheses, may hold anything (proc(5)).
+    """
+    try:
+        fields = Path(f"/proc/{int(pid)}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _started(pid: int) -> float | None:

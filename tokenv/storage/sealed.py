@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tokenv.errors import UserError
+from tokenv.storage import files
 from tokenv.storage.atomic import replacing_file, write_atomically
 
 OF, DIGEST = "of", "sha256"
@@ -32,21 +33,26 @@ def write_json(path: Path, values: Mapping[str, Any], of: Any, *, indent: int | 
     write_atomically(path, json.dumps(owned | {DIGEST: fingerprint(owned)}, indent=indent))
 
 
-def read_json(path: Path, of: Any) -> dict[str, Any]:
-    """Read what ``write_json`` wrote; a file of an earlier version has no digest, and passes.
+def read_json(path: Path, of: Any, *, digest: bool = False) -> dict[str, Any]:
+    """Read what ``write_json`` wrote.
+
+    Args:
+        path: of the file.
+        of: what it must belong to.
+        digest: whether to refuse a file without a digest, such as one of an earlier version.
 
     Raises:
         OSError: the file cannot be read.
         UserError: it is not what was written, or belongs to something else than ``of``.
     """
     try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged, no JSON: {error}: {_ADVICE}") from None
+        values = files.read_json(path)
+    except files.UnreadableFileError as error:
+        raise UserError(f"{error}: {_ADVICE}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
     told = values.pop(DIGEST, None)
-    if told is not None:
+    if told is not None or digest:
         _check(told, fingerprint(values), values.get(OF), of, path)
     return {name: value for name, value in values.items() if name != OF}
 
@@ -72,10 +78,11 @@ def load_tensors(path: Path, of: Any) -> dict[str, torch.Tensor]:
         UserError: it is not what was written, or belongs to something else than ``of``.
     """
     try:
+        files.check_regular(path)
         with safe_open(path, "pt") as file:
             told: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, files.UnreadableFileError) as error:
         raise UserError(f"{path} is damaged, no safetensors: {error}: {_ADVICE}") from None
     if DIGEST in told:
         _check(told[DIGEST], _digest(tensors, told.get(OF, "")), told.get(OF), of, path)

@@ -1,26 +1,34 @@
-"""Whose code may run: names like ``module:attribute`` that a stored run brings along need the user's word.
+"""Whose code may run and whose files may be read: what a stored run names needs the user's word.
 
-A run folder may come from anybody, and building what its configuration names imports a module and calls what is in it.
-The user's own command line and YAML files are his word already; whatever is read of a stored run is held against it.
+A run folder may come from anybody. Building what its configuration names (``module:attribute``) imports a module and
+calls what is in it, and its data section may name any file that the user can read. The user's own command line and YAML
+files are his word already; whatever is read of a stored run is held against it. Local data that the user has named once
+is remembered (``remembered``), so that his own runs can be measured later.
 """
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenv.errors import UserError
+from tokenv.storage.files import open_regular
 
+Word: TypeAlias = bool | str | Sequence[str]
 _ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")
-_allowed: set[str] = set()  # of this process: what its user has named himself
+_allowed: set[str] = set()  # of this process: what its user has named himself, names of code and absolute paths
+_foreign: dict[str, str] = {}  # data sources that stored runs name and their user has not: to the run that names it
 
 
-def allow(word: bool | str | Sequence[str]) -> None:
-    """Let stored runs name code, from now on and in this process.
+def allow(word: Word) -> None:
+    """Let stored runs name code and local data, from now on and in this process.
 
     Args:
-        word: what ``trust=...`` says: one name, several (a list, or with commas between), or True for all.
+        word: what ``trust=...`` says: a name such as ``mytrick:mine`` or the path of a file or folder that begins with
+            ``/`` or ``~``, several (a list, or with commas between), or True for all.
 
     Raises:
         UserError: it is neither.
@@ -30,14 +38,21 @@ def allow(word: bool | str | Sequence[str]) -> None:
         _allowed.update({_ALL} if names else ())
         return
     if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and _NAME.fullmatch(name) for name in names
+        isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
-        raise UserError(f"trust = {word!r}: expected the name that is to be trusted, such as mytrick:mine, or True")
-    _allowed.update(str(name).strip() for name in names)
+        raise UserError(
+            f"trust = {word!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a file such "
+            "as /data/book.txt, or True"
+        )
+    _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
+
+
+def _is_path(name: str) -> bool:
+    return name.strip().startswith(("/", "~")) or Path(name).is_absolute()
 
 
 @contextmanager
-def allowing(word: bool | str | Sequence[str]) -> Iterator[None]:
+def allowing(word: Word) -> Iterator[None]:
     """As ``allow``, for what happens inside; afterwards what was allowed before."""
     before = set(_allowed)
     try:
@@ -48,12 +63,15 @@ def allowing(word: bool | str | Sequence[str]) -> Iterator[None]:
 
 
 def allow_named(values: Mapping[str, Any]) -> None:
-    """Let stored runs name what these values of the user's own name: he asks for this code anyway."""
+    """Let stored runs name what these values of the user's own name: he asks for this code and this data anyway."""
     _allowed.update(_names(values))
+    paths = {path for source in _sources(values) if os.path.exists(path := local_path(source))}
+    _allowed.update(paths)
+    _remember(paths - remembered())
 
 
 def check(values: Mapping[str, Any], whence: str | Path) -> None:
-    """Refuse code that the user has not named.
+    """Refuse code that the user has not named, and mark local data that he has not: see ``check_source``.
 
     Args:
         values: a stored configuration, or a part of it.
@@ -64,6 +82,65 @@ def check(values: Mapping[str, Any], whence: str | Path) -> None:
     """
     for name in _names(values):
         check_name(name, whence)
+    for source in _sources(values):
+        if is_allowed(local_path(source)):
+            _foreign.pop(source, None)
+        else:
+            _foreign[source] = str(whence)
+
+
+def check_source(source: str) -> None:
+    """Refuse to read local data that a stored run names, unless the user has named it, now or in an earlier command.
+
+    Args:
+        source: as a configuration names it: a path, or ``hub:`` and one.
+
+    Raises:
+        UserError: it is a file or folder that only the run names; the message says how to allow it.
+    """
+    path = local_path(source)
+    if source in _foreign and os.path.exists(path) and not is_allowed(path):
+        raise UserError(
+            f"{_foreign[source]} names {path}, which would be read as its data: if it is meant to be, add trust={path} "
+            "(trust=True for all that the run names)"
+        )
+
+
+def is_allowed(path: str) -> bool:
+    """Whether the user has named this absolute path, now or in an earlier command."""
+    return not _allowed.isdisjoint((_ALL, path)) or path in remembered()
+
+
+def local_path(source: str) -> str:
+    """The absolute path that a data source stands for, if it is one of a file or folder."""
+    return _absolute(source.removeprefix("hub:"))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path.strip()))
+
+
+def remembered() -> set[str]:
+    """Absolute paths of the local data that this user has named on this machine."""
+    try:
+        with open_regular(_memory()) as file:
+            return {path for line in file if isinstance(path := json.loads(line), str)}
+    except (OSError, ValueError, RuntimeError):  # none yet, damaged, or a user without a home
+        return set()
+
+
+def _remember(paths: set[str]) -> None:
+    lines = "".join(json.dumps(path) + "\n" for path in sorted(paths))
+    with suppress(OSError, RuntimeError):  # then the user has to name it again
+        if lines:
+            _memory().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(_memory(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(lines)
+
+
+def _memory() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tokenv" / "data-sources.jsonl"
 
 
 def check_name(name: str, whence: str | Path) -> None:
@@ -75,10 +152,21 @@ def check_name(name: str, whence: str | Path) -> None:
         )
 
 
+def granted() -> bool | list[str]:
+    """The user's word, as ``allow`` takes it, for a process that goes on with his work."""
+    return True if _ALL in _allowed else sorted(_allowed)
+
+
 def words() -> list[str]:
-    """The user's word, for the command line of a process that goes on with his work."""
-    named = ",".join(sorted(_allowed))
-    return [f"trust={True if _ALL in _allowed else named}"] if named else []
+    """The same for that process's command line."""
+    return [f"trust={granted()!r}"] if _allowed else []
+
+
+def _sources(values: Mapping[str, Any]) -> list[str]:
+    """Data sources of a configuration, whether or not they are files."""
+    data = values.get("data")
+    named = [data.get(key) for key in ("source", "validation_source")] if isinstance(data, Mapping) else []
+    return [source for source in named if isinstance(source, str) and source and "\0" not in source]
 
 
 def _names(values: Mapping[str, Any]) -> Iterator[str]:

@@ -28,6 +28,7 @@ class Question:
         gold: Index of the right one.
 
     Raises:
+        UnicodeEncodeError: If one of them holds a lone surrogate.
         UserError: If the context or a choice is empty, or there is no choice `gold`.
     """
 
@@ -40,6 +41,8 @@ class Question:
             raise UserError("the context is empty; expected at least one byte to predict the answer from")
         if not all(self.choices):
             raise UserError("an answer is empty; expected at least one byte")
+        for text in (self.context, *self.choices):
+            text.encode()  # JSON can hold lone surrogates, which have no bytes
         if not 0 <= self.gold < len(self.choices):
             raise UserError(f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on")
 

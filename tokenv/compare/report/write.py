@@ -12,6 +12,7 @@ from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.summary import summary_page, write_summary
 from tokenv.compare.report.tables import write_tables
+from tokenv.storage.atomic import write_atomically
 
 
 def write_reports(comparisons: Mapping[str, Comparison], folder: Path, against: str = "") -> list[Path]:
@@ -37,7 +38,7 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, against: 
         (folder / begins).rmdir()
         pages[name] = f"{begins}-report.html"
     page = folder / "report.html"
-    page.write_text(summary_page(comparisons, pages, against), encoding="utf-8")
+    write_atomically(page, summary_page(comparisons, pages, against))
     tables = [write_summary(comparisons, folder / "summary.csv", against)]
     return [page, *tables, *write_protocols(comparisons, folder / "forecasts.csv"), *written]
 
@@ -55,9 +56,9 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(comparison)
     page = folder / "report.html"
-    page.write_text(comparison_page(comparison, pictures), encoding="utf-8")
+    write_atomically(page, comparison_page(comparison, pictures))
     drawn = []
     for name, picture in pictures.items():
         drawn.append(folder / f"{name}.png")
-        drawn[-1].write_bytes(picture.light)
+        write_atomically(drawn[-1], picture.light)
     return [page, *drawn, *write_tables(comparison, folder)]

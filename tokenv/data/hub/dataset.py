@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-import datasets
 import numpy as np
 from tqdm import tqdm
 
+from tokenv.data import reading
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.hub.blocks import HubBlocks
 from tokenv.data.hub.shards import FEW, Shards, deal_out, held_shards
@@ -47,7 +47,7 @@ class HubData:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
         self._shards = Shards(
-            lambda: datasets.load_dataset(self.name, config.hub_config, split=config.hub_split, streaming=True),
+            lambda: reading.open_hub(self.name, config.hub_config, config.hub_split),
             self.name,
         )
         everything = range(len(self._shards))

@@ -34,6 +34,8 @@ class Shards:
         try:
             dataset = opened()
             self._dataset = dataset.reshard() if dataset.num_shards < ENOUGH else dataset
+        except UserError:
+            raise
         except Exception as error:  # see rows_of
             raise UserError(f"hub data set {name!r} cannot be opened: {error}: {HUB_ADVICE}") from error
 

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 from datasets.io.parquet import ParquetDatasetReader
 
+from tokenv.data import reading
 from tokenv.data.reading import HUB_ADVICE, rows_of
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import read_dates
@@ -120,10 +120,8 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
     Raises:
         UserError: As for `read_csv`, or if the hub or the data set cannot be read.
     """
-    where, load = f"hub data set {name!r}", datasets.load_dataset
-    rows = list(
-        rows_of(lambda: load(name, hub_config, split=split, streaming=True), f"{where} cannot be read", HUB_ADVICE)
-    )
+    where = f"hub data set {name!r}"
+    rows = list(rows_of(lambda: reading.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
     return _from_rows(name, where, rows, config)
 
 

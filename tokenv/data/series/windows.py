@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tokenv.data.config import HUB_PREFIX, DataConfig
+from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.memory import MemoryBlocks, spread_order
 from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.config import SYNTHETIC_SERIES
@@ -251,8 +251,10 @@ def load_series(config: DataConfig) -> SeriesData:
 
     Raises:
         MissingFileError: If a file does not exist.
-        UserError: If the data cannot be read as series, or is too little for a training and a validation window.
+        UserError: If the data cannot be read as series, is too little for a training and a validation window, or is a
+            file that only a stored run names (see `tokenv.data.config.check_sources`).
     """
+    check_sources(config)
     options, source = config.series, config.source
     if source in SYNTHETIC_SERIES:
         value_SL, gold_SL = synthetic_series(source, options.count, options.length, options.dwell, config.seed)

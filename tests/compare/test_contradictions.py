@@ -1,0 +1,92 @@
+"""A run's folder is held against its checkpoint: a comparison takes no run for another."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import settings
+
+from tokenv.compare.store import contradiction, find_run, finished_run, read_run
+from tokenv.config.files import resolve
+from tokenv.errors import UserError
+from tokenv.run.train import train
+from tokenv.storage.digests import write_digests
+
+SHORT = settings(train={"symbols": 512})
+CONFIGS = [resolve([], SHORT | {"seed": seed}) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def stored_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs of different seeds."""
+    store = tmp_path_factory.mktemp("stored")
+    for number, config in enumerate(CONFIGS):
+        train(config, store / str(number) / "checkpoints", lambda *_: None)
+        told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED"}
+        (store / str(number) / "run.json").write_text(json.dumps(told))
+        (store / str(number) / "config.json").write_text(json.dumps(config.as_dict()))
+    return store
+
+
+@pytest.fixture
+def store(stored_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored_once, tmp_path / "runs"))
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def refused(store: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
+    """Neither taken where its folder is named nor found as the run that it says it is; each time it is said why."""
+    with pytest.raises(UserError, match=rf"runs: .*{why}"):
+        finished_run(store / "0")
+    stored = read_run(store / "0")
+    assert stored is not None
+    assert find_run(stored.config, store) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tokenv: warning: {store / '0'}")
+
+
+def test_runs_as_they_were_left_agree(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, config in enumerate(CONFIGS):
+        run = finished_run(store / str(number))
+        assert contradiction(run) == ""
+        assert find_run(config, store) == run
+    assert capsys.readouterr().err == ""
+
+
+def test_swapped_checkpoints_are_noticed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(store / "0" / "checkpoints")
+    shutil.copytree(store / "1" / "checkpoints", store / "0" / "checkpoints")
+    refused(store, capsys, r"config\.json has seed = 0, but .*step-\d+ has 1")
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("agent", {"name": "uniform"}, "agent.name = 'uniform', but .* has 'learned'"),
+        ("rate", 0.3, "rate = 0.3, but"),
+        ("estimator", {"name": "rloo"}, "estimator.name = 'rloo', but"),
+        ("data", CONFIGS[0].as_dict()["data"] | {"seed": 7}, "data.seed = 7, but"),
+    ],
+)
+def test_a_changed_configuration_is_noticed(
+    section: str, values: Any, told: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(store / "0" / "config.json", **{section: values})
+    refused(store, capsys, rf"config\.json has {told}")
+
+
+def test_a_run_that_is_not_at_its_end_is_not_finished(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (last,) = sorted((store / "0" / "checkpoints").glob("step-*"))[-1:]
+    change(last / "state.json", symbols=256)
+    write_digests(last)
+    refused(store, capsys, "run.json says that the run is finished, but .* has seen 256 symbols")
+
+
+def test_what_no_result_depends_on_may_differ(store: Path) -> None:
+    change(store / "0" / "config.json", hardware=CONFIGS[0].as_dict()["hardware"] | {"threads": 3})
+    assert finished_run(store / "0").config.hardware.threads == 3

@@ -1,0 +1,235 @@
+"""Folders that somebody else made: links in them lead nowhere, and what is no regular file is refused at once."""
+
+import copy
+import json
+import os
+import random
+import secrets
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import settings
+
+import tokenv
+from tokenv.cli.sacred import FileStorageObserver
+from tokenv.compare.assessment import FILE, assessed
+from tokenv.compare.claims import Claim, claim
+from tokenv.compare.gpus import _locked
+from tokenv.compare.store import read_run
+from tokenv.compare.wishes import Wishes
+from tokenv.config.files import resolve
+from tokenv.config.schema import Config
+from tokenv.errors import UserError
+from tokenv.run.progress import read_progress
+from tokenv.run.stored import load_run
+from tokenv.run.train import train
+from tokenv.storage import atomic, checkpoints, files, sealed
+from tokenv.storage.digests import DIGESTS, verify, write_digests
+
+SECRET = "the user's own"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of the user's, outside of the foreign folder."""
+    path = tmp_path / "victim"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    (tmp_path / "foreign").mkdir()
+    return tmp_path / "foreign"
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "file": lambda path: atomic.write_atomically(path, "theirs"),
+    "copy": lambda path: atomic.copy_atomically(__file__, path),
+    "sealed": lambda path: sealed.write_json(path, {"a": 1}, 1),
+    "tensors": lambda path: sealed.save_tensors({"a": torch.ones(2)}, path, 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_writer_follows_a_link(name: str, victim: Path, foreign: Path) -> None:
+    """Neither one that lies at the target nor one of a name that could be foreseen."""
+    for link in ("run.json", f".partial-{os.getpid()}-run.json", ".partial-run.json"):
+        (foreign / link).symlink_to(victim)
+    WRITERS[name](foreign / "run.json")
+    assert victim.read_text() == SECRET
+    assert not (foreign / "run.json").is_symlink()
+    assert (foreign / "run.json").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_name_that_was_foreseen_is_not_written_to(
+    name: str, victim: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+    (foreign / ".partial-known.json").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        WRITERS[name](foreign / "run.json")
+    assert victim.read_text() == SECRET
+
+
+def test_folders_are_replaced_where_links_lie(victim: Path, foreign: Path, tmp_path: Path) -> None:
+    """And what a link leads to is not swept away."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "kept").touch()
+    for link in (".partial-step-1", ".deleted-step-1", "step-1", ".partial-odd"):
+        (foreign / link).symlink_to(own)
+    with atomic.replacing_folder(foreign / "step-1") as partial:
+        (partial / "a").write_text("new")
+    atomic.sweep(foreign)
+    assert [path.name for path in foreign.iterdir()] == ["step-1"]
+    assert not (foreign / "step-1").is_symlink()
+    assert [path.name for path in own.iterdir()] == ["kept"]
+
+
+def test_a_lock_in_a_shared_folder_is_no_link(victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
+    (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(victim)
+    with pytest.raises(UserError, match=r"gpu-0\.lock: cannot be opened"):
+        _locked("0")
+    assert victim.read_text() == SECRET
+
+
+def test_a_store_neither_redirects_sources_nor_runs_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sacred would render ``template.html``, which is Mako; names in ``_sources`` can be foreseen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sacred.optional.has_mako", True)
+    Path("own.py").write_text(SECRET)
+    about = {"ex_info": {"base_dir": str(tmp_path), "sources": [("own.py", None)]}, "host_info": {}, "meta_info": {}}
+    more = {"command": "main", "config": {}, "start_time": datetime.now(UTC), "_id": None}
+    for store in (Path("first"), Path("second")):
+        (store / "_sources").mkdir(parents=True)
+        for path in Path("first/_sources").iterdir():
+            (store / "_sources" / path.name).symlink_to(tmp_path / "nowhere")
+        (store / "template.html").write_text("<% open('ran', 'w') %>")
+        observer = FileStorageObserver(store, copy_sources=True)
+        observer.started_event(**copy.deepcopy(about), **more)
+        observer.completed_event(datetime.now(UTC), 1)
+        (kept,) = (store / "_sources").iterdir()
+        assert kept.read_text() == SECRET
+        assert not kept.is_symlink()
+        assert not list((store / "1").glob("report*"))
+    assert not Path("nowhere").exists()
+    assert not Path("ran").exists()
+
+
+# --- what is no regular file ---
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "1"
+    train(resolve([], settings(train={"symbols": 512})), folder / "checkpoints", lambda *_: None)
+    told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED", "start_time": "2026-01-01T00:00:00"}
+    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(resolve([], settings(train={"symbols": 512})).as_dict()))
+    return folder
+
+
+@pytest.fixture
+def run(trained_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_once, tmp_path / "runs" / "1"))
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "named pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_refused_at_once(kind: str, run: Path) -> None:
+    """Reading a pipe would wait for ever, reading a device would fill the memory."""
+    checkpoint = checkpoints.find(run)
+
+    def put(path: Path) -> Path:
+        path.unlink(missing_ok=True)
+        KINDS[kind](path)
+        return path
+
+    for name in ("run.json", "config.json"):
+        kept = (run / name).read_bytes()
+        path = put(run / name)
+        assert read_run(run) is None
+        path.rmdir() if kind == "folder" else path.unlink()
+        path.write_bytes(kept)
+    assert read_run(run) is not None
+    put(run / FILE)
+    assert assessed(run, Wishes()) is None
+    put(run / "checkpoints" / "progress.json")
+    assert read_progress(run / "checkpoints") is None
+    held = claim(Config(), run.parent)
+    assert isinstance(held, Claim)
+    if kind != "folder":
+        put(held.path)
+        assert isinstance(claim(Config(), run.parent), Claim)
+    put(checkpoint / DIGESTS)
+    with pytest.raises(checkpoints.DamagedError, match=f"digests.json: a {kind}: expected a regular file"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
+    checkpoint = checkpoints.find(run)
+    (checkpoint / DIGESTS).unlink()
+    (checkpoint / name).unlink()
+    KINDS[kind](checkpoint / name)
+    with pytest.raises(UserError):
+        load_run(str(checkpoint))
+    with pytest.raises(UserError):
+        sealed.read_json(checkpoint / name, 1)
+    with pytest.raises(UserError):
+        sealed.load_tensors(checkpoint / name, 1)
+
+
+def test_json_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text("[" + "1," * 100 + "1]")
+    assert len(files.read_json(tmp_path / "a.json")) == 101
+    monkeypatch.setattr(files, "MOST_BYTES", 100)
+    with pytest.raises(UserError, match=r"a\.json is damaged, larger than 100 bytes"):
+        files.read_json(tmp_path / "a.json")
+
+
+# --- models ---
+
+
+def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path: Path) -> None:
+    saved = tokenv.load(trained_once).save_pretrained(tmp_path / "model")
+    dice = random.Random(0)
+    for name in ("model.safetensors", "state.json", DIGESTS):
+        content = (saved / name).read_bytes()
+        for _ in range(10):
+            bit = dice.randrange(8 * len(content))
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            (saved / name).write_bytes(flipped)
+            with pytest.raises(checkpoints.DamagedError):
+                tokenv.load(saved)
+        (saved / name).write_bytes(content)
+    tokenv.load(saved)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -1e10])
+def test_weights_that_no_training_leaves_are_refused(value: float, run: Path) -> None:
+    for path in checkpoints.complete(run / "checkpoints"):
+        tensors = checkpoints.load_file(path / checkpoints.MODEL)
+        tensors["lm.head.weight"][3, 1] = value
+        checkpoints.save_file(tensors, path / checkpoints.MODEL)
+        write_digests(path)
+    for read in (lambda: load_run(str(run)), lambda: checkpoints.load(checkpoints.find(run))):
+        with pytest.raises(UserError, match=r"model\.safetensors: lm\.head\.weight holds .*, expected finite numbers"):
+            read()

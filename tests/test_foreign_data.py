@@ -1,0 +1,149 @@
+"""Data that a stored run names: local files are read only where the user has named them, now or before."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shrunk
+import yaml
+
+import tokenv
+from tokenv.cli.main import run_command
+from tokenv.compare.assess import assess
+from tokenv.compare.reading import resolve_comparison
+from tokenv.compare.runner import run_all
+from tokenv.compare.wishes import Wishes
+from tokenv.config.files import merge
+from tokenv.data.config import DataConfig
+from tokenv.data.corpus import load_corpus
+from tokenv.errors import UserError
+from tokenv.library.environments import PlayedBytesEnv
+from tokenv.storage import checkpoints, trust
+from tokenv.storage.digests import write_digests
+
+TEXT = "a line of text, and number {} of many\n"
+
+
+@pytest.fixture
+def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a run on a file of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("books", "private", "others"):
+        Path(name).mkdir()
+        for number in range(12):
+            Path(name, f"{number}.txt").write_text(TEXT.format(f"{number} of {name}") * 30)
+    return shrunk.words(merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}}))
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_allowed", set())
+    monkeypatch.setattr(trust, "_foreign", {})
+
+
+def plant(source: str, key: str = "source") -> None:
+    """What somebody who passes a run on may make it name."""
+    for path in checkpoints.complete(Path("runs/1/checkpoints")):
+        state = json.loads((path / "state.json").read_text())
+        state["config"]["data"][key] = source
+        (path / "state.json").write_text(json.dumps(state))
+        write_digests(path)
+    config = json.loads(Path("runs/1/config.json").read_text())
+    config["data"][key] = source
+    Path("runs/1/config.json").write_text(json.dumps(config))
+
+
+READERS = {
+    "evaluate": ["run=runs/1", "sequences=4"],
+    "train": ["resume=runs/1", "-u"],
+    "variance": ["run=runs/1", "-u"],
+    "compare": ["runs=['runs/1']", "bpe_vocabulary=260", "-u"],
+}
+
+
+def test_ones_own_runs_go_on_and_are_measured_without_a_word(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_command("train", ["with", *words])
+    another_process(monkeypatch)
+    run_command("evaluate", ["with", *READERS["evaluate"]])
+    another_process(monkeypatch)
+    run_command("train", ["with", "resume=runs/1"])
+    another_process(monkeypatch)
+    run_command("train", ["with", "runs/1/config.json", "-u"])
+    another_process(monkeypatch)
+    assess(Path("runs/1"), Wishes(1, 260))
+    assert trust.remembered() == {str(Path("books").resolve())}
+    assert (Path("state") / "tokenv" / "data-sources.jsonl").stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("key", ["source", "validation_source"])
+def test_no_command_reads_what_only_a_stored_run_names(
+    key: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command("train", ["with", *words])
+    private = Path("private").resolve()
+    plant("private", key)
+    lines = [(command, ["with", *given]) for command, given in READERS.items()]
+    for command, line in [*lines, ("train", ["with", "runs/1/config.json", "-u"])]:
+        another_process(monkeypatch)
+        with pytest.raises(UserError, match=rf"runs/1.* names {private}, .* add trust={private}"):
+            run_command(command, line)
+    another_process(monkeypatch)
+    with pytest.raises(UserError, match="which would be read as its data"):
+        PlayedBytesEnv(run="runs/1").reset(seed=0)
+    another_process(monkeypatch)
+    run_command("segment", ["with", "run=runs/1", "text=abc", "out=null"])  # reads nothing of it
+    for word in (f"trust={private}", "trust=True", "trust=['a:b','~/x','" + str(private) + "']"):
+        another_process(monkeypatch)
+        run_command("evaluate", ["with", *READERS["evaluate"], word])
+    another_process(monkeypatch)
+    with pytest.raises(UserError, match="names"):  # the word held for that command
+        run_command("evaluate", ["with", *READERS["evaluate"]])
+    run_command("evaluate", ["with", *READERS["evaluate"], f"data.{key}=others"])
+    assert PlayedBytesEnv(run="runs/1", trust=str(private)).reset(seed=0)
+
+
+def test_what_is_named_in_python_is_the_users(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    load_corpus(DataConfig(source="private", seq_len=32, validation=0.2))
+    tokenv.train(store="runs", texts=[TEXT.format(n) * 30 for n in range(12)], **_settings(words))
+    another_process(monkeypatch)
+    run_command("evaluate", ["with", *READERS["evaluate"]])
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    from tokenv.config.plain import read_words
+
+    return read_words([word for word in words if not word.startswith("data.source")])[0]
+
+
+def test_comparisons_read_what_their_user_names(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their jobs too, where nothing is remembered, as on a machine with another home."""
+    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
+    values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
+    common = {"data": {"source": "books"}}
+    options = resolve_comparison([], values | {"common": common, "methods": {"one": {}}})
+    tasks = list(options.tasks())
+    monkeypatch.setattr(trust, "remembered", set)
+    assert trust.granted() == [str(Path("books").resolve())]
+    _, failed = run_all(tasks, options, progress=False)
+    assert failed == {}
+
+
+@pytest.mark.parametrize("file", ["../private/1.txt", "ABSOLUTE", "zip://a::ABSOLUTE"])
+def test_a_folder_of_the_hub_names_no_files_outside(file: str, words: list[str]) -> None:
+    """Its README is data, too."""
+    file = file.replace("ABSOLUTE", str(Path("private/1.txt").resolve()))
+    Path("set").mkdir()
+    Path("set/a.txt").write_text("".join(TEXT.format(n) for n in range(200)))
+    config = DataConfig(source="hub:set", seq_len=16, validation=0.2)
+    load_corpus(config)
+    Path("set/README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {file}\n---\n")
+    with pytest.raises(UserError, match=r"hub data set 'set' (names .*private/1\.txt.* add trust=|cannot be opened)"):
+        load_corpus(config)
+    if "zip" not in file:
+        trust.allow([str(Path("private/1.txt").resolve())])
+        load_corpus(config)
