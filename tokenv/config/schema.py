@@ -88,6 +88,8 @@ class TrainConfig:
             the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
             some five times as high.
         learning_rate: peak of the schedule.
+        embedding_learning_rate: the same of the language model's embedding, output heads and all else outside its
+            layers, which AdamW learns under ``muon``, too; null for ``learning_rate``.
         agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
             ``learning_rate``.
         warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
@@ -105,6 +107,7 @@ class TrainConfig:
     accumulate: int = 1
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
+    embedding_learning_rate: float | None = None
     agent_learning_rate: float | None = None
     warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
     final_learning_rate: float = 0.0
@@ -117,8 +120,9 @@ class TrainConfig:
         for name in ("symbols", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
-        own = self.agent_learning_rate
-        _require(own is None or own > 0, "train.agent_learning_rate", own, "a positive number, or null")
+        for name in ("embedding_learning_rate", "agent_learning_rate"):
+            own = getattr(self, name)
+            _require(own is None or own > 0, f"train.{name}", own, "a positive number, or null")
         _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):

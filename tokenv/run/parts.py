@@ -144,7 +144,9 @@ def build_parts(
         lm = UNet(config.model, codec, compute_dtype=precision)
         agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
-        lm, agent = lm.double(), agent.double()
+        for module in (lm, agent, estimator):
+            if module is not None:
+                module.double()
     if config.start.model is not None and pretrained:
         load_lm(lm, config.start.model)
     if config.start.frozen:

@@ -16,7 +16,7 @@ from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.dealt import whole
 from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
-from tokenv.run.muon import Muon, count_matrices
+from tokenv.run.muon import LAYERS, Muon, count_matrices
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
@@ -50,10 +50,9 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
 
     A group's ``share`` is its learning rate over the model's, its ``matrices`` what Muon learns of it.
     """
-    own = 1.0 if config.agent_learning_rate is None else config.agent_learning_rate / config.learning_rate
     members: dict[tuple[float, float, int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        share = 1.0 if name.startswith("lm.") else own
+        share = _rate_of(config, name) / config.learning_rate
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         kind = (share, decay, _of_muon(config, name, parameter))
         members.setdefault((*kind, isinstance(parameter, DTensor)), []).append(parameter)
@@ -69,6 +68,14 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
     ]
     make = {"adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
     return make(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _rate_of(config: TrainConfig, name: str) -> float:
+    """Return the peak learning rate of the parameter of this name."""
+    if LAYERS.match(name):
+        return config.learning_rate
+    own = config.embedding_learning_rate if name.startswith("lm.") else config.agent_learning_rate
+    return config.learning_rate if own is None else own
 
 
 def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> dict[str, dict[str, Tensor]]:
