@@ -49,6 +49,12 @@ class TextCritic(Part):
         self.rollouts_done: Tensor
         self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
 
+    @property
+    def flops(self) -> int:
+        """6 per weight, 4 in the first layer, to whose input nothing goes backward."""
+        first, _, last = self.network
+        return 4 * first.weight.numel() + 6 * last.weight.numel()
+
     def _expected(self, tensordict: TensorDictBase) -> Tensor:
         """What the network expects, with a gradient into its parameters alone: [.., T]."""
         dtype = next(self.network.parameters()).dtype

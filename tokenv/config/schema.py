@@ -33,6 +33,7 @@ def check_seed(seed: int, key: str = "seed") -> None:
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # says nothing about the method
 MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # changes no result, or only its last digits
+EARLY_WEIGHT = 0.1  # of the early exit's loss, where ``loss.early`` is null
 MOST_THREADS = 1024  # any process can have; a million crash it
 
 
@@ -43,19 +44,25 @@ class LossConfig:
     Args:
         policy: of the policy loss.
         rate: of the rate target.
-        early: of the early exit's cross-entropy.
+        early: of the early exit's cross-entropy; null for 0.1 where the agent learns or reads the early exit, and none
+            elsewhere. Where it is 0, or null for an agent that has no use for it, training skips the early exit.
         direct: of the direct head's, where ``model.horizon`` is not 0; with ``model.direct`` it is the model's own.
     """
 
     policy: float = 0.01
     rate: float = 0.01
-    early: float = 0.1
+    early: float | None = None
     direct: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            _require(value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+            _require(value is None or value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+
+    def weight(self, name: str) -> float:
+        """Return the weight of a loss that is computed."""
+        value: float | None = getattr(self, name)
+        return EARLY_WEIGHT if value is None else value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.dealt import whole
 from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
-from tokenv.run.muon import LAYERS, Muon, count_matrices
+from tokenv.run.muon import LAYERS, Muon, count_matrices, orthogonal_flops
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
@@ -94,6 +94,22 @@ def _of_muon(config: TrainConfig, name: str, parameter: Tensor) -> int:
     return count_matrices(name, parameter) if config.optimizer == "muon" else 0
 
 
+def optimizer_flops(config: TrainConfig, parts: Parts) -> int:
+    """Return the FLOPs of the matrix products in an update's optimizer steps: Muon's; AdamW has none.
+
+    Steps on replayed rollouts have gradients of the language model's encoder alone.
+    """
+
+    def one_step(begins: str) -> int:
+        total = 0
+        for name, parameter in parts.named_parameters().items():
+            count = _of_muon(config, name, parameter) if name.startswith(begins) else 0
+            total += count and count * orthogonal_flops(parameter.shape[0] // count, parameter.shape[1])
+        return total
+
+    return one_step("lm.") + (parts.num_epochs - 1) * one_step("lm.down.")
+
+
 def backward(
     one_pass: Callable[[], TensorDictBase], parts: Parts, weights: LossConfig, *, passes: int = 1
 ) -> tuple[TensorDictBase, dict[str, Tensor]]:
@@ -134,8 +150,8 @@ def accumulate(
     with sharing(team.sharers):
         for number in team.slots.passes:
             td, losses = backward(partial(one_pass, number), parts, weights, passes=passes)
-            for name, value in rollout_metrics(td, losses, parts.lm).items():
-                sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
+            for name, value in rollout_metrics(td, losses, parts).items():
+                sums[name] = sums.get(name, 0) + value / (1 if name.startswith("tokens") else passes)
             if parts.num_epochs > 1 or parts.head_epochs:
                 kept.append(td.detach())
     parameters = parts.named_parameters()
