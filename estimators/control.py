@@ -122,8 +122,8 @@ class Relax(Rebar):
     @property
     def flops(self) -> int:
         """Of r at z and at z~, of its slopes, and of the gradient of both by its weights."""
-        first, _, last = self.network
-        return 2 * (12 * first.weight.numel() + 10 * last.weight.numel())
+        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        return 2 * (12 * first + 10 * last)
 
     def extra(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """r(X_i, z~_i) and the difference of slopes, both [.., T]."""

@@ -52,8 +52,8 @@ class TextCritic(Part):
     @property
     def flops(self) -> int:
         """6 per weight, 4 in the first layer, to whose input nothing goes backward."""
-        first, _, last = self.network
-        return 4 * first.weight.numel() + 6 * last.weight.numel()
+        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        return 4 * first + 6 * last
 
     def _expected(self, tensordict: TensorDictBase) -> Tensor:
         """What the network expects, with a gradient into its parameters alone: [.., T]."""

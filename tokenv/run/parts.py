@@ -181,8 +181,15 @@ def build_parts(
     reads = estimator is not None and estimator.reads_early_exit
     wanted = agent.learns or keys.EARLY_ENTROPY in agent.in_keys
     trained = wanted if config.loss.early is None else config.loss.early > 0
-    early_exit = {"early_exit": reads or trained, "trains_early_exit": trained}
-    return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen, **early_exit)
+    return Parts(
+        lm,
+        agent,
+        estimator,
+        rate_target,
+        frozen=config.start.frozen,
+        early_exit=reads or trained,
+        trains_early_exit=trained,
+    )
 
 
 def _remember(modules: list[torch.nn.Module]) -> bool:
