@@ -27,8 +27,8 @@ from tokenv.run.evaluate import evaluating, places, shifted
 from tokenv.run.parts import Parts
 from tokenv.run.stored import Segmented, Trained, segment, text_pieces
 
-WIDEST = 12.0  # logit bias of the first bracket, which is doubled where the root lies outside,
-FARTHEST = 96.0  # up to this one: sigmoid(-96) is 0 in float32, so that every decision is a boundary
+LOWEST, HIGHEST = -12.0, 12.0  # logit biases between which the asked rate is looked for; the upper end is doubled
+FARTHEST = 48.0  # up to this one, where float32 still tells shifted noise apart; near 1 it does not, so not downwards
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
 
 
@@ -81,23 +81,21 @@ def calibrate(
             noises = [shifted(noise, more) for noise, more in zip(noises, raised, strict=True)]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
         excess = partial(_excess, parts, observed, noises, wanted)
-        widest, least, most = _bracket(excess)
+        highest, least, most = _bracket(excess)
         if not least < 0 < most:
             return None
-        return float(optimize.brentq(excess, -widest, widest, xtol=3e-3))
+        return float(optimize.brentq(excess, LOWEST, highest, xtol=3e-3))
 
 
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
-    """Return a bias c and what ``excess``, which does not fall, is at -c and c.
+    """Return an upper bias, and what ``excess``, which does not fall, is at ``LOWEST`` and there.
 
     Its root lies between these where it has one up to ``FARTHEST``.
     """
-    widest = WIDEST
-    while True:
-        least, most = excess(-widest), excess(widest)
-        if least < 0 < most or widest >= FARTHEST:
-            return widest, least, most
-        widest *= 2
+    highest, least = HIGHEST, excess(LOWEST)
+    while (most := excess(highest)) <= 0 and highest < FARTHEST:
+        highest *= 2
+    return highest, least, most
 
 
 def calibrate_text(
@@ -136,12 +134,12 @@ def _bias_of_text(
             drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION][0] for td in observed]
             return excess(torch.cat(drawn))
 
-        widest, least, most = _bracket(exceeds)
+        highest, least, most = _bracket(exceeds)
         if least == most:
             return None
         if least >= 0 or most <= 0:
-            return -widest if least >= 0 else widest
-        return float(optimize.brentq(exceeds, -widest, widest, xtol=1e-7))
+            return LOWEST if least >= 0 else highest
+        return float(optimize.brentq(exceeds, LOWEST, highest, xtol=1e-7))
 
 
 def segment_at(
