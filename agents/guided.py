@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenv import keys
 from tokenv.agents.base import Agent, certain
+from tokenv.errors import UserError
 
 
 class BPE(Agent):
@@ -76,9 +77,9 @@ class BPE(Agent):
         """Refuse to act at one position.
 
         Raises:
-            ValueError: always.
+            UserError: always.
         """
-        raise ValueError(
+        raise UserError(
             "agent.name=bpe draws the boundaries of whole sequences only, because a BPE token may end one way or "
             "another by what follows: roll out in one pass, or choose another agent to step or generate with"
         )

@@ -82,6 +82,12 @@ class Part(TensorDictModuleBase, ABC):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read ``in_keys`` of a rollout, write ``out_keys`` into it, and give it back."""
 
+    @property
+    def flops(self) -> int:
+        """FLOPs of its own networks for every symbol of a sample, forward and backward: 6 per matrix parameter."""
+        linear = (module for module in self.modules() if isinstance(module, torch.nn.Linear))
+        return 6 * sum(module.weight.numel() for module in linear)
+
     def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
         """Couple the samples: independent uniform numbers [K, B, T] to dependent ones, each still uniform.
 
@@ -130,6 +136,9 @@ class Chain(TensorDictModuleBase):
         independent: whether only policies that ignore their own past are valid.
         num_epochs: gradient steps on one rollout.
         head_epochs: further steps of the agent alone on each rollout; see ``ClippedSurrogate``.
+        reads_early_exit: whether a part reads the early exit's likelihood, or the rollout's reward, which is relative
+            to it.
+        flops: of the parts' own networks, for every symbol of a sample.
         trains_through: ``loss`` where ``loss_policy`` carries the policy's gradient, ``likelihood`` where only the
             log-likelihood does.
 
@@ -168,6 +177,11 @@ class Chain(TensorDictModuleBase):
         if relaxed:
             written.add(keys.LOSS_POLICY)
         self.out_keys = sorted(written, key=str)
+        found: set[NestedKey] = set()  # what the rollout gives, and no earlier part
+        for number, part in enumerate(parts):
+            found |= set(part.in_keys).difference(*(earlier.out_keys for earlier in parts[:number]))
+        self.reads_early_exit = bool(found & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
+        self.flops = sum(part.flops for part in parts)
         self.unbiased = all(part.unbiased for part in parts)
         self.independent = any(part.independent for part in parts)
         self.num_epochs = max(part.num_epochs for part in parts)

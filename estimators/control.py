@@ -119,6 +119,12 @@ class Relax(Rebar):
         nn.init.zeros_(last.bias)
         self.network = nn.Sequential(nn.Linear(width + 1, hidden), nn.Tanh(), last)
 
+    @property
+    def flops(self) -> int:
+        """Of r at z and at z~, of its slopes, and of the gradient of both by its weights."""
+        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        return 2 * (12 * first + 10 * last)
+
     def extra(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """r(X_i, z~_i) and the difference of slopes, both [.., T]."""
         dtype = self.scale.dtype

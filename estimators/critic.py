@@ -49,6 +49,12 @@ class TextCritic(Part):
         self.rollouts_done: Tensor
         self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
 
+    @property
+    def flops(self) -> int:
+        """6 per weight, 4 in the first layer, to whose input nothing goes backward."""
+        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        return 4 * first + 6 * last
+
     def _expected(self, tensordict: TensorDictBase) -> Tensor:
         """What the network expects, with a gradient into its parameters alone: [.., T]."""
         dtype = next(self.network.parameters()).dtype

@@ -22,7 +22,7 @@ ALLOWED = {
     "storage": ("errors",),
     "report": ("storage",),
     "data": ("errors", "storage"),
-    "agents": ("lazy", "keys", "sharing", "rates"),
+    "agents": ("lazy", "keys", "errors", "sharing", "rates"),
     "estimators": ("lazy", "keys", "sharing", "contracts"),
     "lm": ("errors",),
     "env": ("keys", "sharing", "rates", "contracts", "data", "lm"),

@@ -56,6 +56,7 @@ class Sampling:
         propose: draws the actions instead of the agent.
         relax: makes the boundaries that the pooling reads differentiable.
         relaxations: further, relaxed boundaries whose likelihoods are wanted.
+        early_exit: whether the early exit's likelihoods are computed, and with them the rewards relative to it.
     """
 
     num_samples: int | None = None
@@ -64,6 +65,7 @@ class Sampling:
     propose: Proposes | None = None
     relax: Relaxes | None = None
     relaxations: RelaxesFurther | None = None
+    early_exit: bool = True
 
     @property
     def samples(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import HfApi
+from tiny import settings
 
 import tokenv
 from tokenv import Model
@@ -250,3 +251,12 @@ def test_another_device_can_be_asked_for(folder: Path) -> None:
     with pytest.raises(UserError, match=r"hardware\.device = 'gpu'"):
         tokenv.load(folder, device="gpu")
     assert tokenv.load(folder, device="cpu").config.hardware.device == "cpu"
+
+
+def test_what_cannot_write_is_refused_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    agent = {"name": "bpe", "vocabulary_size": 300}
+    config = resolve([], settings(agent=agent, train={"symbols": 256, "accumulate": 1}))
+    train(config, tmp_path / "checkpoints", lambda *_: None)
+    with pytest.raises(UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"):
+        run_command("generate", ["with", f"run={tmp_path}", "text=ab", "max_new=2"])

@@ -6,6 +6,7 @@ import torch
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import (
     Passes,
+    Tokens,
     early_exit_share,
     given_flops,
     matrix_parameters,
@@ -63,5 +64,5 @@ def test_a_policy_that_does_not_learn_goes_forward_only():
     lm, policy = paper_lm(512, 8, 4), torch.nn.Linear(512, 7)
     learning = policy_flops(policy)
     assert learning == 6 * 512 * 7
-    assert update_flops(lm, 1000, 200, learning, Passes()) == training_flops(lm, 1000, 200, learning)
+    assert update_flops(lm, 1000, Tokens(200), learning, Passes()) == training_flops(lm, 1000, 200, learning)
     assert policy_flops(policy.requires_grad_(False)) == 2 * 512 * 7

@@ -1,16 +1,21 @@
 """Calibrated rates: a bias is what it is said to be, meets the rate, and disturbs nothing else."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import settings as tiny
 
 from tokenv import keys
 from tokenv.config.files import merge, resolve
 from tokenv.data.corpus import load_corpus
-from tokenv.run.calibrate import calibrate, split_for_calibration
+from tokenv.run.calibrate import calibrate, segment_at, split_for_calibration
 from tokenv.run.evaluate import evaluate, held_out_rollouts, shifted
 from tokenv.run.parts import build_parts
+from tokenv.run.state import RunState
+from tokenv.run.stored import Trained
 from tokenv.run.train import train
 from tokenv.storage import checkpoints
 
@@ -84,3 +89,35 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
     assert {"calibrated/bits_per_byte", "calibrated/boundary_rate", "calibrated/logit_bias"} <= set(more)
     early = checkpoints.complete(tmp_path / "more")[0]
     assert run(calibrated, tmp_path / "again", resume=checkpoints.load(early)) == more
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.floats(-40, 8), st.integers(4, 60))
+def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
+    config = resolve([], tiny())
+    parts, text = build_parts(config), b"a text that is cut into as many tokens as are asked for, or not"
+    parts.agent.bias = far
+    trained = Trained(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
+    cut = segment_at(trained, text, tokens=tokens)
+    assert sum(cut.boundary_N[:-1]) + 1 == tokens
+    rate = tokens / len(text)  # a boundary in each of three pieces is forced
+    assert abs(sum(segment_at(trained, text, rate).boundary_N) - tokens) <= 1
+
+
+def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
+    """With a threshold, places of equal logits are boundaries together."""
+    config = resolve([], tiny_settings)
+    parts = build_parts(config)
+    torch.nn.init.zeros_(parts.agent.projection.weight)
+    trained = Trained(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
+    segment_at(trained, b"some text or other", 0.5, threshold=True)
+    assert "rate = 0.5: no logit bias draws it in this text; the nearest is " in capsys.readouterr().err
+    segment_at(trained, b"some text or other", 0.5)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "text_critic", "relax", "moving_average"])
+def test_float64_is_the_precision_of_all_parts(tiny_settings, estimator):
+    changes = {"hardware": {"precision": "float64"}, "estimator": {"name": estimator}, "agent": {"window": 0}}
+    state = build_parts(resolve([], merge(tiny_settings, changes))).state_dict()
+    assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float64}

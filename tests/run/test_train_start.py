@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from tokenv import keys
 from tokenv.agents.learned import Learned
 from tokenv.config.files import merge, resolve
+from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters, update_flops
 from tokenv.lm.unet import UNet
@@ -54,7 +55,7 @@ def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
     assert all(torch.equal(after[name], x) for name, x in before.items())
     assert max(history["train/grad_norm_lm"][1]) == 0 < min(history["train/grad_norm_policy"][1])
     free = build_parts(resolve([], merge(settings, {"estimator": {"name": estimator}})))
-    costs = [update_flops(each.lm, 100, 20, 0, each.passes) for each in (parts, free)]
+    costs = [update_flops(each.lm, 100, each.passes.tokens(20), 0, each.passes) for each in (parts, free)]
     # Samples for the reward alone go forward only, frozen or not; relaxed boundaries have a gradient in any case.
     assert costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
 
@@ -63,7 +64,10 @@ def test_a_frozen_pass_costs_a_third(settings):
     parts = build_parts(resolve([], merge(settings, {"start": {"frozen": True}})))
     lm = parts.lm
     per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
-    assert update_flops(lm, 100, 20, 7, parts.passes) == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
+    assert (
+        update_flops(lm, 100, parts.passes.tokens(20), 7, parts.passes)
+        == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
+    )
 
 
 def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_settings, old):
@@ -136,3 +140,14 @@ def test_a_flat_policy_draws_at_the_rate():
     assert dist.mean.tolist() == pytest.approx([0.3] * 4)
     dist.log_prob(torch.ones(4)).sum().backward()
     assert agent.projection.weight.grad.abs().min() > 0
+
+
+def test_a_frozen_model_needs_a_trained_early_exit_for_rewards(tiny_settings, settings, tmp_path):
+    run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}})), tmp_path / "even")
+    changes = merge(settings, {"start": {"model": str(tmp_path / "even"), "frozen": True}})
+    with pytest.raises(UserError, match=r"its early exit was not trained.* loss\.early=0\.1"):
+        build_parts(resolve([], changes))
+    build_parts(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
+    wanted = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
+    run(resolve([], merge(tiny_settings, wanted)), tmp_path / "wanted")
+    build_parts(resolve([], merge(changes, {"start": {"model": str(tmp_path / "wanted")}})))

@@ -157,7 +157,7 @@ def test_costs_count_what_is_done(scene, options):
     one, three, forward = (flops[text] for text in texts[:3])
     late = (three - one) / 2
     assert forward - one == pytest.approx(2 * late / 3)
-    assert flops["rebar"] > 2 * one
+    assert flops["rebar"] > 1.9 * one
     assert one < flops["ppo"] < 2 * one
     assert costs["rloo(num_samples=3)"].memory > costs["rloo(num_samples=3, reward_only=True)"].memory
     assert all(cost.fastest <= cost.seconds <= cost.slowest for cost in costs.values())

@@ -24,7 +24,7 @@ from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, p
 from tokenv.lm.unet import UNet
 from tokenv.run.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.run.parts import Parts, build_parts
-from tokenv.run.update import backward, descend, make_optimizer
+from tokenv.run.update import backward, descend, make_optimizer, optimizer_flops
 
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
@@ -78,8 +78,10 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
 
     median = {name: statistics.median(values) for name, values in seconds.items()}
     policy = policy_flops(parts.agent)
-    symbols, tokens = batch * length, int(last[0].sum(1).max()) * batch
-    flops = update_flops(parts.lm, symbols, tokens, policy, parts.passes)
+    symbols, tokens = batch * length, int(last[0].sum())
+    passes = parts.passes
+    flops = update_flops(parts.lm, symbols, passes.tokens(tokens), policy, passes)
+    flops += optimizer_flops(config.train, parts)
     peak = _matrix_peak(parts, device)
     figures: dict[str, Any] = {
         **figures_of_time(seconds["learned"], symbols),

@@ -195,11 +195,12 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     missed = ", which it misses" if misses(config, last.boundary_rate) else ""
     rows = {
         "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
-        "early exit": f"{last.loss_early:.4f} {unit}",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }
+    if last.loss_early is not None:
+        rows["early exit"] = f"{last.loss_early:.4f} {unit}"
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"

@@ -112,7 +112,7 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
         unit=codec.unit,
         loss=late_B.tolist(),
         document=held_out.document_B.tolist(),
-        loss_early=early_B.mean().item(),
+        loss_early=None if early_B is None else early_B.mean().item(),
         loss_test=None if series is None else _test_loss(parts, series, config, how),
         boundary_rate=drawn_share(action_BT, of["decides"]),
         calibration=None if bias is None else _before(parts, held_out, config, bias),

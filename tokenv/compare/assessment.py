@@ -139,7 +139,7 @@ class Assessment:
         unit: of the losses: the codec's, such as ``bits_per_byte``.
         loss: every held-out sequence's share; their mean is the run's validation loss.
         document: index of the document that each comes from; of series, of its group.
-        loss_early: the early exit's loss.
+        loss_early: the early exit's loss; None where the run has no use for one.
         loss_test: on the test windows of a series; None where there is none.
         boundary_rate: boundaries per symbol.
         calibration: what was before calibration, all else being after it; None where there was none, be it that nobody
@@ -161,7 +161,7 @@ class Assessment:
     unit: str
     loss: list[Figure]
     document: list[int]
-    loss_early: Figure
+    loss_early: Figure | None
     loss_test: Figure | None
     boundary_rate: Figure
     calibration: Calibration | None

@@ -51,8 +51,8 @@ class ComparedRun:
 
     @property
     def loss_early(self) -> float:
-        """The early exit's."""
-        return self.assessment.loss_early
+        """The early exit's; NaN where the run has no use for one."""
+        return math.nan if self.assessment.loss_early is None else self.assessment.loss_early
 
     @property
     def loss_test(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from tokenv.compare.wishes import ForecastWish, Wishes
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import merge, resolve
-from tokenv.config.schema import Config
+from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.errors import UserError
 from tokenv.rates import check_rate
 
@@ -242,7 +242,8 @@ class CompareOptions:
         check_keys(self.shared, "shared", Config)
         own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
         label = f"shared model of {method}" if own else "shared model"
-        return Task(label, resolve(self.base, merge(self.shared, own)), None)
+        early_exit = {"loss": {"early": EARLY_WEIGHT}}  # which methods that start from it may need
+        return Task(label, resolve(self.base, merge(early_exit, merge(self.shared, own))), None)
 
     def shared_tasks(self) -> dict[str, Task]:
         """Methods to the runs that they start from; none where there is no ``shared``."""

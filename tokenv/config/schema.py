@@ -33,6 +33,7 @@ def check_seed(seed: int, key: str = "seed") -> None:
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # says nothing about the method
 MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # changes no result, or only its last digits
+EARLY_WEIGHT = 0.1  # of the early exit's loss, where ``loss.early`` is null
 MOST_THREADS = 1024  # any process can have; a million crash it
 
 
@@ -43,19 +44,25 @@ class LossConfig:
     Args:
         policy: of the policy loss.
         rate: of the rate target.
-        early: of the early exit's cross-entropy.
+        early: of the early exit's cross-entropy; null for 0.1 where the agent learns or reads the early exit, and none
+            elsewhere. Where it is 0, or null for an agent that has no use for it, training skips the early exit.
         direct: of the direct head's, where ``model.horizon`` is not 0; with ``model.direct`` it is the model's own.
     """
 
     policy: float = 0.01
     rate: float = 0.01
-    early: float = 0.1
+    early: float | None = None
     direct: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            _require(value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+            _require(value is None or value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+
+    def weight(self, name: str) -> float:
+        """Return the weight of a loss that is computed."""
+        value: float | None = getattr(self, name)
+        return EARLY_WEIGHT if value is None else value
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class TrainConfig:
             the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
             some five times as high.
         learning_rate: peak of the schedule.
+        embedding_learning_rate: the same of the language model's embedding, output heads and all else outside its
+            layers, which AdamW learns under ``muon``, too; null for ``learning_rate``.
         agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
             ``learning_rate``.
         warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
@@ -105,6 +114,7 @@ class TrainConfig:
     accumulate: int = 1
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
+    embedding_learning_rate: float | None = None
     agent_learning_rate: float | None = None
     warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
     final_learning_rate: float = 0.0
@@ -117,8 +127,9 @@ class TrainConfig:
         for name in ("symbols", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
-        own = self.agent_learning_rate
-        _require(own is None or own > 0, "train.agent_learning_rate", own, "a positive number, or null")
+        for name in ("embedding_learning_rate", "agent_learning_rate"):
+            own = getattr(self, name)
+            _require(own is None or own > 0, f"train.{name}", own, "a positive number, or null")
         _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
         _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
         for name in ("beta1", "beta2"):

@@ -102,6 +102,7 @@ def rollout(
         A TensorDict of batch size [B, T] or [K, B, T], T = N - 1. Step i holds the observation at symbol i, the
         noise, the agent's outputs, and under ``next`` the observation at symbol i + 1 with ``log_likelihood`` and
         ``log_likelihood_early`` of that symbol (nats), and their difference as ``reward`` (eq. 15).
+        ``log_likelihood_early`` and ``reward`` are missing where ``sampling`` asks for no early exit.
         Gradients flow through the agent's outputs and through the ``next`` log-likelihoods; rewards and
         everything else are detached. Decision mask, likelihoods and rewards are zero in the padding, and ``done``
         holds from each sequence's own end on. With ``model.direct`` the ``log_likelihood`` of the last H symbols is
@@ -203,11 +204,10 @@ def _predict(
     else:
         y = _read_out(lm, read_BLD, action, None if boundary is None else boundary[..., : sequences.known])
         late = _log_likelihood(lm, y, sequences)
-    early_BT = lm.early_log_prob(x_BTD, sequences.target_BT)
-    predicted = {
-        keys.LOG_LIKELIHOOD[1]: late.where(valid_BT, 0.0),
-        keys.LOG_LIKELIHOOD_EARLY[1]: early_BT.where(valid_BT, 0.0).expand(late.shape),
-    }
+    predicted = {keys.LOG_LIKELIHOOD[1]: late.where(valid_BT, 0.0)}
+    if sampling.early_exit:
+        early_BT = lm.early_log_prob(x_BTD, sequences.target_BT)
+        predicted[keys.LOG_LIKELIHOOD_EARLY[1]] = early_BT.where(valid_BT, 0.0).expand(late.shape)
     if sampling.relaxations is not None:
         soft = sampling.relaxations(drawn, sequences.decision_mask_BN[:, :-1], drawn[keys.NOISE], generator)
         read_BLD, soft = read_BLD.detach(), soft[..., : sequences.known, :]
@@ -279,16 +279,17 @@ def _record(
 ) -> TensorDictBase:
     """Observations, decisions and what came of them, as TorchRL records an episode; batch size [.., B, T]."""
     action = drawn[keys.ACTION]
-    late, early = (predicted[name] for name in OBSERVED)
+    observed = [name for name in OBSERVED if name in predicted]
     observation = at_symbols.expand(*action.shape[:-2], *at_symbols.shape).clone(recurse=False)
     observation.update(observer.past(F.pad(action, (0, 1))))
     # At symbol i + 1 the likelihoods are that symbol's; the first is given.
-    observation.update({name: F.pad(predicted[name], (1, 0)) for name in OBSERVED})
+    observation.update({name: F.pad(predicted[name], (1, 0)) for name in observed})
     position_T = sequences.position_BN[:, 1:]
     done = (position_T >= sequences.length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
-    following = observation[..., 1:].update(
-        {"reward": (late - early).detach().unsqueeze(-1), "done": done, "terminated": done}
-    )
+    following = observation[..., 1:].update({"done": done, "terminated": done})
+    if len(observed) == len(OBSERVED):
+        late, early = (predicted[name] for name in OBSERVED)
+        following.set("reward", (late - early).detach().unsqueeze(-1))
     following.update({name: x for name, x in predicted.items() if name not in OBSERVED})
     root = observation[..., :-1].detach().update(drawn)
     root.update({"done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})

@@ -1,7 +1,9 @@
 """What training costs, by the paper's rule (table 2).
 
 A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, that it is
-applied to. Embedding lookups are free, attention scores are not counted.
+applied to. Embedding lookups are free, attention scores are not counted. All N bytes of a sequence are charged to all
+byte-level parts, although the last one, which predicts nothing, reaches the encoder alone; and a policy that learns is
+charged 6 where its input carries no gradient, too, and 4 would do; so is the first layer of relaxed passes.
 """
 
 from dataclasses import dataclass
@@ -53,6 +55,19 @@ def rate_of_flops(lm: UNet, flops: float, policy: nn.Module) -> float:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Tokens that the token-level layers work on.
+
+    Args:
+        learning: of all samples that the model learns from.
+        forward: of all further samples, which go forward only.
+    """
+
+    learning: int
+    forward: int = 0
+
+
+@dataclass(frozen=True)
 class Passes:
     """Passes that one update makes through a batch.
 
@@ -60,18 +75,29 @@ class Passes:
         learning: samples of the boundaries that go forward and backward through middle and decoder.
         reward_only: further samples that go forward only, a third of the cost.
         relaxed: passes in which every byte is a token, forward and backward.
+        pathwise: such passes whose gradient is that of the boundaries alone: none of a parameter, two thirds of the
+            cost.
         replays: passes through encoder and policy only, forward and backward.
         head: passes through the policy alone, forward and backward.
         frozen: whether the model stays as it is: nothing goes backward to the encoder, and through the rest no
             parameter's gradient, only those of the boundaries.
+        early_exit: FLOPs for each parameter of the early exit's head.
+        estimator: FLOPs of the estimator's own networks for every symbol, all samples together.
     """
 
     learning: int = 1
     reward_only: int = 0
     relaxed: int = 0
+    pathwise: int = 0
     replays: int = 0
     head: int = 0
     frozen: bool = False
+    early_exit: int = FLOPS_PER_PARAMETER
+    estimator: int = 0
+
+    def tokens(self, per_sample: int) -> Tokens:
+        """Return the tokens of all samples, if each has so many."""
+        return Tokens(self.learning * per_sample, self.reward_only * per_sample)
 
 
 def policy_flops(policy: nn.Module) -> int:
@@ -80,27 +106,36 @@ def policy_flops(policy: nn.Module) -> int:
     return matrix_parameters(policy) * (FLOPS_PER_PARAMETER if learns else FORWARD_FLOPS_PER_PARAMETER)
 
 
-def update_flops(lm: UNet, num_bytes: int, tokens_per_sample: int, policy_flops: int, passes: Passes) -> int:
-    """Cost of updates with several passes; ``training_flops`` for ``Passes()``.
+def update_flops(
+    lm: UNet, num_bytes: int, tokens: Tokens, policy_flops: int, passes: Passes, *, recompute: bool = False
+) -> int:
+    """Cost of updates with several passes; ``training_flops`` for ``Passes()``. The optimizer's step is not in it.
 
     Args:
         lm: the model.
         num_bytes: bytes (symbols) trained on.
-        tokens_per_sample: tokens drawn in them, by one sample.
+        tokens: drawn in them.
         policy_flops: of the boundary policy, for every byte.
         passes: what is done with them.
+        recompute: whether layers go forward once more in the backward pass, and that is counted.
     """
-    encoding, through = (
-        (FORWARD_FLOPS_PER_PARAMETER, 2 * FORWARD_FLOPS_PER_PARAMETER) if passes.frozen else (FLOPS_PER_PARAMETER,) * 2
-    )
+    forward, both = FORWARD_FLOPS_PER_PARAMETER, FLOPS_PER_PARAMETER
+    encoding, through = (forward, 2 * forward) if passes.frozen else (both, both)
     encoder = (encoding * matrix_parameters(lm.codec, lm.down) + policy_flops) * num_bytes
-    early = encoding * matrix_parameters(lm.early_head) * num_bytes
+    early = passes.early_exit * matrix_parameters(lm.early_head) * num_bytes
     mid, byte_level = matrix_parameters(lm.mid), _byte_matrices(lm) * num_bytes
-    late = mid * tokens_per_sample + byte_level
-    learning = through * (late * passes.learning + (mid * num_bytes + byte_level) * passes.relaxed)
-    forward_only = FORWARD_FLOPS_PER_PARAMETER * late * passes.reward_only
-    head = policy_flops * num_bytes * passes.head
-    return encoder * (1 + passes.replays) + head + early + learning + forward_only
+    every_byte = mid * num_bytes + byte_level
+    learning = through * (mid * tokens.learning + byte_level * passes.learning + every_byte * passes.relaxed)
+    pathwise = 2 * forward * every_byte * passes.pathwise
+    forward_only = forward * (mid * tokens.forward + byte_level * passes.reward_only)
+    others = (policy_flops * passes.head + passes.estimator) * num_bytes
+    again = 0
+    if recompute:
+        down, up = matrix_parameters(lm.down) * num_bytes, matrix_parameters(lm.up) * num_bytes
+        relaxed = passes.relaxed + passes.pathwise
+        encodings = 0 if passes.frozen else down * (1 + passes.replays)
+        again = forward * (encodings + mid * tokens.learning + up * passes.learning + (mid * num_bytes + up) * relaxed)
+    return encoder * (1 + passes.replays) + early + learning + pathwise + forward_only + others + again
 
 
 def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:

@@ -69,6 +69,17 @@ class UNet(Encoder):
         if config.horizon:
             self.direct_head = Linear(config.width, config.horizon * self.codec.num_parameters)
 
+    @property
+    def token_multiple(self) -> int:
+        """What the number of tokens M is padded to a multiple of."""
+        # The GPU's attention is compiled for each M, so M should take few values.
+        return 128 if self.head.weight.is_cuda else self._token_multiple
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers are computed again in the backward pass."""
+        return any(layer.recompute for layer in self.mid)
+
     def contextualise(
         self,
         token_BMD: Tensor,
@@ -118,9 +129,7 @@ class UNet(Encoder):
         Returns:
             [B, T, D].
         """
-        # The GPU's attention is compiled for each M, so M should take few values.
-        multiple = 128 if x_BTD.is_cuda else self._token_multiple
-        y_BTD = self.pooling(self._computing(x_BTD), action_BT, boundary_BT, self.contextualise, multiple)
+        y_BTD = self.pooling(self._computing(x_BTD), action_BT, boundary_BT, self.contextualise, self.token_multiple)
         return self.norm(self._byte_layers(self.up, y_BTD))
 
     def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:

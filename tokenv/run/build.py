@@ -152,18 +152,19 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return {f"agent.{name}": value for name, value in of_agent.items()} | of_encoder
 
 
-def load_lm(lm: UNet, start: str) -> None:
+def load_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) -> None:
     """Read a language model's parameters from an earlier run's.
 
     Args:
         lm: the model.
         start: the checkpoint.
+        needs_early_exit: whether its early exit must have been trained.
 
     Raises:
         MissingFileError: it is gone.
-        UserError: its model is another.
+        UserError: its model is another, or its early exit was not trained and must have been.
     """
-    tensors, _ = checkpoints.load_model(Path(start))
+    tensors, state = checkpoints.load_model(Path(start))
     found = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
     odd = checkpoints.odd_tensors(found, wanted := lm.state_dict())
     if odd:
@@ -171,6 +172,11 @@ def load_lm(lm: UNet, start: str) -> None:
         raise UserError(
             f"start.model = {start!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
             "expected a run of the same model and codec, on data of as many channels"
+        )
+    if needs_early_exit and not any(name.endswith("_early") for name in state["history"]):
+        raise UserError(
+            f"start.model = {start!r}: its early exit was not trained, and start.frozen=True with this estimator needs "
+            "it for the rewards: expected a run that was trained with loss.early=0.1"
         )
     lm.load_state_dict(found)
 

@@ -27,7 +27,8 @@ from tokenv.run.evaluate import evaluating, places, shifted
 from tokenv.run.parts import Parts
 from tokenv.run.stored import Segmented, Trained, segment, text_pieces
 
-WIDEST = 12.0  # a policy that misses its rate by more than this logit bias has not learned it at all
+LOWEST, HIGHEST = -12.0, 12.0  # logit biases between which the asked rate is looked for; the upper end is doubled
+FARTHEST = 48.0  # up to this one, where float32 still tells shifted noise apart; near 1 it does not, so not downwards
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
 
 
@@ -80,9 +81,21 @@ def calibrate(
             noises = [shifted(noise, more) for noise, more in zip(noises, raised, strict=True)]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
         excess = partial(_excess, parts, observed, noises, wanted)
-        if not excess(-WIDEST) < 0 < excess(WIDEST):
+        highest, least, most = _bracket(excess)
+        if not least < 0 < most:
             return None
-        return float(optimize.brentq(excess, -WIDEST, WIDEST, xtol=3e-3))
+        return float(optimize.brentq(excess, LOWEST, highest, xtol=3e-3))
+
+
+def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
+    """Return an upper bias, and what ``excess``, which does not fall, is at ``LOWEST`` and there.
+
+    Its root lies between these where it has one up to ``FARTHEST``.
+    """
+    highest, least = HIGHEST, excess(LOWEST)
+    while (most := excess(highest)) <= 0 and highest < FARTHEST:
+        highest *= 2
+    return highest, least, most
 
 
 def calibrate_text(
@@ -121,12 +134,12 @@ def _bias_of_text(
             drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
             return excess(torch.cat(drawn))
 
-        least, most = exceeds(-WIDEST), exceeds(WIDEST)
+        highest, least, most = _bracket(exceeds)
         if least == most:
             return None
         if least >= 0 or most <= 0:
-            return -WIDEST if least >= 0 else WIDEST
-        return float(optimize.brentq(exceeds, -WIDEST, WIDEST, xtol=1e-7))
+            return LOWEST if least >= 0 else highest
+        return float(optimize.brentq(exceeds, LOWEST, highest, xtol=1e-7))
 
 
 def segment_at(
@@ -144,7 +157,8 @@ def segment_at(
         trained: the model.
         text: at least one byte.
         rate: boundaries per byte. A model that was trained for a range of rates is told it; the logits of any other are
-            shifted until this text has them, as near as it can. None for the model's own.
+            shifted until this text has them, as near as it can; a line on stderr says where that is more than one
+            boundary off. None for the model's own.
         tokens: a budget in place of a rate: exactly so many tokens, the logits of any model being shifted until the
             text has them; a line on stderr where that cannot be, as where places of equal probability are thresholded.
         seed: of the drawn boundaries.
@@ -163,7 +177,11 @@ def segment_at(
     bias = calibrate_text(trained, text, rate, **how)
     if bias is None:
         raise _unmoved(trained, f"rate = {rate}")
-    return segment(trained, text, logit_bias=bias, **how)
+    cut = segment(trained, text, logit_bias=bias, **how)
+    if abs(sum(cut.boundary_N) - rate * len(text)) > 1:
+        found = sum(cut.boundary_N) / len(text)
+        warn(f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {found:.3g}")
+    return cut
 
 
 def _in_tokens(trained: Trained, text: bytes, tokens: int, *, seed: int, threshold: bool) -> Segmented:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv import keys
+from tokenv.contracts import Sampling
 from tokenv.data.pieces import SequenceBatch
 from tokenv.env.asked import apart, drawn_rates
 from tokenv.env.rollout import observe, rollout
@@ -31,7 +32,7 @@ class Evaluation:
         unit: what the losses are measured in: the codec's, such as ``bits_per_byte``.
         loss: mean over all predicted symbols, or values.
         standard_error: of that mean, documents being the independent units.
-        loss_early: the same from the early exit.
+        loss_early: the same from the early exit; None where the run has no use for one.
         boundary_rate: boundaries per symbol, as drawn.
         entropy: of the policy, in nats per decision.
         boundary_f1: F1 of the drawn boundaries against the true ones, where the corpus knows them.
@@ -42,7 +43,7 @@ class Evaluation:
     unit: str
     loss: float
     standard_error: float
-    loss_early: float
+    loss_early: float | None
     boundary_rate: float
     entropy: float
     boundary_f1: float | None = None
@@ -112,7 +113,9 @@ class _Draws:
         rate_B = self._asked(symbol_BN)
         if self._doubt:
             noise = shifted(noise, self._doubt * self._early_entropy(there)[:, :-1])
-        work = partial(rollout, self._parts.lm, self._parts.agent, there, noise=noise, length_B=length_B, rate=rate_B)
+        how: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
+        sampling = Sampling(early_exit=self._parts.early_exit)
+        work = partial(rollout, self._parts.lm, self._parts.agent, there, sampling, **how)
         td: TensorDictBase = self._parts.whole(work)
         return td
 
@@ -226,13 +229,12 @@ def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
     """What the losses of a rollout's sequences are made of.
 
     Returns:
-        ``late`` and ``early``: negative log-likelihood per symbol, in the codec's unit; ``counted``, where a symbol is
-        not always one likelihood: how many it has, per symbol. Float64 [B] each, on the CPU.
+        ``late`` and, if there is an early exit, ``early``: negative log-likelihood per symbol, in the codec's unit;
+        ``counted``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on the
+        CPU.
     """
-    sums = {
-        "late": _per_symbol(-td[keys.LOG_LIKELIHOOD]) / codec.nats_per_unit,
-        "early": _per_symbol(-td[keys.LOG_LIKELIHOOD_EARLY]) / codec.nats_per_unit,
-    }
+    of = {"late": keys.LOG_LIKELIHOOD, "early": keys.LOG_LIKELIHOOD_EARLY}
+    sums = {name: _per_symbol(-td[key]) / codec.nats_per_unit for name, key in of.items() if key in td}
     counted_BT = codec.counted(td["next", keys.SYMBOL])
     return sums if counted_BT is None else sums | {"counted": _per_symbol(counted_BT)}
 
@@ -242,17 +244,20 @@ def joined(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([column[name] for column in columns]) for name in columns[0]}
 
 
-def sequence_losses(sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def sequence_losses(sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Each sequence's share in the loss and in the early exit's, of all that ``sequence_sums`` says of it.
 
     Returns:
-        Float64 [B] each. Their means are the losses over all that has a likelihood, and the means' standard errors
-        those of the losses (linearised where they are ratios).
+        Float64 [B] each; None where there is no early exit. Their means are the losses over all that has a
+        likelihood, and the means' standard errors those of the losses (linearised where they are ratios).
     """
     counted_B = sums.get("counted")
-    if counted_B is None:
-        return sums["late"], sums["early"]
-    return _shares(sums["late"], counted_B), _shares(sums["early"], counted_B)
+    late_B, early_B = (
+        None if name not in sums else sums[name] if counted_B is None else _shares(sums[name], counted_B)
+        for name in ("late", "early")
+    )
+    assert late_B is not None
+    return late_B, early_B
 
 
 def _per_symbol(x_BT: Tensor) -> Tensor:
@@ -320,7 +325,7 @@ def evaluate(
         unit=codec.unit,
         loss=late_B.mean().item(),
         standard_error=clustered_standard_error(late_B, batch.document_B),
-        loss_early=early_B.mean().item(),
+        loss_early=None if early_B is None else early_B.mean().item(),
         boundary_rate=drawn_share(action_BT, decides_BT),
         entropy=whole["entropy"].mean().item(),
         **scores,

@@ -9,7 +9,7 @@ from tokenv.config.schema import LossConfig
 from tokenv.estimators.objective import mean_over_decisions
 from tokenv.estimators.statistics import masked_mean, masked_mean_share, mean_over
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.unet import UNet
+from tokenv.run.flops import count_tokens
 from tokenv.run.parts import Parts
 from tokenv.sharing import sharers, summed
 
@@ -45,10 +45,9 @@ def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
     if parts.rate_target is not None:
         td = parts.rate_target(td)
     codec, weight = parts.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
-    losses = {
-        "lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight),
-        "early": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec),
-    }
+    losses = {"lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight)}
+    if keys.LOG_LIKELIHOOD_EARLY in td:
+        losses["early"] = -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec)
     if keys.LOG_LIKELIHOOD_DIRECT in td:
         losses["direct"] = -_ratio_share(td[keys.LOG_LIKELIHOOD_DIRECT], td[keys.DIRECT_COUNT])
     return losses | {
@@ -58,8 +57,12 @@ def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
 
 
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
-    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct where there is one."""
-    return losses["lm"] + sum(getattr(weights, name) * loss for name, loss in losses.items() if name != "lm")
+    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct where there is one.
+
+    An early exit of weight 0 is only read: nothing goes backward through it.
+    """
+    weight = {name: weights.weight(name) for name in losses if name != "lm"}
+    return losses["lm"] + sum(weight[name] * losses[name] for name in weight if name != "early" or weight[name])
 
 
 def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
@@ -68,31 +71,31 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], lm: UNet) -> dict[str, Tensor]:
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Parts) -> dict[str, Tensor]:
     """What a rollout says about the model and the policy; of a shared batch, what the whole batch does.
 
     Args:
         td: the rollout.
         losses: of the whole batch.
-        lm: the model; where it packs tokens, padding is no work and not counted.
+        parts: what made it.
     """
-    codec = lm.codec
-    decided, reward = td[keys.DECISION_MASK], td[keys.REWARD].squeeze(-1)
-    drawn_B = sharers().gather(td[keys.ACTION].sum(-1), -1)
-    (mean_reward,) = summed(_mean_share(reward))
+    codec, decided = parts.lm.codec, td[keys.DECISION_MASK]
     boundaries, places = summed(td[keys.ACTION].sum(), decided.sum() + decided[..., 0].numel())
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
-        f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
         "boundary_rate": boundaries.float() / places.float(),
         "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
         "entropy": masked_mean(td[keys.ENTROPY], decided),
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
-        "reward_mean": mean_reward,
-        "reward_std": sharers().gather(reward, -2).std(),
-        # Of one sample, as padded; or, of several, the mean.
-        "tokens": (drawn_B.double().mean() if lm.packs else drawn_B.max()) * drawn_B.shape[-1],
     }
+    if "early" in losses:
+        reward = td[keys.REWARD].squeeze(-1)
+        (mean_reward,) = summed(_mean_share(reward))
+        metrics |= {
+            f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
+            "reward_mean": mean_reward,
+            "reward_std": sharers().gather(reward, -2).std(),
+        }
     if keys.TARGET_RATE in td:
         target = td[keys.TARGET_RATE].double()
         gap = mean_over(td[keys.BOUNDARY_PROB].double(), decided, -1) - target
@@ -104,4 +107,4 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], lm: UNet) -> 
     if keys.ADVANTAGE in td:
         metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decided)
         metrics["loss_policy"] = losses["policy"]
-    return {name: value.detach().double() for name, value in metrics.items()}
+    return {name: value.detach().double() for name, value in (metrics | count_tokens(td, parts)).items()}

@@ -31,8 +31,8 @@ def count_matrices(name: str, parameter: Tensor) -> int:
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     """For each matrix U S Vᵀ, of any scale, about U Vᵀ: singular values of 0.7 to 1.2, but for tiny ones.
 
-    Five rounds of X ← (a + b XXᵀ + c (XXᵀ)²) X (K. Jordan, "Muon", 2024), of all matrices of one shape at once: for
-    R ≤ C 2 R² (2 C + R) FLOPs a round. In bfloat16 on a GPU, which these rounds bear, else in the matrices' type.
+    Five rounds of X ← (a + b XXᵀ + c (XXᵀ)²) X (K. Jordan, "Muon", 2024), of all matrices of one shape at once.
+    In bfloat16 on a GPU, which these rounds bear, else in the matrices' type.
     """
     alike = defaultdict(list)
     for number, matrix in enumerate(matrices):
@@ -53,13 +53,19 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [found[number] for number in range(len(matrices))]
 
 
+def orthogonal_flops(rows: int, columns: int) -> int:
+    """Return the FLOPs of ``orthogonal`` on one matrix: in each round 2 R² (2 C + R), R ≤ C."""
+    short, long = sorted((rows, columns))
+    return ROUNDS * 2 * short**2 * (2 * long + short)
+
+
 class Muon(torch.optim.AdamW):
     """Muon for groups whose ``matrices`` is not 0, AdamW for the others; one object, for a run has one state.
 
     m ← β₁ m + (1 − β₁) g;  W ← (1 − η λ) W − 0.2 √max(R, C) η · orthogonal(β₁ m + (1 − β₁) g), for every R × C matrix
     (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024; the factor, with which a step is as
     long as AdamW's: arXiv 2502.16982). η, λ and β₁ are the group's ``lr``, ``weight_decay`` and the first of
-    ``betas``. Cost: one moment, not two, and ``orthogonal``, which is no part of the FLOPs that a run counts. Every
+    ``betas``. Cost: one moment, not two, and ``orthogonal``, whose FLOPs a run counts once. Every
     rank does all of it, and one that has a part of the model gathers the momentum of a layer's matrices first.
     """
 

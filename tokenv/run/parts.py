@@ -1,7 +1,7 @@
 """From a configuration to the things it names."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tokenv.data.text.bpe import train_bpe
 from tokenv.errors import UserError
 from tokenv.estimators.base import Chain
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.flops import Passes
+from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes
 from tokenv.lm.unet import UNet
 from tokenv.rates import RateRange, mean_rate
 from tokenv.run.build import build_agent, build_codec, load_lm
@@ -41,6 +41,8 @@ class Parts:
         estimator: rewards to ``loss_policy``; None for an agent that does not learn.
         rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
         frozen: whether the U-Net stays as it is.
+        early_exit: whether a pass computes the early exit's likelihoods.
+        trains_early_exit: whether its loss has a weight.
         whole: runs a pass while all of the U-Net's parameters are there; see ``tokenv.run.shards``.
     """
 
@@ -49,12 +51,15 @@ class Parts:
     estimator: Chain | None
     rate_target: TensorDictModuleBase | None
     frozen: bool = False
+    early_exit: bool = True
+    trains_early_exit: bool = True
     whole: Callable[[Callable[[], Any]], Any] = _at_once
 
     @property
     def sampling(self) -> Sampling:
         """What the estimator asks of a rollout."""
-        return Sampling() if self.estimator is None else self.estimator.sampling
+        wanted = Sampling() if self.estimator is None else self.estimator.sampling
+        return replace(wanted, early_exit=self.early_exit)
 
     @property
     def num_epochs(self) -> int:
@@ -78,10 +83,20 @@ class Parts:
             learning=0 if everything_is_a_token else learning,
             reward_only=wanted.samples - learning,
             frozen=self.frozen,
-            relaxed=(learning if everything_is_a_token else 0) + (0 if wanted.relaxations is None else 2),
+            relaxed=learning if everything_is_a_token else 0,
+            pathwise=0 if wanted.relaxations is None else 2,
             replays=self.num_epochs - 1,
             head=self.head_epochs,
+            early_exit=self._early_exit_flops,
+            estimator=0 if self.estimator is None else self.estimator.flops * wanted.samples,
         )
+
+    @property
+    def _early_exit_flops(self) -> int:
+        """FLOPs for each parameter of the early exit's head: its likelihoods', and its entropy's, if it is read."""
+        trained = FLOPS_PER_PARAMETER if self.trains_early_exit and not self.frozen else FORWARD_FLOPS_PER_PARAMETER
+        entropy = FORWARD_FLOPS_PER_PARAMETER if keys.EARLY_ENTROPY in self.agent.in_keys else 0
+        return (trained if self.early_exit else 0) + entropy
 
     @property
     def remembers(self) -> bool:
@@ -151,9 +166,12 @@ def build_parts(
         lm = UNet(config.model, codec, compute_dtype=precision)
         agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
-        lm, agent = lm.double(), agent.double()
+        for module in (lm, agent, estimator):
+            if module is not None:
+                module.double()
     if config.start.model is not None and pretrained:
-        load_lm(lm, config.start.model)
+        reads = estimator is not None and estimator.reads_early_exit
+        load_lm(lm, config.start.model, needs_early_exit=config.start.frozen and reads)
     if config.start.frozen:
         lm.requires_grad_(requires_grad=False)
     rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
@@ -167,7 +185,18 @@ def build_parts(
     if compiled:
         lm.compile_layers()
         agent.compile_draw()
-    return Parts(lm, agent, estimator, rate_target, frozen=config.start.frozen)
+    reads = estimator is not None and estimator.reads_early_exit
+    wanted = agent.learns or keys.EARLY_ENTROPY in agent.in_keys
+    trained = wanted if config.loss.early is None else config.loss.early > 0
+    return Parts(
+        lm,
+        agent,
+        estimator,
+        rate_target,
+        frozen=config.start.frozen,
+        early_exit=reads or trained,
+        trains_early_exit=trained,
+    )
 
 
 def _remember(modules: list[torch.nn.Module]) -> bool:

@@ -42,7 +42,8 @@ class RunState:
         unit: what its losses are measured in, such as ``bits_per_byte``.
         step: updates done.
         symbols: trained on so far.
-        flops: spent so far.
+        flops: that the method has needed so far.
+        flops_executed: so far, padded tokens and recomputed layers included.
         data: where the streams of training sequences stand.
         history: all metrics by name: symbols seen and values.
         validation: the last one.
@@ -53,6 +54,7 @@ class RunState:
     step: int = 0
     symbols: int = 0
     flops: int = 0
+    flops_executed: int = 0
     data: dict[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=dict)
     validation: Evaluation | None = None
@@ -128,6 +130,7 @@ class RunState:
             step=convert(values["step"], int, f"{where}step"),
             symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
             flops=convert(values["flops"], int, f"{where}flops"),
+            flops_executed=convert(values.get("flops_executed", values["flops"]), int, f"{where}flops_executed"),
             data=convert(values["data"], dict[str, Any], f"{where}data"),
             history={name: _series(of, f"{where}history of {name}") for name, of in history.items()},
             validation=Evaluation.from_metrics(validation, unit) if validation else None,

@@ -19,11 +19,11 @@ from tokenv.data.prefetch import Prefetched, Resumable
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.errors import FailedError
-from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.run import shards
 from tokenv.run.calibrate import calibrate, split_for_calibration
 from tokenv.run.evaluate import Evaluation, evaluate
 from tokenv.run.figures import Figures
+from tokenv.run.flops import UpdateFlops
 from tokenv.run.hardware import prepare
 from tokenv.run.interrupt import Interruptible
 from tokenv.run.parts import Parts, build_parts
@@ -37,6 +37,7 @@ from tokenv.run.update import (
     descend_further,
     learning_rate,
     make_optimizer,
+    optimizer_flops,
     pass_seed,
     sparing,
 )
@@ -99,7 +100,7 @@ def _train(
     state.replay(log)
     team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
     parameters = parts.named_parameters()
-    passes, policy = parts.passes, policy_flops(parts.agent)
+    flops = UpdateFlops(parts, optimizer_flops(config.train, parts))
 
     per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
     bar = tqdm(
@@ -119,9 +120,10 @@ def _train(
         while untold:
             update = untold.pop(0)
             metrics = update.checked(folder)
-            tokens = round(metrics.pop("tokens"))
-            state.flops += update_flops(parts.lm, per_step, tokens, policy, passes)
-            metrics |= {"learning_rate": update.rate, "flops": state.flops}
+            needed, executed = flops.take(metrics, per_step)
+            state.flops, state.flops_executed = state.flops + needed, state.flops_executed + executed
+            spent = {"flops": state.flops, "flops_executed": state.flops_executed}
+            metrics |= {"learning_rate": update.rate} | spent
             metrics["symbols_per_second"] = per_step / update.seconds
             state.record("train", metrics, log, update.symbols)
             bar.update(per_step)

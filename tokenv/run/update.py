@@ -16,7 +16,7 @@ from tokenv.env.rollout import rescore, rescore_head
 from tokenv.run.dealt import whole
 from tokenv.run.figures import Figures
 from tokenv.run.losses import compute_losses, rollout_metrics, total_loss
-from tokenv.run.muon import Muon, count_matrices
+from tokenv.run.muon import LAYERS, Muon, count_matrices, orthogonal_flops
 from tokenv.run.parts import Parts
 from tokenv.run.ranks import Team
 from tokenv.sharing import sharing, summed
@@ -50,10 +50,9 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
 
     A group's ``share`` is its learning rate over the model's, its ``matrices`` what Muon learns of it.
     """
-    own = 1.0 if config.agent_learning_rate is None else config.agent_learning_rate / config.learning_rate
     members: dict[tuple[float, float, int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        share = 1.0 if name.startswith("lm.") else own
+        share = _rate_of(config, name) / config.learning_rate
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         kind = (share, decay, _of_muon(config, name, parameter))
         members.setdefault((*kind, isinstance(parameter, DTensor)), []).append(parameter)
@@ -71,6 +70,14 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
     return make(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
+def _rate_of(config: TrainConfig, name: str) -> float:
+    """Return the peak learning rate of the parameter of this name."""
+    if LAYERS.match(name):
+        return config.learning_rate
+    own = config.embedding_learning_rate if name.startswith("lm.") else config.agent_learning_rate
+    return config.learning_rate if own is None else own
+
+
 def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> dict[str, dict[str, Tensor]]:
     """What ``make_optimizer``'s keeps of each parameter that ever had a gradient, by its name: tensors of that form."""
     step = torch.zeros((), device="meta")
@@ -85,6 +92,22 @@ def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parame
 def _of_muon(config: TrainConfig, name: str, parameter: Tensor) -> int:
     """How many matrices Muon learns of a parameter; 0 is one of AdamW's."""
     return count_matrices(name, parameter) if config.optimizer == "muon" else 0
+
+
+def optimizer_flops(config: TrainConfig, parts: Parts) -> int:
+    """Return the FLOPs of the matrix products in an update's optimizer steps: Muon's; AdamW has none.
+
+    Steps on replayed rollouts have gradients of the language model's encoder alone.
+    """
+
+    def one_step(begins: str) -> int:
+        total = 0
+        for name, parameter in parts.named_parameters().items():
+            count = _of_muon(config, name, parameter) if name.startswith(begins) else 0
+            total += count and count * orthogonal_flops(parameter.shape[0] // count, parameter.shape[1])
+        return total
+
+    return one_step("lm.") + (parts.num_epochs - 1) * one_step("lm.down.")
 
 
 def backward(
@@ -127,8 +150,8 @@ def accumulate(
     with sharing(team.sharers):
         for number in team.slots.passes:
             td, losses = backward(partial(one_pass, number), parts, weights, passes=passes)
-            for name, value in rollout_metrics(td, losses, parts.lm).items():
-                sums[name] = sums.get(name, 0) + value / (1 if name == "tokens" else passes)
+            for name, value in rollout_metrics(td, losses, parts).items():
+                sums[name] = sums.get(name, 0) + value / (1 if name.startswith("tokens") else passes)
             if parts.num_epochs > 1 or parts.head_epochs:
                 kept.append(td.detach())
     parameters = parts.named_parameters()

@@ -92,7 +92,8 @@ def measure_costs(
                 with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x):
                     _update(variant, symbol_BN, generator)
                 memory[label] = kept.total
-                flops[label] = update_flops(parts.lm, symbols, tokens, policy_flops(parts.agent), variant.passes)
+                passes = variant.passes
+                flops[label] = update_flops(parts.lm, symbols, passes.tokens(tokens), policy_flops(parts.agent), passes)
                 continue
             started = time.perf_counter()
             _update(variant, symbol_BN, generator)

@@ -35,5 +35,6 @@ def notes(words: Words, unit: str) -> list[str]:
         "to. Holm's corrected p-values are: where all pairs with one below 0.05 are taken to differ, the chance that "
         "any of them does not is at most 5%.",
         *(_OF_SERIES if words == SERIES else _OF_TEXT),
-        f"FLOPs are the paper's: 6 per matrix parameter for every {words.symbol} or {words.token}.",
+        f"FLOPs are what the method needs by the paper's rule, 6 per matrix parameter for every {words.symbol} or "
+        f"{words.token}, and Muon's matrix products; padding is not counted.",
     ]

@@ -48,6 +48,8 @@ class Mean(Pooling):
         width: model width D.
     """
 
+    leading_tokens = 1
+
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.null_D = nn.Parameter(torch.randn(width))

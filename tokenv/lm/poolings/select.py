@@ -143,7 +143,12 @@ class Pooling(nn.Module, ABC):
 
     Args:
         width: model width D.
+
+    Attributes:
+        leading_tokens: tokens of every sequence before its first boundary's.
     """
+
+    leading_tokens: int = 0
 
     def __init__(self, width: int) -> None:
         super().__init__()
