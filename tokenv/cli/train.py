@@ -199,6 +199,8 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }
+    if "data/overlap" in history:
+        rows["held-out text"] = f"{history['data/overlap'][1][-1]:.1%} of its 32-byte windows stand in training text"
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
