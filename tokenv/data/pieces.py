@@ -135,7 +135,7 @@ def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids:
         long = [d for d, document in enumerate(documents) if len(document.content) >= seq_len]
         place_P = np.array(long, dtype=np.int64)
         offset_P = np.zeros_like(place_P)
-        stream = b"".join(documents[d].content[:seq_len] for d in long)
+        stream: bytes | memoryview = b"".join(documents[d].content[:seq_len] for d in long)
         gold_stream = b"".join(golds[d][:seq_len] for d in long) if golds else None
     else:
         # A single document is used as it is: a copy of a large one would take its size in memory again.

@@ -103,7 +103,7 @@ def split_tail(document: Document, config: DataConfig) -> Split:
         config: Gives the fraction, the seed and what makes a sequence.
     """
     length = len(document.content)
-    tail = max(round(length * config.validation), config.seq_len + 1)
+    tail = min(max(round(length * config.validation), config.seq_len + 1), length - config.seq_len - 1)
     step = max(tail // MOST_PARTS, config.seq_len)
     cuts = [_line_end(document.content, at) for at in range(length - tail, length - step, step)]
     cuts = [at for at in cuts if at < length - config.seq_len] or [length - config.seq_len]
