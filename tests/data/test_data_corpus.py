@@ -3,12 +3,15 @@
 import gzip
 import json
 import lzma
+import tracemalloc
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from tokenv.data import duplicates
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.documents import content_of, read_documents
@@ -152,6 +155,17 @@ def test_of_a_single_document_the_tail_is_held_out(tmp_path, line):
     assert len(held.document_B.unique()) > 20
     measured, own = split_for_calibration(corpus, 512)
     assert measured.origin + own.origin == held.origin[: len(measured) + len(own)]
+
+
+def test_a_large_file_takes_less_than_twice_its_size(tmp_path):
+    size = 2**23
+    (tmp_path / "a.txt").write_bytes(b"some words\n" * (size // 11))
+    with patch.object(duplicates, "MOST_SAMPLES", 2**14):
+        tracemalloc.start()
+        load_corpus(DataConfig(source=str(tmp_path / "a.txt"))).train().next(8)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2 * size
 
 
 def test_a_document_too_short_for_both_sides_is_refused(tmp_path):
