@@ -61,6 +61,12 @@ def test_intervals_cover_what_they_promise(ratio, seeds, paired):
     assert 0.93 <= load("coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98
 
 
+@pytest.mark.parametrize(("documents", "spread"), [(5, 1.0), (10, 1.5), (20, 1.0)])
+def test_intervals_cover_with_few_unequal_documents(documents, spread):
+    found = load("coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
+    assert 0.92 <= found <= 0.99  # 0.86, 0.81 and 0.89 with C - 1 degrees of freedom and no correction
+
+
 @pytest.mark.slow
 def test_the_gpu_day_runs_through(tmp_path):
     """On any machine, every part: its figures mean nothing, that it gets to them does."""

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from tokenv.compare.significance import Difference, Scores, corrected, difference, document_error, holm, sentence
+from tokenv.run.evaluate import clustered_degrees_of_freedom
 
 GENERATOR = np.random.default_rng(0)
 
@@ -23,6 +25,31 @@ def test_the_documents_error_is_the_bootstraps():
     assert document_error(value_B, document_B) == pytest.approx(drawn.standard_error, rel=0.1)
     assert document_error(value_B, np.arange(len(value_B))) < drawn.standard_error  # those of one are not independent
     assert math.isnan(document_error(value_B, np.zeros(len(value_B), int)))
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=12))
+def test_unequal_documents_have_bell_and_mccaffreys_error_and_degrees(lengths):
+    """Against the plain matrices of the quadratic form."""
+    length_C = np.array(lengths)
+    document_B = np.repeat(np.arange(len(length_C)), length_C)
+    value_B = np.random.default_rng(len(document_B)).normal(size=len(document_B))
+    share_C = length_C / length_C.sum()
+    form_CB = np.zeros((len(length_C), len(document_B)))
+    form_CB[document_B, np.arange(len(document_B))] = 1
+    form_CB = form_CB @ (np.eye(len(document_B)) - 1 / len(document_B)) / len(document_B)
+    form_CB /= np.sqrt(1 - share_C)[:, None]
+    square_CC = form_CB @ form_CB.T
+    assert document_error(value_B, document_B) == pytest.approx(np.linalg.norm(form_CB @ value_B))
+    degrees = np.trace(square_CC) ** 2 / np.trace(square_CC @ square_CC)
+    assert clustered_degrees_of_freedom(torch.tensor(document_B)) == pytest.approx(degrees)
+    if len(set(lengths)) == 1:
+        assert degrees == pytest.approx(len(lengths) - 1)
+
+
+def test_the_verdict_is_the_corrected_one():
+    found = Difference(-1.0, 0.1, 0.1, -1.5, -0.5, p=0.02)
+    assert found.verdict == replace(found, p_holm=0.04).verdict == "better"
+    assert replace(found, p_holm=0.06).verdict == "not separable"
 
 
 def test_pairing_takes_out_what_all_methods_find_hard():

@@ -3,15 +3,19 @@
 import gzip
 import json
 import lzma
+import tracemalloc
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from tokenv.data import duplicates
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.documents import content_of, read_documents
+from tokenv.run.calibrate import split_for_calibration
 
 TEXTS = [f"document {number}: naïve café" for number in range(60)]
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -141,9 +145,32 @@ def test_an_empty_corpus_is_refused(tmp_path):
         load_corpus(DataConfig(source=write_jsonl(tmp_path / "a.jsonl", ["", ""])))
 
 
-def test_a_single_document_cannot_be_split(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"x" * 5000)
-    with pytest.raises(ValueError, match=r"1 non-empty documents, 5000 bytes.*data\.validation_source"):
+@pytest.mark.parametrize("line", [b"x" * 7, b"x" * 99 + b"\n"])
+def test_of_a_single_document_the_tail_is_held_out(tmp_path, line):
+    (tmp_path / "a.txt").write_bytes(line * 1000)
+    corpus = load_corpus(DataConfig(source=str(tmp_path / "a.txt"), seq_len=16, validation=0.1))
+    held, train = corpus.validation(), corpus.train().next(len(line) * 900 // 16)
+    assert 0.08 < len(held) / (len(held) + len(train)) < 0.12
+    assert {origin.split(" @ ")[0] for origin in train.origin} == {"a.txt"}
+    assert len(held.document_B.unique()) > 20
+    measured, own = split_for_calibration(corpus, 512)
+    assert measured.origin + own.origin == held.origin[: len(measured) + len(own)]
+
+
+def test_a_large_file_takes_less_than_twice_its_size(tmp_path):
+    size = 2**23
+    (tmp_path / "a.txt").write_bytes(b"some words\n" * (size // 11))
+    with patch.object(duplicates, "MOST_SAMPLES", 2**14):
+        tracemalloc.start()
+        load_corpus(DataConfig(source=str(tmp_path / "a.txt"))).train().next(8)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2 * size
+
+
+def test_a_document_too_short_for_both_sides_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    with pytest.raises(ValueError, match=r"1 non-empty documents, 1000 bytes.*data\.validation_source"):
         load_corpus(DataConfig(source=str(tmp_path / "a.txt")))
 
 

@@ -1,6 +1,8 @@
 """Cutting loses nothing, splitting keeps documents apart, and streams resume and shard exactly."""
 
 import json
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenv.data import duplicates
 from tokenv.data.config import DataConfig
 from tokenv.data.memory import MemoryData, spread_order
 from tokenv.data.pieces import Document, cut_documents
@@ -15,6 +18,7 @@ from tokenv.data.split import Split, split_documents, split_from
 from tokenv.data.stream import TrainStream
 
 contents = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
+several = st.lists(st.binary(min_size=1, max_size=40), min_size=2, max_size=20)
 lengths = st.integers(2, 9)
 
 
@@ -78,7 +82,7 @@ def test_a_batch_names_bytes_documents_and_offsets():
 
 
 @settings(deadline=None)
-@given(contents, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms())
+@given(several, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms())
 def test_the_split_is_disjoint_complete_and_independent_of_order(contents, fraction, seed, cut, random):
     config = DataConfig(validation=fraction, seed=seed, seq_len=4, cut=cut)
     split = split_documents(named(contents), config)
@@ -112,6 +116,61 @@ def test_another_validation_source_is_kept_out_of_training():
     split = split_from(named([b"one", b"two", b"three"]), named([b"two", b"four"]), DataConfig())
     assert {document.content for document in split.train} == {b"one", b"three"}
     assert {document.content for document in split.validation} == {b"two", b"four"}
+
+
+@settings(deadline=None)
+@given(st.integers(2, 9), st.data(), st.floats(0.01, 0.99), st.sampled_from([b"ab\n", b"a"]))
+def test_the_tail_of_a_single_document_is_held_out(seq_len, data, fraction, letters):
+    size = data.draw(st.integers(2 * seq_len + 1, 900))
+    content = bytes(data.draw(st.lists(st.sampled_from(letters), min_size=size, max_size=size)))
+    gold = bytes(at % 2 for at in range(size))
+    config = DataConfig(validation=fraction, seq_len=seq_len)
+    split = split_documents([Document("book", content, gold)], config)
+    for part in split.validation:
+        begin = int(part.name.split()[2])
+        assert content[begin : begin + len(part.content)] == part.content
+        assert part.gold == gold[begin : begin + len(part.content)]
+    joined = b"\n".join(bytes(part.content) for part in [*split.train, *split.validation])
+    assert joined.replace(b"\n", b"") == content.replace(b"\n", b"")
+    assert len(b"\n".join(bytes(part.content) for part in split.validation)) >= seq_len
+    assert [part.name for part in split.train] == ["book"]
+
+
+def test_near_duplicates_stay_on_one_side_and_the_rest_of_the_split_is_as_it_was():
+    generator = np.random.default_rng(0)
+    own = [generator.integers(97, 123, 900, dtype=np.uint8).tobytes() for _ in range(60)]
+    copies = [own[0][:at] + b"another line" + own[0][at:] for at in range(0, 900, 90)]
+    documents = named([*own, *copies])
+    for seed in range(8):
+        config = DataConfig(validation=0.3, seed=seed, seq_len=64)
+        split = split_documents(documents, config)
+        apart = split_documents(documents, replace(config, group_duplicates=False))
+        held, held_apart = ({d.name for d in side.validation} for side in (split, apart))
+        family = {"d0"} | {f"d{number}" for number in range(60, 70)}
+        assert held & family in (set(), family)
+        assert held - family == held_apart - family
+        assert split.overlap == 0
+        assert apart.overlap > 0 or held_apart & family in (set(), family)
+        others = split_from(documents[1:], documents[:1], config)
+        assert not {d.name for d in others.train} & family
+
+
+def test_documents_of_one_repetitive_text_are_split_one_by_one():
+    documents = named([b"the same few words again and again " * 20 + bytes([97 + n]) for n in range(20)])
+    split = split_documents(documents, DataConfig(validation=0.3, seq_len=64))
+    assert split.train
+    assert split.validation
+    assert split.overlap > 0.9
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=80), max_size=6), st.integers(1, 70))
+def test_windows_are_sampled_as_if_one_by_one(contents, block):
+    with patch.object(duplicates, "BLOCK", block):
+        windows = duplicates.WindowSample.of(named(contents))
+    places = [(d, content[at : at + 32]) for d, content in enumerate(contents) for at in range(len(content) - 31)]
+    expected = sorted((int(duplicates._window_hashes(window)[0]), d) for d, window in places)
+    assert list(zip(windows.hash_S.tolist(), windows.document_S.tolist(), strict=True)) == expected
 
 
 def test_an_epoch_takes_every_piece_once_and_the_next_reshuffles():

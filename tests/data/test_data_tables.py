@@ -10,7 +10,7 @@ from test_data_series import make_config, table, write_csv
 
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import continued, read_dates
-from tokenv.data.series.tables import read_frame, read_table
+from tokenv.data.series.tables import read_csv, read_frame, read_table
 from tokenv.data.series.windows import load_series
 from tokenv.errors import UserError
 
@@ -97,3 +97,21 @@ def test_bad_long_files_are_named(tmp_path, columns, message):
     path = write_csv(tmp_path / "x.csv", columns())
     with pytest.raises(UserError, match=message):
         load_series(make_config(path))
+
+
+@pytest.mark.parametrize(("delimiter", "point"), [(",", "."), (";", "."), (";", ","), ("\t", ".")])
+def test_delimiters_and_decimal_commas_are_recognised(tmp_path, delimiter, point):
+    rows = [["date", "a", "b"], ["1", "1.5", "-2"], ["2", "", "0.25e1"]]
+    text = "\n".join(delimiter.join(cell.replace(".", point) for cell in row) for row in rows)
+    (tmp_path / "a.csv").write_text(text)
+    (found,) = read_csv(tmp_path / "a.csv", SeriesConfig())
+    np.testing.assert_array_equal(found.value_LC, [[1.5, -2.0], [np.nan, 2.5]])
+
+
+@pytest.mark.parametrize("name", ["", " ", "Unnamed: 0"])
+def test_a_nameless_column_is_no_series(tmp_path, name):
+    (tmp_path / "a.csv").write_text(f"{name},date,a\n0,2020-01-01,1\n1,2020-01-02,2\n")
+    with pytest.raises(ValueError, match=r"a column without a name.*index=False"):
+        read_csv(tmp_path / "a.csv", SeriesConfig())
+    (found,) = read_csv(tmp_path / "a.csv", SeriesConfig(columns=["a"]))
+    assert found.value_LC[:, 0].tolist() == [1, 2]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenv.config.convert import make, renamed
 from tokenv.config.schema import Config, TrainConfig
 from tokenv.run.evaluate import Evaluation, evaluating
 from tokenv.run.parts import build_parts
@@ -100,3 +101,10 @@ def test_a_run_says_that_its_rate_misses_the_target(agent: str, rate: float, mis
     said = f"the run draws {rate:.3g} boundaries a step and misses its target, rate = 0.1"
     assert state.missed_rate == (said if missed else "")
     assert not replace(state, validation=None).missed_rate
+
+
+def test_a_run_of_an_earlier_version_keeps_its_split():
+    config = Config().as_dict()
+    earlier = config | {"data": {name: value for name, value in config["data"].items() if name != "group_duplicates"}}
+    assert make(Config, renamed(Config, earlier)).data == replace(Config().data, group_duplicates=False)
+    assert renamed(Config, config) == config

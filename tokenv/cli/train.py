@@ -24,12 +24,12 @@ from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.errors import UserError
-from tokenv.report.characters import Character
+from tokenv.report.characters import Character, warn
 from tokenv.report.table import console, summary_table
 from tokenv.report.words import WORDS, in_words
 from tokenv.run.evaluate import Evaluation, held_out_rollouts
 from tokenv.run.growth import habits_in, habits_over_training
-from tokenv.run.hardware import peak_resident_memory
+from tokenv.run.hardware import busy_warning, peak_resident_memory
 from tokenv.run.parts import build_parts, check_parts
 from tokenv.run.passages import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.run.ranks import Ranks, started_together
@@ -82,6 +82,8 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
     config, folder, bars = options.config, record.folder, sys.stderr.isatty()
     parts = build_parts(config, torch.device("meta"))
     console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
+    if busy := busy_warning(config.hardware):
+        warn(busy)
     started = time.perf_counter()
     keep = record.scratch if folder is None else folder
     resume = None if options.resume is None else checkpoints.load(Path(options.resume))
@@ -201,6 +203,8 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     }
     if last.loss_early is not None:
         rows["early exit"] = f"{last.loss_early:.4f} {unit}"
+    if "data/overlap" in history:
+        rows["held-out text"] = f"{history['data/overlap'][1][-1]:.1%} of its 32-byte windows stand in training text"
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"

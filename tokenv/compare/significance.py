@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
-from tokenv.run.evaluate import clustered_standard_error
+from tokenv.run.evaluate import clustered_degrees_of_freedom, clustered_standard_error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair = TypeVar("Pair")
@@ -88,8 +88,11 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``better`` (a lower loss), ``worse`` or ``not separable``: the first method, seen from the second."""
-        if self.one_seed:
+        """``better`` (a lower loss), ``worse`` or ``not separable``: the first method, seen from the second.
+
+        At a level of 5%, after Holm's correction where it was made.
+        """
+        if self.one_seed or self.p_holm >= 1 - LEVEL:
             return "not separable"
         return "better" if self.high < 0 else "worse" if self.low > 0 else "not separable"
 
@@ -105,12 +108,14 @@ def difference(first: Scores, second: Scores) -> Difference:
     Methods with two or more seeds in common are compared on these alone, paired: the seeds' error is ``s / sqrt(S)``, s
     the standard deviation of the S differences, with S - 1 degrees of freedom. Else it is Welch's (1947),
     ``sqrt(s_1^2 / S_1 + s_2^2 / S_2)``, with his. The documents' error is that of the difference, sequence by sequence,
-    of the means over seeds; C documents have C - 1 degrees of freedom.
+    of the means over seeds; its degrees of freedom are Satterthwaite's for documents of unequal length
+    (``clustered_degrees_of_freedom``), C - 1 for C documents of one length.
 
     The interval is ``mean +- t sqrt(seed_error^2 + document_error^2)``, t being Cochran and Cox's (1950): the mean of
     Student's t for the seeds' and for the documents' degrees of freedom, weighted by the squared errors. It covers 94%
-    to 98% for any number of seeds; degrees of freedom after Welch and Satterthwaite, pooled over both errors, cover
-    88% with two seeds and 92% with three where the documents' error is a third of the seeds'. What moves single
+    to 98% for any number of seeds, and for 5 documents or more of equal or unequal length (``examples/coverage.py``);
+    degrees of freedom after Welch and Satterthwaite, pooled over both errors, cover 88% with two seeds and 92% with
+    three where the documents' error is a third of the seeds'. What moves single
     documents of single seeds is in both errors, so where it outweighs all else the interval is wider.
 
     Args:
@@ -127,7 +132,7 @@ def difference(first: Scores, second: Scores) -> Difference:
         seeds, degrees = _welch(first, second)
     loss_B = first.loss_SB.mean(0) - second.loss_SB.mean(0)
     documents = document_error(loss_B, first.document_B)
-    errors = [(seeds, degrees), (documents, len(np.unique(first.document_B)) - 1.0)]
+    errors = [(seeds, degrees), (documents, clustered_degrees_of_freedom(torch.tensor(first.document_B)))]
     errors = [(error, freedom) for error, freedom in errors if error > 0]  # NaN, too, is none
     mean, error = float(loss_B.mean()), math.hypot(*(error for error, _ in errors))
     half = error * _critical(errors, 1 - LEVEL)

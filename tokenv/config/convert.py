@@ -68,13 +68,16 @@ def _earlier_names(kind: type) -> dict[str, str]:
 def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that an earlier version stored, by their present names.
 
+    A field that this version lacked gets its ``stored_default``, where the default would make another run of it.
+
     Args:
         kind: dataclass they should fit.
-        values: nested dictionaries.
+        values: nested dictionaries, complete as a run stores them.
     """
     hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
     nested = {key for key, value in values.items() if is_dataclass(hints.get(key)) and isinstance(value, Mapping)}
-    return {
+    added = {item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata}
+    return added | {
         earlier.get(key, key): renamed(hints[key], value) if key in nested else value for key, value in values.items()
     }
 

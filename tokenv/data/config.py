@@ -40,6 +40,8 @@ class DataConfig:
             fraction of its shards, at least one, or, where there are fewer than 20, of its documents, at least 0.05.
         validation_source: Another local source to validate on, instead of holding documents out.
         seed: Seed of the split, of the document order and of the synthetic language.
+        group_duplicates: Whether near-duplicate documents, which share a fifth of their 32-byte windows, are all
+            trained on or all held out; of streamed data only equal documents are.
         shuffle_buffer: Documents shuffled together at a time when streaming from the hub, all streams taken together.
         streams: Streams that a data set streamed from the hub is cut into, so that processes of one run read only their
             own: at most so many, the largest number that divides an update's sequences.
@@ -61,6 +63,7 @@ class DataConfig:
     validation: float = 0.02
     validation_source: str | None = None
     seed: int = 0
+    group_duplicates: bool = field(default=True, metadata={"stored_default": False})
     shuffle_buffer: int = 10_000
     streams: int = 16
     words_lexicon: int = 100

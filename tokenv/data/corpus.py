@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +42,8 @@ class Corpus:
         fingerprint: Hex digest of the data and of how it is split and cut; two loads of the same data with
             the same settings have the same.
         streamed: Whether it is read on the fly instead of held in memory.
+        overlap: Share of the held-out 32-byte windows that stand in training text, too, estimated from at most two
+            million windows; NaN where it is not known, as of series and streamed data.
     """
 
     def __init__(self, data: Data, config: DataConfig) -> None:
@@ -49,6 +52,7 @@ class Corpus:
         self.name = config.source
         self.fingerprint = data.fingerprint
         self.streamed = isinstance(data, HubData)
+        self.overlap = data.overlap if isinstance(data, MemoryData) else math.nan
 
     def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.

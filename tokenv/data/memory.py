@@ -20,6 +20,7 @@ class MemoryData:
 
     Attributes:
         fingerprint: Hex digest of every document on either side and of how they are cut.
+        overlap: Share of the held-out 32-byte windows that stand in training text, too.
 
     Raises:
         UserError: If either side is too small for a single sequence.
@@ -31,6 +32,7 @@ class MemoryData:
         if not len(self._train) or not len(self._validation):
             raise UserError(_too_small(split, config))
         self._seed = config.seed
+        self.overlap = split.overlap
         header = repr((config.cut, config.seq_len, config.seed)).encode()
         self.fingerprint = hashlib.blake2b(b"|".join((header, *split.digests)), digest_size=16).hexdigest()
 

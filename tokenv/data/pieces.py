@@ -23,7 +23,7 @@ class Document:
     """
 
     name: str
-    content: bytes
+    content: bytes | memoryview
     gold: bytes | None = None
 
 
@@ -135,10 +135,12 @@ def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids:
         long = [d for d, document in enumerate(documents) if len(document.content) >= seq_len]
         place_P = np.array(long, dtype=np.int64)
         offset_P = np.zeros_like(place_P)
-        stream = b"".join(documents[d].content[:seq_len] for d in long)
+        stream: bytes | memoryview = b"".join(documents[d].content[:seq_len] for d in long)
         gold_stream = b"".join(golds[d][:seq_len] for d in long) if golds else None
     else:
-        stream = SEPARATOR.join(document.content for document in documents)
+        # A single document is used as it is: a copy of a large one would take its size in memory again.
+        contents = [document.content for document in documents]
+        stream = contents[0] if len(contents) == 1 else SEPARATOR.join(contents)
         gold_stream = b"\x01".join(golds) if golds else None
         length_D = np.array([len(document.content) + len(SEPARATOR) for document in documents], dtype=np.int64)
         begin_D = np.cumsum(length_D) - length_D
@@ -155,5 +157,5 @@ def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids:
     )
 
 
-def _rows(stream: bytes, count: int, seq_len: int) -> np.ndarray[Any, Any]:
+def _rows(stream: bytes | memoryview, count: int, seq_len: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(stream, dtype=np.uint8)[: count * seq_len].reshape(count, seq_len)

@@ -35,19 +35,22 @@ SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of 
 def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
     """Validation sequences to measure, and others to calibrate on.
 
+    Where there are no more than are to be measured, half of them are for calibration.
+
     Args:
         corpus: what both are taken from.
         sequences: to measure at most, the same as without calibration; at most as many follow for calibration.
 
     Raises:
-        UserError: there are no others.
+        UserError: there is a single sequence.
     """
     both = corpus.validation(2 * sequences)
     if len(both) <= sequences:
+        sequences = len(both) // 2
+    if not sequences:
         raise UserError(
-            f"calibrating takes validation sequences of its own, and all {len(both)} of {corpus.name} are measured: "
-            f"expected less than so many, such as validation.sequences={max(len(both) // 2, 1)} (of tokenv evaluate, "
-            f"sequences={max(len(both) // 2, 1)}), or more data"
+            f"calibrating takes validation sequences of its own, and {corpus.name} has {len(both)}: expected two or "
+            "more: raise data.validation, lower data.seq_len or give more data"
         )
     return both[:sequences], both[sequences:]
 

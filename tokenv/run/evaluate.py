@@ -65,17 +65,51 @@ class Evaluation:
 
 
 def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
-    """Standard error of ``value_B.mean()`` when values of one cluster depend on one another.
+    """Return the standard error of ``value_B.mean()`` when values of one cluster depend on one another.
 
-    ``sqrt(C / (C - 1) * sum_c (sum_{b in c} (v_b - mean))^2) / B`` for C clusters (Liang & Zeger 1986); NaN for one.
+    ``sqrt(sum_c (sum_{b in c} (v_b - mean))^2 / (1 - h_c)) / B``, h_c being the share of the values that cluster c has:
+    the bias-reduced estimator CR2 (Bell & McCaffrey 2002; Imbens & Kolesar 2016). Of C clusters of one size it is
+    ``sqrt(C / (C - 1) * sum_c (sum_{b in c} (v_b - mean))^2) / B`` (Liang & Zeger 1986).
+
+    Args:
+        value_B: the values, [B].
+        cluster_B: the cluster of every value, integers [B].
+
+    Returns:
+        The standard error; NaN for one cluster.
     """
-    _, index_B = cluster_B.unique(return_inverse=True)
-    clusters = int(index_B.max()) + 1
-    if clusters < 2:
+    share_C, index_B = _cluster_shares(cluster_B)
+    if len(share_C) < 2:
         return math.nan
     deviation_B = value_B.double() - value_B.double().mean()
-    total_C = torch.zeros(clusters, dtype=torch.float64).index_add_(0, index_B, deviation_B)
-    return math.sqrt(clusters / (clusters - 1) * total_C.square().sum().item()) / len(value_B)
+    total_C = torch.zeros_like(share_C).index_add_(0, index_B, deviation_B)
+    return math.sqrt((total_C.square() / (1 - share_C)).sum().item()) / len(value_B)
+
+
+def clustered_degrees_of_freedom(cluster_B: Tensor) -> float:
+    """Return the degrees of freedom of ``clustered_standard_error`` (Satterthwaite's, after Bell & McCaffrey 2002).
+
+    With ``w_c = h_c^2 / (1 - h_c)``, ``1 / (sum_c h_c^2 + (sum_c w_c)^2 - sum_c w_c^2)``: twice the squared mean of the
+    estimated variance over its variance, for independent values of one variance. C clusters of one size have C - 1,
+    unequal ones fewer.
+
+    Args:
+        cluster_B: the cluster of every value, integers [B].
+
+    Returns:
+        At least 1; NaN for one cluster.
+    """
+    share_C, _ = _cluster_shares(cluster_B)
+    if len(share_C) < 2:
+        return math.nan
+    weight_C = share_C.square() / (1 - share_C)
+    return 1 / (share_C.square().sum() + weight_C.sum().square() - weight_C.square().sum()).item()
+
+
+def _cluster_shares(cluster_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of the values that the C clusters have, float64 [C], and the index of every value's cluster, [B]."""
+    _, index_B, count_C = cluster_B.unique(return_inverse=True, return_counts=True)
+    return count_C.double() / len(cluster_B), index_B
 
 
 def shifted(noise: Tensor, logit_bias: float | Tensor) -> Tensor:

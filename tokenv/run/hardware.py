@@ -1,6 +1,7 @@
 """Devices, precisions, and two settings that make a CPU twice as fast."""
 
 import ctypes
+import os
 import sys
 
 import psutil
@@ -8,6 +9,8 @@ import torch
 
 from tokenv.config.schema import HardwareConfig
 from tokenv.errors import UserError
+
+ROOM = 1.25  # threads and processes a core from which on training is warned of
 
 
 def resolve_device(name: str) -> torch.device:
@@ -52,6 +55,28 @@ def prepare(config: HardwareConfig) -> None:
             trim_threshold, mmap_max = -1, -4  # names of malloc.h
             mallopt(mmap_max, 0)
             mallopt(trim_threshold, 2**31 - 1)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_warning(config: HardwareConfig) -> str:
+    """Say that fewer threads are faster, where torch's own number of them meets a busy machine; else empty.
+
+    Threads wait for one another several times an operation, so that one that gets no core delays all. The number is
+    not lowered here: a run that is resumed bit for bit needs the same one.
+    """
+    threads = torch.get_num_threads()
+    load = psutil.getloadavg()[0]
+    on_cpu = resolve_device(config.device).type == "cpu"
+    if not on_cpu or config.threads or threads < 2 or threads + load <= ROOM * cores():
+        return ""
+    return (
+        f"this machine is busy (load {load:.1f} on {cores()} cores), and this run's {threads} threads, which wait for "
+        "one another, may be several times as slow as one: hardware.threads=1 avoids that"
+    )
 
 
 def peak_resident_memory() -> float:

@@ -98,6 +98,8 @@ def _train(
     if shard > 1:
         optimizer = shards.shard(parts, optimizer, config, ranks)
     state.replay(log)
+    if resume is None and not math.isnan(corpus.overlap):
+        state.record("data", {"overlap": corpus.overlap}, log)
     team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
     parameters = parts.named_parameters()
     flops = UpdateFlops(parts, optimizer_flops(config.train, parts))

@@ -17,7 +17,7 @@ from tokenv.compare.comparison import Comparison
 from tokenv.compare.foretold import SCORES, Forecaster, Foretold
 from tokenv.compare.foretold import Figure as Score
 from tokenv.compare.report.numbers import mean, number, with_error
-from tokenv.compare.significance import LEVEL, sentence
+from tokenv.compare.significance import sentence
 from tokenv.report.canvas import Picture, draw_both, short
 from tokenv.report.characters import plain, visible
 from tokenv.report.table import write_csv
@@ -88,10 +88,10 @@ def conclusion(found: Foretold) -> list[str]:
     if not counted:
         return [*said, "One seed is separable from nothing: what another would change is unknown."]
     for verdict, words in (("better", "better than"), ("worse", "worse than")):
-        names = [plain(each.name) for each, pair in held if pair.verdict == verdict and pair.p_holm < 1 - LEVEL]
+        names = [plain(each.name) for each, pair in held if pair.verdict == verdict]
         if names:
             said.append(f"After Holm's correction for {counted} pairs it is {words} {', '.join(names)}.")
-    rest = [plain(each.name) for each, pair in held if not pair.p_holm < 1 - LEVEL]
+    rest = [plain(each.name) for each, pair in held if pair.verdict == "not separable"]
     if rest:
         said.append(f"Not separable from it: {', '.join(rest)}.")
     return said

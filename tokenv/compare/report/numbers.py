@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from tokenv.compare.assessment import Agreement
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.significance import LEVEL, Difference
+from tokenv.compare.significance import Difference
 from tokenv.report.characters import Character, characters, plain
 from tokenv.report.curves import Curve, drawable, running_mean
 from tokenv.report.theme import colour_ends
@@ -85,7 +85,7 @@ def conclusion(comparison: Comparison) -> list[str]:
     if worse:
         which = _listed([plain(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
         least = number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
-        said.append(f"At 95% it is better than {which} (difference: {least}).{_corrected(comparison, worse)}")
+        said.append(f"At 95%{_corrected(comparison)} it is better than {which} (difference: {least}).")
     said += _tested(comparison)
     if not tied and not worse:
         said.append("It was not held against the others, so how sure that is cannot be told.")
@@ -107,14 +107,12 @@ def ranks(comparison: Comparison) -> dict[str, list[float]]:
     return {name: row.tolist() for name, row in zip(losses, rank_MS, strict=True)}
 
 
-def _corrected(comparison: Comparison, worse: Sequence[tuple[ComparedMethod, Difference]]) -> str:
-    """What Holm's correction leaves of the methods that are worse than the best; nothing where it was not made."""
+def _corrected(comparison: Comparison) -> str:
+    """Name the correction for the number of pairs; empty where it was not made for all of them."""
     pairs = sum(math.isfinite(difference.p_holm) for difference in comparison.differences.values())
     if pairs < 2 or _against(comparison):
         return ""
-    left = [plain(method.name) for method, difference in worse if difference.p_holm < 1 - LEVEL]
-    which = "all of these" if len(left) == len(worse) else _listed(left) if left else "none"
-    return f" After Holm's correction for {pairs} pairs: than {which}."
+    return f", after Holm's correction for {pairs} pairs,"
 
 
 def _against(comparison: Comparison) -> str:
@@ -133,7 +131,7 @@ def _tested(comparison: Comparison) -> list[str]:
     tested = [(method, pairs[method.name, name]) for method in ranked(comparison) if (method.name, name) in pairs]
     sides = []
     for verdict in ("better", "worse"):
-        left = [plain(m.name) for m, d in tested if d.verdict == verdict and d.p_holm < 1 - LEVEL]
+        left = [plain(m.name) for m, d in tested if d.verdict == verdict]
         sides.append(f"{_listed(left) if left else 'none'} {'are' if len(left) > 1 else 'is'} {verdict}")
     return [f"Against {plain(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
 

@@ -28,7 +28,7 @@ from tokenv.compare.report.numbers import (
 )
 from tokenv.compare.report.rates import rate_picture
 from tokenv.compare.report.windows import window_pictures
-from tokenv.compare.significance import LEVEL, corrected
+from tokenv.compare.significance import corrected
 from tokenv.report.canvas import Picture, draw_both, legend_below, short
 from tokenv.report.characters import plain
 from tokenv.report.theme import BLUE, GREY, ORANGE
@@ -108,7 +108,8 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
         legend_below(figure, handles, names)
 
     caption = (
-        f"Difference from {plain(best.name)}, with its 95% interval. An interval that holds 0 means: not separable. "
+        f"Difference from {plain(best.name)}, with its 95% interval. Not separable: the interval holds 0, or "
+        "would after Holm's correction for the number of pairs. "
         f"One seed decides nothing; its interval is of the {comparison.words.document}s alone."
     )
     return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
@@ -149,7 +150,7 @@ def _inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int
 
     def tied(first: int, last: int) -> bool:
         pairs = itertools.combinations(names[first : last + 1], 2)
-        return not any(counted[pair].p_holm < 1 - LEVEL for pair in pairs if pair in counted)
+        return all(counted[pair].verdict == "not separable" for pair in pairs if pair in counted)
 
     spans: list[tuple[int, int]] = []
     for first in range(len(names)):

@@ -12,7 +12,7 @@ from tokenv.compare.report import forecasts
 from tokenv.compare.report.numbers import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
 from tokenv.compare.report.page import embedded
 from tokenv.compare.report.pictures import draw_ranks
-from tokenv.compare.significance import LEVEL, Difference, sentence
+from tokenv.compare.significance import Difference, sentence
 from tokenv.report.characters import plain, visible
 from tokenv.report.html import render
 from tokenv.report.table import write_csv
@@ -33,7 +33,7 @@ class _Placed(NamedTuple):
         """After Holm's correction; empty where nothing was tested."""
         if self.difference is None or math.isnan(self.difference.p_holm):
             return ""
-        return self.difference.verdict if self.difference.p_holm < 1 - LEVEL else "not separable"
+        return self.difference.verdict
 
 
 def _placed(comparison: Comparison, against: str) -> dict[str, _Placed]:

@@ -11,6 +11,7 @@ import csv
 import difflib
 import glob
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,8 @@ from tokenv.data.series.dates import read_dates
 from tokenv.errors import MissingFileError, UserError
 
 LARGEST = 1e100
+DELIMITERS = ",;\t"
+DECIMAL_COMMA = re.compile(r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$")
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
 IDENTIFIER, DATE, TARGET = LONG = ("unique_id", "ds", "y")
 
@@ -59,7 +62,8 @@ def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
 def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
     """Read a CSV file with a header, one row a step, wide or long.
 
-    Empty cells and those that say NaN, NA, null or none are missing values.
+    Columns are separated by commas, semicolons or tabs, whichever the header has most of; between semicolons numbers
+    may have a decimal comma. Empty cells and those that say NaN, NA, null or none are missing values.
 
     Args:
         path: The file.
@@ -73,7 +77,10 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            first = file.readline()
+            delimiter = max(DELIMITERS, key=first.count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
@@ -81,6 +88,8 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
     for line, row in rows:
         if len(row) != len(header):
             raise UserError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
+    if delimiter == ";":
+        rows = [(line, [DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
     cells = ((f"{path} line {line}", dict(zip(header, row, strict=True))) for line, row in rows)
     return _steps(path.name, str(path), header, cells, config)
 
@@ -159,6 +168,11 @@ def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
             raise UserError(f"{where} has no column {column!r}, which data.series.columns names: {hint}")
     columns = list(config.columns) or [column for column in header if column != config.date]
+    if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
+        raise UserError(
+            f"{where} has a column without a name, as where an index was written with the table: drop it "
+            "(pandas: to_csv(index=False)), give it a name, or name the value columns in data.series.columns"
+        )
     if not columns:
         raise UserError(f"{where} has no value column; expected at least one beside {config.date!r}: add one")
     return columns
@@ -216,8 +230,8 @@ def _number(value: Any, place: str, column: str) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(
-            f"{place}, column {column!r}: {value!r} is no number; expected one, or nothing where it is missing: mend "
-            "it, or name the value columns in data.series.columns"
+            f"{place}, column {column!r}: {value!r} is no number; expected one such as 1.5, or nothing where it is "
+            "missing: mend it, or name the value columns in data.series.columns"
         ) from None
     if math.isnan(number):
         return math.nan  # a signalling NaN of a binary file would warn in every sum

@@ -16,7 +16,7 @@ from datasets.io.parquet import ParquetDatasetReader
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.pieces import Document
 from tokenv.data.reading import rows_of
-from tokenv.data.text.builtin import documents_dataset, prose_documents, python_documents
+from tokenv.data.text.builtin import prose_documents, python_documents
 from tokenv.data.text.rows import json_rows
 from tokenv.data.text.words import words_documents
 from tokenv.errors import MissingFileError, UserError
@@ -60,8 +60,8 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
             if not path.name.endswith(TEXT_SUFFIXES):
                 yield from _read_table(path, config.column)
         texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
-        names = [path.relative_to(root).as_posix() if path != root else path.name for path in texts]
-        yield from _from_rows(documents_dataset(names, [path.read_bytes() for path in texts]))
+        for path in texts:
+            yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
 
 
 def content_of(row: Mapping[str, Any], column: str, where: str) -> bytes:
