@@ -13,10 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_words, resolve_comparison
+from tokenv.compare.reading import read_comparison_words, resolve_comparison
 from tokenv.compare.settings import LONGEST_NAME, group_into_methods
 from tokenv.config.files import resolve
-from tokenv.config.plain import read_words as read_plainly
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
 
@@ -34,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compare(*words: str) -> CompareOptions:
-    updates, files = read_words(words, read_plainly)
+    updates, files = read_comparison_words(words, CompareOptions)
     return resolve_comparison(files, updates)
 
 

@@ -50,5 +50,5 @@ def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
     return results["figures"]
 
 
-COMMAND = Command("bench", resolve_bench, show_bench)
+COMMAND = Command("bench", resolve_bench, show_bench, BenchOptions)
 run = COMMAND.run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
@@ -221,12 +221,12 @@ class EvaluateOptions(FoundOptions):
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
 
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
     split: str = "validation"
     sequences: int = 2048
     batch_size: int = 64
     tasks: str = ""
-    task_files: dict[str, Any] = field(default_factory=dict)
+    task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
     questions: int | None = None
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
@@ -339,17 +339,9 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     if names:
         raise UserError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
     check_keys(updates, COMMAND_LINE, kind)
-    # Sacred reads text=42 as a number; what should be text stays what was typed.
-    texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
-    typed = {key: _text(value) if key in texts else value for key, value in updates.items()}
-    options: Any = make(kind, typed)
+    options: Any = make(kind, updates)
     folders.find(options.run, options.checkpoint)  # before anything is stored
     return options
-
-
-def _text(value: Any) -> Any:
-    """What was typed, of a value that was read as a number or a switch; null stays null."""
-    return str(value).lower() if isinstance(value, bool) else value if value is None else str(value)
 
 
 def encode(text: str) -> bytes:

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import shutil
+import sys
 import tempfile
 import warnings
 import weakref
@@ -19,11 +20,11 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.cli.flags import check_flags, check_new, forgotten_with
+from tokenv.cli.flags import check_flags, check_new, check_store, forgotten_with
 from tokenv.cli.trackers import FLAGS, Tracker
 from tokenv.config.plain import read_words
 from tokenv.config.plugins import plugins
-from tokenv.errors import UserError
+from tokenv.errors import FailedError, UserError
 from tokenv.report.characters import plain
 from tokenv.run.interrupt import Interruptible
 from tokenv.storage import processes, trust
@@ -43,7 +44,8 @@ SETTINGS.CAPTURE_MODE = "sys"
 SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
-Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
+Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
+AT_BEGINNING = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")
 OBSERVERS_NEED = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # packages behind Sacred's flags, which we do not require
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
 
@@ -96,6 +98,27 @@ def _completed_event(observer: SqlObserver, stop_time: datetime, result: Any) ->
     _complete(observer, stop_time, float(first) if isinstance(first, int | float) else None)
 
 
+def _failed_event(observer: FileStorageObserver, fail_time: datetime, fail_trace: list[str]) -> None:
+    """Record a failed run; remove it where a mistake of the user's ended it before any work, and free its number."""
+    if isinstance(sys.exception(), UserError) and not _has_worked(Path(observer.dir)):
+        shutil.rmtree(observer.dir, ignore_errors=True)
+    else:
+        _fail(observer, fail_time, fail_trace)
+
+
+def _has_worked(folder: Path) -> bool:
+    """Whether a run has stored a metric, or any file beside those that it begins with."""
+    if any(path.is_file() and path.name not in AT_BEGINNING for path in folder.rglob("*")):
+        return True
+    metrics = folder / "metrics.json"
+    return metrics.is_file() and metrics.read_bytes() != b"{}"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Sacred's log says more than the message that the command ends with."""
+    return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | FailedError)
+
+
 def _save_cout(observer: FileStorageObserver) -> None:
     with suppress(OSError):
         _append_cout(observer)
@@ -106,6 +129,7 @@ _ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possi
 FileStorageObserver.save_json = _save_json
 _append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
 _queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
+_fail, FileStorageObserver.failed_event = FileStorageObserver.failed_event, _failed_event
 _complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
 
 
@@ -171,17 +195,19 @@ class Command:
         name: such as ``train``.
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
+        kind: dataclass of the options, which says which keys take text.
         stored: keep the run under ``runs`` if no flag says otherwise.
         instead: given the options, gives what is to be done without a run of its own; None for a run.
-        read: reads the words after ``with``, given ``read_words``; None for just that.
+        read: reads the words after ``with``, given the dataclass of the options.
     """
 
     name: str
     resolve: Callable[[list[str], dict[str, Any]], Any]
     work: Callable[[Any, Record], Any]
+    kind: type
     stored: bool = False
     instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None
-    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None
+    read: Callable[[list[str], type], Words] = read_words
 
     def options(self, words: list[str]) -> Any:
         """What the words after ``with`` ask for.
@@ -189,7 +215,7 @@ class Command:
         Raises:
             UserError: ``resolve`` refuses them.
         """
-        updates, names = read_words(words) if self.read is None else self.read(words, read_words)
+        updates, names = self.read(words, self.kind)
         trust.allow(updates.pop("trust", False))
         return self.resolve(names, updates)
 
@@ -247,7 +273,7 @@ class Command:
             flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
         store = flags["--file_storage"] or (RUNS if experiment.observers else None)
         if store and flags["COMMAND"] is None:
-            _check_store(Path(store))
+            check_store(Path(store))
         for observer in experiment.observers:
             if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
                 check_new(Path(observer.basedir), flags["--id"])
@@ -259,15 +285,9 @@ class Command:
         return run.result
 
 
-def usage(name: str, does: str) -> str:
-    """Sacred's part of a command's help.
-
-    Args:
-        name: of the command.
-        does: what it does.
-    """
+def usage(name: str) -> str:
+    """Return Sacred's part of a command's help."""
     experiment = _bare(name)
-    experiment.doc = does
     # docopt cannot read a program's name of two words
     return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
 
@@ -286,6 +306,7 @@ def _bare(name: str) -> Experiment:
 def _experiment(name: str) -> Experiment:
     """One that keeps all our sources."""
     experiment = _bare(name)
+    logging.getLogger(experiment.path).addFilter(_is_news)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):
@@ -340,23 +361,6 @@ def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[
     told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
     told.pop("fail_trace", None)
     write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
-
-
-def _check_store(store: Path) -> None:
-    """Refuse a folder that no run can be kept in, before work starts.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=store):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs; name another with -F DIR, "
-            "or store nothing with -u"
-        ) from None
 
 
 def _package(name: str) -> Path:
