@@ -27,7 +27,7 @@ from tokenv.errors import FailedError, MissingFileError, UserError
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr("sacred.Experiment.add_source_file", lambda *_: None)
+    monkeypatch.setattr("tokenv.cli.sacred.Experiment.add_source_file", lambda *_: None)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def said(monkeypatch, capsys):
         ("compare with compare-quick base=3", "no configuration '3'"),
         ("compare with runs=[]", "nothing to compare"),
         ("compare with compare-quick common=3", "common = 3: expected a section"),
-        ("variance with quick estimators=[1]", "estimators = [1]: expected"),
+        ("variance with quick estimators=[1]", "estimator.name = '1' is unknown"),
         ("variance with quick estimators=['rloo(1)']", "options need names"),
         ("bench with quick repeats=0", "repeats = 0: expected at least 1"),
         ("bench with quick stepping=abc", "stepping = 'abc': expected true or false"),

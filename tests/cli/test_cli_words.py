@@ -30,7 +30,7 @@ from tokenv.compare.reading import read_comparison_words
 from tokenv.config.convert import SECTION_TEXTS, parameters
 from tokenv.config.files import config_path
 from tokenv.config.plain import read_words
-from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS
+from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
 from tokenv.errors import UserError
 from tokenv.variance.options import VarianceOptions
 
@@ -120,9 +120,10 @@ def test_options_of_sections_that_take_any_text_are_known() -> None:
     """Other texts among them are choices, of which none looks like a number."""
     choices = {"pooling", "rounding", "align", "mode", "density"}
     found = {"name"}
-    for table in (AGENTS, ESTIMATORS, RATE_TARGETS, CODECS):
+    tables = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS, "codec": CODECS}
+    for section, table in tables.items():
         for name in table:
-            for key, parameter in parameters(table[name]).items():
+            for key, parameter in parameters(find(section, name, table)).items():
                 found |= {key} if re.search(r"\bstr\b|\bPath\b", str(parameter.annotation)) else set()
     assert found - choices - {"train_tokenizer"} <= set(SECTION_TEXTS)
 

@@ -4,6 +4,7 @@
 import functools
 import json
 import random
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,7 +128,7 @@ def frame(dice):
     made = pd.DataFrame(dict(enumerate([dates, values])))
     made.columns = names
     if dice.random() < 0.3:
-        made.insert(0, "unique_id", [dice.choice(["a", "b", None, 3]) for _ in range(rows)])
+        made.insert(0, "unique_id", [dice.choice(["a", "b", None, 3]) for _ in range(rows)], allow_duplicates=True)
     made = made.set_index(made.columns[0]) if dice.random() < 0.2 else made
     asked = {
         "horizon": dice.choice([1, 2, 5, 0, -1, 10**9]),
@@ -143,7 +144,8 @@ def text_call(dice):
     """What the library and the lm-evaluation-harness ask of a model, with odd texts and numbers."""
     text, context = dice.choice(TEXTS), dice.choice(TEXTS)
     rate = dice.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
-    name = dice.choice(["spans", "tokens", "log_likelihood", "weigh", "generate", "harness"])
+    harness = ["harness"] if find_spec("lm_eval") else []
+    name = dice.choice(["spans", "tokens", "log_likelihood", "weigh", "generate", *harness])
     if name == "harness":
         return _harness_call(dice, context, text)
     model = _model(dice.choice([RUN, RUN, RUN, SERIES_RUN]))
