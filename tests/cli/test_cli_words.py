@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shlex
 import sys
@@ -25,6 +26,7 @@ from tokenv.cli.options import (
     ServeOptions,
     TrainOptions,
 )
+from tokenv.cli.outputs import check_output
 from tokenv.compare.options import CompareOptions
 from tokenv.compare.reading import read_comparison_words
 from tokenv.config.convert import SECTION_TEXTS, parameters
@@ -251,3 +253,21 @@ def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         shown = capsys.readouterr().out
         assert ("no configuration is named" in shown) == announced
         assert "bytes of python" in shown
+
+
+@pytest.mark.parametrize("path", [".", "", "..", "folder", "gone/made", "pipe"])
+@pytest.mark.parametrize(("command", "key"), [("segment", "out"), ("segment", "json"), ("evaluate", "json")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(path: str, command: str, key: str, said: Any) -> None:
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    more = " text=a" if command == "segment" else ""
+    (message,) = said(f"{command} with run=runs/1 {key}={path}{more}")
+    assert message.startswith(f"tokenv: {key} = {path!r}: ")
+
+
+def test_names_of_files_without_endings_may_be_those_of_folders(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    check_output("out", str(tmp_path / "made"), ".csv", ".png")
+    (tmp_path / "made.png").mkdir()
+    with pytest.raises(UserError, match="expected the name of a file"):
+        check_output("out", str(tmp_path / "made"), ".csv", ".png")

@@ -35,7 +35,7 @@ TEXTS = [
 RATES = ["0", "1", "0.2", "0.9", "1e-9", "0.999999", "nan", "null", "-1", "[0.1]", "[0.1,0.1]", "[0.05,0.5]", "[]"]
 NUMBERS = ["0", "1", "2", "3", "7", "40", "-1", "1.5", "1e9", "null", "true", "x"]
 FLAGS = ["true", "false", "1", "null"]
-PATHS = ["null", "made", "made/deeper", ".", "/dev/null", "made.json", "texts", "\ud800"]
+PATHS = ["null", "made", "made/deeper", ".", "made.json", "texts", "\ud800"]
 KEYS = {
     "segment": {
         "text": TEXTS, "file": ["texts/0.txt", ".", "none", RUN], "out": PATHS, "json": PATHS, "tokens": NUMBERS,
@@ -51,7 +51,7 @@ KEYS = {
         "sequences": ["1", "2", "3", "0", "1e9"], "batch_size": NUMBERS, "calibrate": FLAGS, "rates": RATES, "out": PATHS,
         "flops": ["1", "1e4", "1e30", "nan"], "doubt": ["[0]", "[1,-1]", "[9]", "[nan]", "3"], "json": PATHS,
         "also": ["[again]", f"[{SERIES_RUN}]", "[]"], "split": ["test", "validation", "x"], "questions": NUMBERS,
-        "tasks": ["lambada", "piqa,", ",", "x"], "task_files.lambada": ["rows.jsonl", "[rows.jsonl]", "texts/0.txt", "1e3"],
+        "tasks": [",", "x"], "task_files.lambada": ["rows.jsonl", "[rows.jsonl]", "texts/0.txt", "1e3"],
         "data.source": ["texts", "words", "none", "1e3"], "data.series.stride": NUMBERS,
     },
     "forecast": {
@@ -64,7 +64,7 @@ KEYS = {
         "agent.frozen": FLAGS, "train.optimizer": ["muon", "adamw", "x"], "train.symbols": ["32", "64", "1"],
         "train.batch_size": ["1", "2", "3"], "rate.min": ["0.1", "0", "0.9"], "rate.max": ["0.5", "1", "nan"],
         "validation.calibrate": FLAGS, "model.horizon": ["0", "4", "1e9"], "model.direct": FLAGS, "loss.early": ["0", "1"],
-        "data.source": ["hub:streamed", "streamed", "hub:texts", "hub:none"], "data.streams": ["1", "2", "99"],
+        "data.source": ["hub:streamed", "streamed", "hub:texts"], "data.streams": ["1", "2", "99"],
         "data.shuffle_buffer": ["1", "5", "0"], "train.clip": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
         "agent.vocabulary_size": ["256", "300", "0"], "estimator.name": ["rloo", "arm", "relax", "none"],
     },
@@ -91,6 +91,7 @@ def working_line(dice):
     words = list(STARTS[command])
     for key in dice.sample(list(KEYS[command]), dice.choice([1, 2, 2, 3])):
         words.append(f"{key}={dice.choice(KEYS[command][key])}".replace("\0", "0"))
+    words += ["tasks=lambada"] if any(word.startswith("task_files") for word in words) else []
     return [command, "with", *words, *(["-u"] if command == "train" else [])]
 
 
@@ -129,7 +130,7 @@ def frame(dice):
     made.columns = names
     if dice.random() < 0.3:
         made.insert(0, "unique_id", [dice.choice(["a", "b", None, 3]) for _ in range(rows)], allow_duplicates=True)
-    made = made.set_index(made.columns[0]) if dice.random() < 0.2 else made
+    made = made.set_index(made.columns[0]) if made.columns.is_unique and dice.random() < 0.2 else made
     asked = {
         "horizon": dice.choice([1, 2, 5, 0, -1, 10**9]),
         "quantiles": dice.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tokenv.cli.outputs import check_output
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
@@ -68,6 +69,10 @@ class FoundOptions(RunOptions):
     """
 
     json: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_output("json", self.json)
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,7 @@ class SegmentOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out)
         if self.tokens is not None and self.tokens < 1:
             raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
         if self.tokens is not None and self.rate is not None:
@@ -237,6 +243,7 @@ class EvaluateOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out, ".csv", ".png")
         for rate in self.rates:
             check_rate("rates", rate)
         check_budget(self.flops, bool(self.rates), "rates")
@@ -316,6 +323,7 @@ class ForecastOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out, ".csv", ".png")
         check_rate("rate", self.rate)
         if isinstance(self.peers, str):
             object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])

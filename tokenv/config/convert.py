@@ -99,14 +99,14 @@ def hint_at(kind: type, key: str) -> Any:
     first, _, rest = key.partition(".")
     hints = get_type_hints(kind, include_extras=True)
     if first not in hints and is_dataclass(hints.get("config")):
-        return hint_at(hints["config"], key)  # type: ignore[arg-type]
+        return hint_at(hints["config"], key)
     hint = hints.get(first, Any)
     if not rest:
         return hint
     if hint == Section:
         return str if rest in SECTION_TEXTS else Any
     inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
-    metadata = next((item.metadata for item in fields(kind) if item.name == first), {})  # type: ignore[arg-type]
+    metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
     if "each" in metadata:
         inner = kind if metadata["each"] is Self else metadata["each"]
         _, dot, rest = rest.partition(".")
