@@ -1,12 +1,17 @@
 """Whatever is malformed ends with success or one message: no traceback, no hang, no stray folder."""
 
+import random
+import shutil
 from collections import Counter
+from functools import partial
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, try_one
+from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, outcome, try_one
 from malformed_http import http_outcome, http_request
+from malformed_work import CALLS, try_call, working_line
 
 from tokenv.config.convert import make
 from tokenv.config.files import merge
@@ -37,20 +42,37 @@ def place(tmp_path_factory):
     }
     for name, data in ((RUN, words), (SERIES_RUN, {"data": series, "codec": {"name": "series"}})):
         train(make(Config, merge(small, data)), folder / name / "checkpoints", lambda *_: None)
+    shutil.copytree(folder / RUN, folder / "again")
+    (folder / "small.yaml").write_text(yaml.safe_dump(merge(small, words)))
     return folder
+
+
+def tried(count, attempt):
+    """Try so many seeds."""
+
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**64))
+    def each(seed):
+        assert attempt(seed) is None
+
+    each()
+
+
+def try_work(seed):
+    """Run the command line that a seed makes to its end; the line and what went wrong, or None."""
+    line = working_line(random.Random(f"work {seed}"))
+    found = outcome(line)
+    return None if found in ("ok", "message") else (line, found)
+
+
+WORK = {"work": try_work} | {kind: partial(try_call, kind) for kind in CALLS}
 
 
 def run(kind, count, place, monkeypatch, capsys, **how):
     monkeypatch.chdir(place)
     counts = Counter()
-
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.integers(0, 2**64))
-    def tried(seed):
-        assert try_one(kind, seed, counts, **how) is None
-
     with nothing_works(monkeypatch):
-        tried()
+        tried(count, lambda seed: try_one(kind, seed, counts, **how))
     with capsys.disabled():
         print(
             f"\n{kind}: {counts.total()} tried", *(f"{n} {what}" for (_, what), n in sorted(counts.items())), sep=", "
@@ -59,11 +81,24 @@ def run(kind, count, place, monkeypatch, capsys, **how):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_malformed_ends_with_one_message(kind, place, monkeypatch, capsys):
-    run(kind, 30, place, monkeypatch, capsys)
+    run(kind, 20, place, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("kind", WORK)
+def test_odd_values_of_what_works_end_with_one_message(kind, place, monkeypatch):
+    monkeypatch.chdir(place)
+    tried(8, WORK[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORK)
+def test_a_thousand_odd_values_of_what_works_end_with_one_message(kind, place, monkeypatch):
+    monkeypatch.chdir(place)
+    tried(1000, WORK[kind])
 
 
 def test_a_malformed_request_is_answered_with_one_message(place, monkeypatch, capsys):
-    run("http", 100, place, monkeypatch, capsys, make=http_request, judge=http_outcome)
+    run("http", 50, place, monkeypatch, capsys, make=http_request, judge=http_outcome)
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 USE = """
 import sys
@@ -76,3 +78,23 @@ def test_sdist_holds_its_tests(tmp_path: Path) -> None:
     done = subprocess.run(collect, cwd=away, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_estimators_exact.py" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_extra_can_be_installed_with_the_constraints(extra: str, tmp_path: Path) -> None:
+    """Versions are resolved, and nothing is installed; what is here already is not fetched again."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    pip = [
+        str(tmp_path / "venv/bin/python"),
+        "-m",
+        "pip",
+        "--python",
+        sys.executable,
+        "install",
+        "--dry-run",
+        "--quiet",
+    ]
+    words = ["--constraint", str(ROOT / "constraints.txt"), "--editable", f"{ROOT}[{extra}]"]
+    done = subprocess.run([*pip, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -52,7 +52,7 @@ def test_a_long_text_is_cut_in_pages_and_short_in_the_terminal(
 ) -> None:
     monkeypatch.setattr(passages, "PAGE_CHARACTERS", 40)
     text = "0123456789" * 10
-    run_command("segment", ["with", f"run={trained}", f"text='{text}'", "shown=30", "out=long.html"])
+    run_command("segment", ["with", f"run={trained}", f"text={text}", "shown=30", "out=long.html"])
     shown = capsys.readouterr().out
     assert "... and 70 characters more" in shown
     assert "page: long.html to long-3.html" in shown

@@ -13,10 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_words, resolve_comparison
+from tokenv.compare.reading import read_comparison_words, resolve_comparison
 from tokenv.compare.settings import LONGEST_NAME, group_into_methods
 from tokenv.config.files import resolve
-from tokenv.config.plain import read_words as read_plainly
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
 
@@ -34,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compare(*words: str) -> CompareOptions:
-    updates, files = read_words(words, read_plainly)
+    updates, files = read_comparison_words(words, CompareOptions)
     return resolve_comparison(files, updates)
 
 
@@ -72,7 +71,8 @@ def test_an_override_finds_its_method(folder: Path, name: str) -> None:
     ):  # jsonpickle, which reads Sacred's literals, has a use of its own for these
         literal = {name: {"rate": 0.5}}
         assert rates(compare("odd.yaml", f"methods={literal!r}", f"methods.{name}.train.symbols=1e6")) == after
-    assert list(rates(compare("odd.yaml", f"only={name}"))) == [name]
+    if not name.startswith("["):  # which begins a list
+        assert list(rates(compare("odd.yaml", f"only={name}"))) == [name]
     assert list(rates(compare("odd.yaml", f"only={[name]!r}"))) == [name]
 
 

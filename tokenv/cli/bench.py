@@ -11,6 +11,7 @@ from tokenv.bench.options import BenchOptions
 from tokenv.bench.report import scaling_table, write_scaling
 from tokenv.bench.scaling import scale
 from tokenv.cli.options import check_text, take_own
+from tokenv.cli.outputs import check_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.convert import make
 from tokenv.config.files import resolve
@@ -27,6 +28,7 @@ def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     own = take_own(BenchOptions, updates)
     config = resolve(names, updates)
     options: BenchOptions = make(BenchOptions, {**own, "config": config.as_dict()})
+    check_output("out", options.out, ".csv", ".png")
     if not options.samples:
         check_text(config)
     elif config.data.kind != "series":
@@ -50,5 +52,5 @@ def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
     return results["figures"]
 
 
-COMMAND = Command("bench", resolve_bench, show_bench)
+COMMAND = Command("bench", resolve_bench, show_bench, BenchOptions)
 run = COMMAND.run

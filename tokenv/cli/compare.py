@@ -9,7 +9,7 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.executors import check_executor
 from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_words, resolve_comparison
+from tokenv.compare.reading import read_comparison_words, resolve_comparison
 from tokenv.compare.report.tables import print_comparison
 from tokenv.compare.report.write import write_reports
 from tokenv.errors import FailedError
@@ -48,5 +48,5 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
     ]
 
 
-COMMAND = Command("compare", resolve_checked, show_comparison, stored=True, read=read_words)
+COMMAND = Command("compare", resolve_checked, show_comparison, CompareOptions, stored=True, read=read_comparison_words)
 run = COMMAND.run

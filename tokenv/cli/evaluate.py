@@ -128,5 +128,5 @@ def _held_out(
     return series.test(options.sequences), own
 
 
-COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run)
+COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run, EvaluateOptions)
 run = COMMAND.run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,23 @@ def check_new(store: Path, name: str) -> None:
     """Refuse the name of a run that is there already."""
     if (store / name).exists():
         raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
+
+
+def check_store(store: Path) -> None:
+    """Refuse a folder that no run can be kept in, before work starts.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=store):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs; name another with -F DIR, "
+            "or store nothing with -u"
+        ) from None
 
 
 def _number(text: str) -> bool:

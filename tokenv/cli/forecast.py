@@ -119,5 +119,5 @@ class _Made:
                 bar.update(len(made.batch.names))
 
 
-COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series)
+COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series, ForecastOptions)
 run = COMMAND.run

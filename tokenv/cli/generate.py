@@ -34,5 +34,5 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     return visible(written.text.decode("utf-8", errors="replace"))  # Sacred prints it as it is
 
 
-COMMAND = Command("generate", partial(resolve_options, GenerateOptions), continue_text)
+COMMAND = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)
 run = COMMAND.run

@@ -44,14 +44,14 @@ def command_keys(command: str) -> list[Key]:
 def show(command: str) -> None:
     """Print a command's help."""
     does = sentence(module_of(command)).partition(": ")[2]
+    print(f"tokenv {command}: {does}")
     keys = command_keys(command)
     if not keys:
-        print(f"tokenv {command}: {does}")
         return
-    print(import_module("tokenv.cli.sacred").usage(command, does).rstrip())  # what completes a line needs no Sacred
     print(f"\nKeys, as tokenv {command} with key=value:")
     width = max(60, min(120, shutil.get_terminal_size((120, 0)).columns))
     print("\n".join(line for key in keys for line in _lines(key, width)))
+    print(f"\n{import_module('tokenv.cli.sacred').usage(command).rstrip()}")  # what completes a line needs no Sacred
 
 
 def _lines(key: Key, width: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import shutil
+import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenv.errors import UserError
+from tokenv.errors import FailedError, UserError
 from tokenv.report.characters import plain
 from tokenv.storage.atomic import copy_atomically, write_atomically
 from tokenv.storage.files import read_json
@@ -28,6 +29,7 @@ with warnings.catch_warnings():
     from sacred.observers import FileStorageObserver, SqlObserver, file_storage
     from sacred.serializer import flatten
 
+AT_BEGINNING = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # files of every run
 MONGO_SECONDS = 5  # to find a server; pymongo's own 30 would pass twice
 
 
@@ -96,8 +98,26 @@ def _started_event(observer: FileStorageObserver, *event: Any, **more: Any) -> A
 
 
 def _failed_event(observer: FileStorageObserver, *event: Any, **more: Any) -> None:
-    if observer.run_entry is not None:  # else it never started
+    """Record a failed run; remove it where a mistake of the user's ended it before any work, and free its number."""
+    if observer.run_entry is None:  # it never started
+        return
+    if isinstance(sys.exception(), UserError) and not _has_worked(Path(observer.dir)):
+        shutil.rmtree(observer.dir, ignore_errors=True)
+    else:
         _fail(observer, *event, **more)
+
+
+def _has_worked(folder: Path) -> bool:
+    """Return whether a run has stored a metric, or any file beside those that it begins with."""
+    if any(path.is_file() and path.name not in AT_BEGINNING for path in folder.rglob("*")):
+        return True
+    metrics = folder / "metrics.json"
+    return metrics.is_file() and metrics.read_bytes() != b"{}"
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of Sacred's log says more than the message that the command ends with."""
+    return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | FailedError)
 
 
 def _render_template(observer: FileStorageObserver) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from tokenv.cli.outputs import check_output
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
@@ -68,6 +69,10 @@ class FoundOptions(RunOptions):
     """
 
     json: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_output("json", self.json)
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,7 @@ class SegmentOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out)
         if self.tokens is not None and self.tokens < 1:
             raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
         if self.tokens is not None and self.rate is not None:
@@ -221,12 +227,12 @@ class EvaluateOptions(FoundOptions):
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
 
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
     split: str = "validation"
     sequences: int = 2048
     batch_size: int = 64
     tasks: str = ""
-    task_files: dict[str, Any] = field(default_factory=dict)
+    task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
     questions: int | None = None
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
@@ -237,6 +243,7 @@ class EvaluateOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out, ".csv", ".png")
         for rate in self.rates:
             check_rate("rates", rate)
         check_budget(self.flops, bool(self.rates), "rates")
@@ -316,6 +323,7 @@ class ForecastOptions(FoundOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output("out", self.out, ".csv", ".png")
         check_rate("rate", self.rate)
         if isinstance(self.peers, str):
             object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
@@ -339,17 +347,9 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     if names:
         raise UserError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
     check_keys(updates, COMMAND_LINE, kind)
-    # Sacred reads text=42 as a number; what should be text stays what was typed.
-    texts = {name for name, hint in get_type_hints(kind).items() if hint in (str, str | None)}
-    typed = {key: _text(value) if key in texts else value for key, value in updates.items()}
-    options: Any = make(kind, typed)
+    options: Any = make(kind, updates)
     folders.find(options.run, options.checkpoint)  # before anything is stored
     return options
-
-
-def _text(value: Any) -> Any:
-    """What was typed, of a value that was read as a number or a switch; null stays null."""
-    return str(value).lower() if isinstance(value, bool) else value if value is None else str(value)
 
 
 def encode(text: str) -> bytes:

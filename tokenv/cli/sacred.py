@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,8 +14,8 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.cli.flags import check_flags, check_new, forgotten_with
-from tokenv.cli.observers import check_mongo
+from tokenv.cli.flags import check_flags, check_new, check_store, forgotten_with
+from tokenv.cli.observers import check_mongo, is_news
 from tokenv.cli.trackers import FLAGS, Tracker
 from tokenv.config.plain import read_words
 from tokenv.config.plugins import plugins
@@ -38,7 +37,7 @@ SETTINGS.CAPTURE_MODE = "sys"
 SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"
-Read = Callable[[list[str]], tuple[dict[str, Any], list[str]]]  # words to nested values and names
+Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
 OBSERVERS_NEED = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # packages behind Sacred's flags, which we do not require
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
 
@@ -105,17 +104,19 @@ class Command:
         name: such as ``train``.
         resolve: makes options of names and nested key=value updates.
         work: what the command does.
+        kind: dataclass of the options, which says which keys take text.
         stored: keep the run under ``runs`` if no flag says otherwise.
         instead: given the options, gives what is to be done without a run of its own; None for a run.
-        read: reads the words after ``with``, given ``read_words``; None for just that.
+        read: reads the words after ``with``, given the dataclass of the options.
     """
 
     name: str
     resolve: Callable[[list[str], dict[str, Any]], Any]
     work: Callable[[Any, Record], Any]
+    kind: type
     stored: bool = False
     instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None
-    read: Callable[[list[str], Read], tuple[dict[str, Any], list[str]]] | None = None
+    read: Callable[[list[str], type], Words] = read_words
 
     def options(self, words: list[str]) -> Any:
         """What the words after ``with`` ask for.
@@ -123,7 +124,7 @@ class Command:
         Raises:
             UserError: ``resolve`` refuses them.
         """
-        updates, names = read_words(words) if self.read is None else self.read(words, read_words)
+        updates, names = self.read(words, self.kind)
         trust.allow(updates.pop("trust", False))
         return self.resolve(names, updates)
 
@@ -181,7 +182,7 @@ class Command:
             flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
         store = flags["--file_storage"] or (RUNS if experiment.observers else None)
         if store and flags["COMMAND"] is None:
-            _check_store(Path(store))
+            check_store(Path(store))
         if flags["--mongo_db"] and flags["COMMAND"] is None:
             with _sacreds_refusals():
                 check_mongo(flags["--mongo_db"])
@@ -196,15 +197,9 @@ class Command:
         return run.result
 
 
-def usage(name: str, does: str) -> str:
-    """Sacred's part of a command's help.
-
-    Args:
-        name: of the command.
-        does: what it does.
-    """
+def usage(name: str) -> str:
+    """Return Sacred's part of a command's help."""
     experiment = _bare(name)
-    experiment.doc = does
     # docopt cannot read a program's name of two words
     return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
 
@@ -223,6 +218,7 @@ def _bare(name: str) -> Experiment:
 def _experiment(name: str) -> Experiment:
     """One that keeps all our sources."""
     experiment = _bare(name)
+    logging.getLogger(experiment.path).addFilter(is_news)
     experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
     for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
         for source in sorted(_package(room).rglob("*.py")):
@@ -248,23 +244,6 @@ def _sacreds_refusals() -> Iterator[None]:
         if package in OBSERVERS_NEED:
             raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
         raise
-
-
-def _check_store(store: Path) -> None:
-    """Refuse a folder that no run can be kept in, before work starts.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=store):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs; name another with -F DIR, "
-            "or store nothing with -u"
-        ) from None
 
 
 def _package(name: str) -> Path:

@@ -45,5 +45,5 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
     return {"boundaries": sum(c.boundary for c in own), "characters": len(own)}
 
 
-COMMAND = Command("segment", partial(resolve_options, SegmentOptions), show_segments)
+COMMAND = Command("segment", partial(resolve_options, SegmentOptions), show_segments, SegmentOptions)
 run = COMMAND.run

@@ -27,5 +27,5 @@ def serve_page(options: ServeOptions, _record: Record) -> None:
         serve(app, listening)
 
 
-COMMAND = Command("serve", partial(resolve_options, ServeOptions), serve_page)
+COMMAND = Command("serve", partial(resolve_options, ServeOptions), serve_page, ServeOptions)
 run = COMMAND.run

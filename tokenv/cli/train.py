@@ -44,6 +44,10 @@ from tokenv.storage import checkpoints
 # A disk that is full, read-only, broken or gone.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
 
+DEFAULTS = (
+    "no configuration is named: these are the defaults, which take about half an hour on two CPU cores (Ctrl-C stops); "
+    "tokenv train with quick takes minutes, and tokenv list configs shows all"
+)
 LOOKED_AT = 2**17  # bytes of held-out text whose boundaries are told of: seconds, however long sequences are
 
 
@@ -81,6 +85,8 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
     """Train, then store and show what came out; as the first of several ranks, if there are some."""
     config, folder, bars = options.config, record.folder, sys.stderr.isatty()
     parts = build_parts(config, torch.device("meta"))
+    if config == Config():
+        console().print(DEFAULTS, soft_wrap=True)
     console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
     if busy := busy_warning(config.hardware):
         warn(busy)
@@ -214,7 +220,7 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     return rows
 
 
-COMMAND = Command("train", resolve_training, train_and_show, stored=True, instead=show_again)
+COMMAND = Command("train", resolve_training, train_and_show, TrainOptions, stored=True, instead=show_again)
 
 
 def run(arguments: list[str]) -> Any:

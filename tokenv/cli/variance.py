@@ -104,5 +104,5 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
     return {label: cost["flops"] for label, cost in result["costs"].items()}
 
 
-COMMAND = Command("variance", resolve_variance, compare_estimators, stored=True)
+COMMAND = Command("variance", resolve_variance, compare_estimators, VarianceOptions, stored=True)
 run = COMMAND.run

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenv.compare.wishes import ForecastWish, Wishes
 from tokenv.config.convert import check_keys, make
@@ -89,8 +89,8 @@ class CompareOptions:
     """
 
     base: list[str] = field(default_factory=list)
-    common: dict[str, Any] = field(default_factory=dict)
-    methods: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
+    methods: dict[str, Any] = field(default_factory=dict, metadata={"each": Config})
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     only: list[str] = field(default_factory=list)
     skip: list[str] = field(default_factory=list)
@@ -106,17 +106,15 @@ class CompareOptions:
     forecast: ForecastWish | None = None
     against: str = ""
     equal_passes: bool = False
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
-    protocols: dict[str, Any] = field(default_factory=dict)
+    protocols: dict[str, Any] = field(default_factory=dict, metadata={"each": Self})
     only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.runs and not self.methods:
-            raise UserError(
-                "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1, runs/2]"
-            )
+            raise UserError("nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]")
         if not self.runs and not self.seeds:
             raise UserError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
         for key in ("seeds", "tune_seeds"):
@@ -130,7 +128,7 @@ class CompareOptions:
         for rate in self.rates:
             check_rate("rates", rate)
         if len(set(self.rates)) < len(self.rates):
-            raise UserError(f"rates = {self.rates!r}: expected every rate once, such as rates=[0.05, 0.1, 0.2]")
+            raise UserError(f"rates = {self.rates!r}: expected every rate once, such as rates=[0.05,0.1,0.2]")
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):

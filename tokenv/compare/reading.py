@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from tokenv.compare.options import CompareOptions, as_lists
 from tokenv.compare.settings import flat
 from tokenv.config.convert import check_keys, make
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge
+from tokenv.config.plain import read_words
 from tokenv.config.schema import Config
+from tokenv.errors import UserError
 
-Words: TypeAlias = tuple[dict[str, Any], list[str]]
+CONFIG_KEYS, COMPARISON_KEYS = ({item.name for item in fields(kind)} for kind in (Config, CompareOptions))
 
 
-def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Words:
-    """The words of a command line, of which ``methods.NAME.key=value`` may name a method with dots or equals signs.
+def read_comparison_words(words: Sequence[str], kind: type) -> tuple[dict[str, Any], list[str]]:
+    """Read the words of a command line; in ``methods.NAME.key=value``, NAME may hold dots and equals signs.
 
     Args:
         words: as typed.
-        parse: Sacred's reading of words without such names: nested values, and names of files.
+        kind: dataclass of a comparison's options.
 
     Returns:
-        The same as ``parse``.
+        Nested values, and names of files, as ``read_words`` does.
 
     Raises:
-        ValueError: a file that is named is none.
+        UserError: a file that is named is none, or a value is none of a configuration's.
     """
-    _, files = parse(list(words))
+    _, files = read_words(words, kind)
     methods_of = (load_yaml(config_path(file)).get("methods") for file in files)
     names = [str(name) for methods in methods_of if isinstance(methods, dict) for name in methods]
     names.sort(key=len, reverse=True)  # the longest that fits, where one name begins like another
@@ -39,9 +42,9 @@ def read_words(words: Sequence[str], parse: Callable[[list[str]], Words]) -> Wor
         if name is None:
             plain.append(word)
         else:
-            changes, _ = parse([rest[name]])
+            changes, _ = read_words([rest[name]], Config)
             found = merge(found, {name: changes})
-    updates, files = parse(plain)
+    updates, files = read_words(plain, kind)
     return (merge(updates, {"methods": found}) if found else updates), files
 
 
@@ -59,6 +62,12 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     for name in names:
         path = config_path(name)
         read = load_yaml(path)
+        if "methods" not in read and read.keys() <= CONFIG_KEYS and not read.keys() <= COMPARISON_KEYS:
+            raise UserError(
+                f"{name} is the configuration of one run, and a comparison needs methods: write a YAML file such as "
+                f"{{base: {name}, methods: {{learned: {{}}, uniform: {{agent: {{name: uniform}}}}}}}}, or take the "
+                f"methods of another comparison: tokenv compare with compare-quick base={name}"
+            )
         check_keys(read, str(path), CompareOptions)
         values = merge(values, _named(read))
     check_keys(updates, COMMAND_LINE, CompareOptions)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tokenv.errors import UserError, nearest
 
@@ -22,6 +22,7 @@ Limit = Annotated[float, "or .inf"]  # a number that may be infinite
 Figure = Annotated[float, "measured"]  # any float, for what was measured may be infinite or NaN
 Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
 Section = dict[str, Plain]  # a name and the options of what it names
+SECTION_TEXTS = ("name", "load", "tokenizer")  # of these options, those that take any text
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -95,6 +96,36 @@ def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{prefix}{item.name} is missing: expected {in_words(hints[item.name])}")
     return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+
+
+def hint_at(kind: type, key: str) -> Any:
+    """Return the annotation of a dotted key, such as ``data.source``; Any where there is none.
+
+    The keys of a field ``config`` stand beside those of its dataclass, as on the command line. What a dictionary holds
+    is said by its field's metadata: ``holds`` a type, or ``each`` of its values is one (``Self``: this dataclass).
+
+    Args:
+        kind: dataclass that the key belongs to.
+        key: names with dots between.
+    """
+    first, _, rest = key.partition(".")
+    hints = get_type_hints(kind, include_extras=True)
+    if first not in hints and is_dataclass(hints.get("config")):
+        return hint_at(hints["config"], key)
+    hint = hints.get(first, Any)
+    if not rest:
+        return hint
+    if hint == Section:
+        return str if rest in SECTION_TEXTS else Any
+    inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
+    metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
+    if "each" in metadata:
+        inner = kind if metadata["each"] is Self else metadata["each"]
+        _, dot, rest = rest.partition(".")
+        if not dot:
+            return inner
+    inner = metadata.get("holds", inner)
+    return hint_at(inner, rest) if is_dataclass(inner) and rest else Any  # type: ignore[arg-type]
 
 
 def parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -56,7 +56,7 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
         if is_dataclass(hints[item.name]):
             yield from keys_of(value, f"{name}.")
         elif hints[item.name] == Section:
-            yield Key(f"{name}.name", value["name"], told[item.name], f"a name that tokenv list {name}s shows")
+            yield Key(f"{name}.name", value["name"], told[item.name], f"a name that tokenv list {item.name}s shows")
         else:
             default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
             yield Key(name, default, told[item.name], _expected(sample, item.name, hints[item.name]))

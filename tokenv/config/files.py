@@ -116,7 +116,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     values = load_yaml(path)
     if "methods" in values:
-        raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {path.stem}")
+        word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
+        raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
     if path.suffix == ".json":  # a stored run's, which has resume= besides, and whose word is not the user's
         values = renamed(Config, {key: value for key, value in values.items() if key != "resume"})
         trust.check(values, path)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
+from tokenv.config.convert import hint_at
 from tokenv.errors import UserError
 
 DEEPEST, MOST = 32, 100_000  # levels and values: more is a mistake or an attack, and would exhaust stack or memory
@@ -63,11 +67,16 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def read_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Words of a command line as nested values, and the names and files among them.
+def read_words(words: Sequence[str], kind: type | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Read the words of a command line as nested values, and the names and files among them.
 
-    ``a.b=VALUE`` sets key b of section a; VALUE is read as a Python literal, or else is text. ``true``, ``false`` and
-    ``null`` are as in YAML.
+    ``a.b=VALUE`` sets key b of section a. Where that key takes text, VALUE is taken literally; where it takes a list of
+    texts, so are its elements. Elsewhere VALUE is read as a Python literal, and is text if it is none; ``true``,
+    ``false`` and ``null`` are as in YAML.
+
+    Args:
+        words: as typed.
+        kind: dataclass whose annotations say which keys take text; None reads every value as a literal.
 
     Raises:
         UserError: a value is none of a configuration's, or a word goes into what another word has made a value.
@@ -75,12 +84,39 @@ def read_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     names = []
     for word in words:
-        key, equals, text = (part.strip() for part in word.partition("="))
+        name, equals, text = word.partition("=")
+        key = name.strip()
         if equals:
-            _set(values, key, check_plain(_literal(text, key), key))
+            hint = Any if kind is None else hint_at(kind, key)
+            _set(values, key, check_plain(_read(text, hint, key), key))
         elif key:
             names.append(key)
     return values, names
+
+
+def _read(text: str, hint: Any, key: str) -> Any:
+    accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if not TEXT_LISTS.isdisjoint(accepted):
+        return _texts(text)
+    if {str, Path}.isdisjoint(accepted):
+        return _literal(text.strip(), key)
+    return None if text == "null" and NoneType in accepted else text
+
+
+TEXT_LISTS = {list[str], tuple[str, ...]}
+
+
+def _texts(text: str) -> list[str] | str:
+    """Read ``[a, 'b, c']`` as two texts; what has no brackets, or a quotation without an end, is one text."""
+    inside = text.strip()
+    if not (inside.startswith("[") and inside.endswith("]")):
+        return text
+    lexer = shlex.shlex(inside[1:-1], posix=True)
+    lexer.whitespace, lexer.escape, lexer.commenters, lexer.whitespace_split = ",", "", "", True
+    try:
+        return [each.strip() for each in lexer]
+    except ValueError:
+        return text
 
 
 def _literal(text: str, key: str) -> Any:

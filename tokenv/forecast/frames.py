@@ -8,6 +8,7 @@ import pandas as pd
 
 from tokenv.data.series.tables import read_frame
 from tokenv.errors import UserError
+from tokenv.forecast.asked import check_asked
 from tokenv.forecast.forecast import check_reach
 from tokenv.forecast.histories import Array, Batch, last_windows
 from tokenv.forecast.made import make_forecasts
@@ -30,6 +31,7 @@ def forecast_frame(
     """Continue the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
         raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+    check_asked(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
     config, parts = trained.config, trained.parts
     if direct is None:
         direct = parts.lm.config.horizon >= horizon

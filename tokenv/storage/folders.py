@@ -47,13 +47,22 @@ def find(run: str | Path, which: str = "latest") -> Path:
     if found == [run]:
         return run
     if not found:
-        there = run.parent.glob(f"*/checkpoints/{PREFIX}*") if run.parent.is_dir() else ()
-        near = sorted({str(path.parents[1]) for path in there})
-        hint = f"; runs with checkpoints are {', '.join(near)}" if near else ""
-        raise MissingFileError(f"no complete checkpoint in {_folder(run)}: expected a run folder such as runs/1{hint}")
+        raise MissingFileError(
+            f"no complete checkpoint in {_folder(run)}: expected a run folder such as runs/1{_hint(run)}"
+        )
     if which == "best":
         return best(found) or found[-1]
     return found[-1]
+
+
+def _hint(run: Path) -> str:
+    """Which run may have been meant, as the end of a message: the same name under runs/, or those that are there."""
+    meant = Path("runs") / run.name
+    if run.name and complete(meant / "checkpoints"):
+        return f": did you mean {meant}?"
+    places = (run.parent, Path("runs"))
+    near = sorted({str(path.parents[1]) for place in places for path in place.glob(f"*/checkpoints/{PREFIX}*")})
+    return f"; runs with checkpoints are {', '.join(near)}" if near else ""
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -1,0 +1,273 @@
+"""Words of a command line: what is text stays as typed, and what help and messages tell people to type is accepted."""
+
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenv.bench.options import BenchOptions
+from tokenv.cli import main
+from tokenv.cli.help import command_keys, show
+from tokenv.cli.list import KINDS
+from tokenv.cli.main import COMMANDS, USAGE, run_command
+from tokenv.cli.options import (
+    EvaluateOptions,
+    ForecastOptions,
+    GenerateOptions,
+    SegmentOptions,
+    ServeOptions,
+    TrainOptions,
+)
+from tokenv.cli.outputs import check_output
+from tokenv.compare.options import CompareOptions
+from tokenv.compare.reading import read_comparison_words
+from tokenv.config.convert import SECTION_TEXTS, parameters
+from tokenv.config.files import config_path
+from tokenv.config.plain import read_words
+from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
+from tokenv.errors import UserError
+from tokenv.variance.options import VarianceOptions
+
+TEXT_KEYS = [
+    *((SegmentOptions, key) for key in ("text", "file", "run", "out", "json")),
+    *((GenerateOptions, key) for key in ("text", "stop")),
+    *((EvaluateOptions, key) for key in ("tasks", "data.source", "task_files.lambada")),
+    *((ForecastOptions, key) for key in ("csv", "out", "peers")),
+    *(
+        (TrainOptions, key)
+        for key in ("resume", "data.source", "data.column", "start.model", "agent.name", "agent.load")
+    ),
+    *((CompareOptions, key) for key in ("store", "against", "common.data.source", "methods.a.agent.tokenizer")),
+    *((CompareOptions, key) for key in ("protocols.a.common.start.model", "protocols.a.against", "only", "runs")),
+    *((VarianceOptions, key) for key in ("run", "reference", "data.source")),
+    *((BenchOptions, key) for key in ("out", "data.source")),
+    (ServeOptions, "host"),
+]
+LIKE_VALUES = [
+    "1e3",
+    "007",
+    "1_000",
+    "true",
+    "None",
+    "[1",
+    "{'a': 1}",
+    "'a b'",
+    " a ",
+    "",
+    "b'x'",
+    "0x10",
+    "...",
+    "a=b",
+]
+
+
+def read(kind: type, word: str, *sections: str) -> Any:
+    values, _ = read_words([word], kind)
+    for section in sections:
+        values = values[section]
+    return values
+
+
+@pytest.mark.parametrize(("kind", "key"), TEXT_KEYS)
+def test_text_stays_as_it_was_typed(kind: type, key: str) -> None:
+    for text in LIKE_VALUES:
+        assert read(kind, f"{key}={text}", *key.split(".")) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_any_text_stays_as_it_was_typed(text: str) -> None:
+    if text != "null":
+        assert read(SegmentOptions, f"text={text}", "text") == text
+
+
+def test_null_is_no_text_and_other_keys_take_values() -> None:
+    assert read(SegmentOptions, "out=null", "out") is None
+    assert read(SegmentOptions, "tokens=1e3", "tokens") == 1000
+    assert read(TrainOptions, "agent.window=3", "agent", "window") == 3
+    assert read(TrainOptions, "agent={'name': 'learned'}", "agent") == {"name": "learned"}
+    assert read(CompareOptions, "tune={'rate': [0.1]}", "tune") == {"rate": [0.1]}
+
+
+@pytest.mark.parametrize(
+    ("word", "texts"),
+    [
+        ("only=[1e3, 007, a b]", ["1e3", "007", "a b"]),
+        ("runs=[runs/1,runs/2]", ["runs/1", "runs/2"]),
+        ("""only=["rloo(a=1, b=2)", 'it"s']""", ["rloo(a=1, b=2)", 'it"s']),
+        ("only=[]", []),
+        ("only=[it's]", "[it's]"),
+    ],
+)
+def test_lists_of_texts(word: str, texts: Any) -> None:
+    key = word.partition("=")[0]
+    assert read(CompareOptions, word, key) == texts
+
+
+def test_methods_of_odd_names_take_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("methods: {v1.5: {}}\n")
+    values, _ = read_comparison_words([str(path), "methods.v1.5.data.source=1e3"], CompareOptions)
+    assert values["methods"]["v1.5"]["data"]["source"] == "1e3"
+
+
+def test_options_of_sections_that_take_any_text_are_known() -> None:
+    """Other texts among them are choices, of which none looks like a number."""
+    choices = {"pooling", "rounding", "align", "mode", "density"}
+    found = {"name"}
+    tables = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS, "codec": CODECS}
+    for section, table in tables.items():
+        for name in table:
+            for key, parameter in parameters(find(section, name, table)).items():
+                found |= {key} if re.search(r"\bstr\b|\bPath\b", str(parameter.annotation)) else set()
+    assert found - choices - {"train_tokenizer"} <= set(SECTION_TEXTS)
+
+
+def test_segment_cuts_the_text_that_was_typed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("1e3", "None", "'a b'"):
+        assert run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null"])["characters"] == len(text)
+        assert text in capsys.readouterr().out.replace("│", "")
+
+
+POINTER = re.compile(
+    r"\btokenv ([a-z]+)((?: (?:with|help|--help|print_config|[\w./]+=[^\s,;]+|[a-z][\w-]*\b(?![.=])))*)"
+)
+
+
+def check_pointer(command: str, words: list[str]) -> None:
+    """Read a command line as far as its words go; nothing is run."""
+    assert command in COMMANDS, command
+    if command == "list":
+        run_command(command, words[:1])
+        return
+    if "with" not in words or "help" in words or "--help" in words:
+        return
+    known = {key.name for key in command_keys(command)}
+    sections = {key.rpartition(".")[0] for key in known}
+    for word in words[words.index("with") + 1 :]:
+        key, equals, _ = word.partition("=")
+        if equals:
+            assert key in known or key.rpartition(".")[0] in sections, word
+        elif word not in ("key", "NAME"):
+            config_path(word)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_what_help_tells_people_to_type_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command:
+        show(command)
+    said = re.sub(r"\s+", " ", capsys.readouterr().out) if command else USAGE
+    found = POINTER.findall(said)
+    assert found
+    for name, words in found:
+        if name in COMMANDS or command == "":
+            prose = [word for word in shlex.split(words) if "=" in word or word in (*KINDS, "with")]
+            check_pointer(name, prose)
+
+
+@pytest.mark.parametrize("command", ["segment", "train", "bench"])
+def test_help_tells_keys_before_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show(command)
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"tokenv {command}: ")
+    assert shown.index("\nKeys, as ") < shown.index("--file_storage")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """All that a command line which is a mistake writes to stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("hi")
+    (tmp_path / "empty").mkdir()
+
+    def of(line: str) -> list[str]:
+        handlers = logging.getLogger().handlers[:]
+        monkeypatch.setattr(sys, "argv", ["tokenv", *line.split()])
+        with pytest.raises(SystemExit):
+            main.main()
+        logging.getLogger().handlers = handlers
+        return capsys.readouterr().err.splitlines()
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train with data.source=empty hardware.device=cpu",
+        "train with data.source=short.txt hardware.device=cpu",
+        "variance with quick data.source=short.txt hardware.device=cpu",
+        "compare with runs=[a,b]",
+    ],
+)
+def test_a_mistake_leaves_no_log_and_no_run(said: Any, line: str) -> None:
+    """Data are read when a run has begun: its number is free again."""
+    (message,) = said(line)
+    assert message.startswith("tokenv: ")
+    assert [path.name for path in Path("runs").iterdir()] == ["_sources"]
+
+
+def test_a_number_suggests_the_run_of_that_number(trained: Path) -> None:
+    with pytest.raises(UserError, match=r"did you mean runs/1\?"):
+        run_command("segment", ["with", "run=1", "text=a"])
+    with pytest.raises(UserError, match="runs with checkpoints are runs/1"):
+        run_command("segment", ["with", "run=7", "text=a"])
+
+
+def test_a_comparison_of_one_runs_configuration_says_what_is_needed(said: Any) -> None:
+    (message,) = said("compare with small")
+    assert "a comparison needs methods" in message
+    written = re.search(r"a YAML file such as (\{.*\}), or", message)
+    assert written is not None
+    Path("mine.yaml").write_text(written[1])
+    options = read_comparison_words(["mine.yaml"], CompareOptions)
+    assert options == ({}, ["mine.yaml"])
+    for line in (["mine.yaml"], ["compare-quick", "base=small"]):
+        run_command("compare", ["print_config", "with", *line])
+
+
+def test_a_comparison_of_ones_own_is_named_as_it_can_be_typed(said: Any) -> None:
+    Path("my").mkdir()
+    Path("my/own.yaml").write_text(json.dumps({"methods": {"a": {}}}))
+    assert said("train with my/own.yaml")[0].endswith("expected tokenv compare with my/own.yaml")
+    assert said("train with compare-quick")[0].endswith("expected tokenv compare with compare-quick")
+
+
+def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training stops where it would begin."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenv.cli.train.train", stop)
+    for words, announced in (([], True), (["with", "quick"], False), (["with", "seed=1"], False)):
+        with pytest.raises(KeyboardInterrupt):
+            run_command("train", [*words, "-u"])
+        shown = capsys.readouterr().out
+        assert ("no configuration is named" in shown) == announced
+        assert "bytes of python" in shown
+
+
+@pytest.mark.parametrize("path", [".", "", "..", "folder", "gone/made", "pipe"])
+@pytest.mark.parametrize(("command", "key"), [("segment", "out"), ("segment", "json"), ("evaluate", "json")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(path: str, command: str, key: str, said: Any) -> None:
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    more = " text=a" if command == "segment" else ""
+    (message,) = said(f"{command} with run=runs/1 {key}={path}{more}")
+    assert message.startswith(f"tokenv: {key} = {path!r}: ")
+
+
+def test_names_of_files_without_endings_may_be_those_of_folders(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    check_output("out", str(tmp_path / "made"), ".csv", ".png")
+    (tmp_path / "made.png").mkdir()
+    with pytest.raises(UserError, match="expected the name of a file"):
+        check_output("out", str(tmp_path / "made"), ".csv", ".png")

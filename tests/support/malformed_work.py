@@ -1,0 +1,191 @@
+# ruff: noqa: E501
+"""Odd values for what does work: command lines that run a tiny model to the end, and calls from a program."""
+
+import functools
+import json
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from malformed import RUN, SERIES_RUN, flipped
+
+import tokenv
+from tokenv.errors import FailedError, UserError
+
+TEXTS = [
+    "",
+    " ",
+    "a",
+    "abc " * 30,
+    "é",
+    "日本語",
+    "\ud800",
+    "\udcff",
+    "\0",
+    "\x1b[2J",
+    "\r\n" * 9,
+    "null",
+    "1e3",
+    "🙂" * 40,
+]
+RATES = ["0", "1", "0.2", "0.9", "1e-9", "0.999999", "nan", "null", "-1", "[0.1]", "[0.1,0.1]", "[0.05,0.5]", "[]"]
+NUMBERS = ["0", "1", "2", "3", "7", "40", "-1", "1.5", "1e9", "null", "true", "x"]
+FLAGS = ["true", "false", "1", "null"]
+PATHS = ["null", "made", "made/deeper", ".", "made.json", "texts", "\ud800"]
+KEYS = {
+    "segment": {
+        "text": TEXTS, "file": ["texts/0.txt", ".", "none", RUN], "out": PATHS, "json": PATHS, "tokens": NUMBERS,
+        "rate": RATES, "threshold": FLAGS, "shown": NUMBERS, "seed": NUMBERS, "checkpoint": ["best", "latest", "x"],
+        "also": [f"[{RUN}]", f"[{SERIES_RUN}]", "[again]", "[again,again]", "[1e3]", "[]", "again"],
+    },
+    "generate": {
+        "text": TEXTS, "max_new": ["0", "1", "5", "x"], "temperature": ["0", "1", "1e-30", "1e30", "nan"], "seed": NUMBERS,
+        "top_p": ["0", "1", "1e-12", "0.5"], "stop": [*TEXTS, "null"], "rate": RATES, "flops": ["1", "1e4", "1e30", "nan"],
+        "json": PATHS,
+    },
+    "evaluate": {
+        "sequences": ["1", "2", "3", "0", "1e9"], "batch_size": NUMBERS, "calibrate": FLAGS, "rates": RATES, "out": PATHS,
+        "flops": ["1", "1e4", "1e30", "nan"], "doubt": ["[0]", "[1,-1]", "[9]", "[nan]", "3"], "json": PATHS,
+        "also": ["[again]", f"[{SERIES_RUN}]", "[]"], "split": ["test", "validation", "x"], "questions": NUMBERS,
+        "tasks": [",", "x"], "task_files.lambada": ["rows.jsonl", "[rows.jsonl]", "texts/0.txt", "1e3"],
+        "data.source": ["texts", "words", "none", "1e3"], "data.series.stride": NUMBERS,
+    },
+    "forecast": {
+        "csv": ["rows.csv", "none", "texts/0.txt", "null"], "horizon": NUMBERS, "samples": ["2", "3", "1", "0"], "rate": RATES,
+        "windows": ["1", "2", "0", "-1"], "direct": FLAGS, "season": NUMBERS, "peers": ["dlinear", "[dlinear]", "[x]", "[]"],
+        "quantiles": ["[0.5]", "[0.1,0.9]", "[0.9,0.1]", "[0]", "0.5", "[]"], "out": PATHS, "json": PATHS,
+    },
+    "train": {
+        "start.model": [RUN, SERIES_RUN, "1e3", "null"], "start.frozen": FLAGS, "agent.load": [RUN, SERIES_RUN, "007"],
+        "agent.frozen": FLAGS, "train.optimizer": ["muon", "adamw", "x"], "train.symbols": ["32", "64", "1"],
+        "train.batch_size": ["1", "2", "3"], "rate.min": ["0.1", "0", "0.9"], "rate.max": ["0.5", "1", "nan"],
+        "validation.calibrate": FLAGS, "model.horizon": ["0", "4", "1e9"], "model.direct": FLAGS, "loss.early": ["0", "1"],
+        "data.source": ["hub:streamed", "streamed", "hub:texts"], "data.streams": ["1", "2", "99"],
+        "data.shuffle_buffer": ["1", "5", "0"], "train.clip": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
+        "agent.vocabulary_size": ["256", "300", "0"], "estimator.name": ["rloo", "arm", "relax", "none"],
+    },
+}  # fmt: skip
+STARTS = {
+    "segment": [f"run={RUN}", "text=abc abc", "out=null"],
+    "generate": [f"run={RUN}", "text=abc", "max_new=3"],
+    "evaluate": [f"run={RUN}", "sequences=4", "out=null"],
+    "forecast": [f"run={SERIES_RUN}", "horizon=2", "samples=2", "windows=1", "out=made"],
+    "train": ["small.yaml"],
+}
+
+
+def working_line(dice):
+    """A command that does its work, on a tiny run, with odd values."""
+    rows = [json.dumps({"text": dice.choice(TEXTS[:6]) + " last words"}) for _ in range(dice.randint(0, 4))]
+    Path("rows.jsonl").write_text("\n".join([*rows, *dice.choice([[], ["{}"], ["null"], ["{"]])]))
+    steps = [f"2020-01-01 00:{row:02}:00" for row in range(dice.choice([0, 1, 3, 40]))]
+    channels = dice.choice([["a"], ["a", "b", "c", "d", "e", "f", "g"], ["ds", "unique_id", "y"]])
+    cells = [[step, *(dice.choice(["1", "2.5", "1e300", "", "x"]) for _ in channels)] for step in steps]
+    Path("rows.csv").write_text("\n".join(map(",".join, [["date", *channels], *cells])))
+    _stream(dice)
+    command = dice.choice([*KEYS, "segment", "evaluate"])
+    words = list(STARTS[command])
+    for key in dice.sample(list(KEYS[command]), dice.choice([1, 2, 2, 3])):
+        words.append(f"{key}={dice.choice(KEYS[command][key])}".replace("\0", "0"))
+    words += ["tasks=lambada"] if any(word.startswith("task_files") for word in words) else []
+    return [command, "with", *words, *(["-u"] if command == "train" else [])]
+
+
+def _stream(dice):
+    """A folder of parquet shards, some of them damaged, as streamed data have them."""
+    folder = Path("streamed")
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        texts = [dice.choice(["some text " * 9, "", None, "x"]) for _ in range(dice.choice([0, 1, 9, 9]))]
+        column = dice.choice(["text", "text", "text", "other"])
+        pq.write_table(pa.table({column: pa.array(texts, pa.string())}), folder / f"{number}.parquet")
+    if dice.random() < 0.3:
+        path = folder / "1.parquet"
+        path.write_bytes(dice.choice([b"", flipped(path.read_bytes(), dice), path.read_bytes()[:40]]))
+    notes = dice.choice(["", "---\n: [\n---\n", "---\nconfigs:\n- config_name: a\n  data_files: none/*.parquet\n---\n"])
+    (folder / "README.md").write_text(notes)
+
+
+@functools.cache
+def _model(run):
+    return tokenv.load(run, device="cpu")
+
+
+def frame(dice):
+    """A forecast of an odd data frame."""
+    rows = dice.choice([0, 1, 2, 20, 20, 20])
+    values = dice.choice(
+        [[1.0] * rows, [float(row % 5) for row in range(rows)], ["x"] * rows, [None] * rows, [1e300] * rows]
+    )
+    steps = pd.date_range("2020-01-01", periods=rows, freq="h")
+    dates = dice.choice(
+        [steps, steps[::-1], list(range(rows)), ["x"] * rows, steps.tz_localize("UTC"), [pd.NaT] * rows]
+    )
+    names = dice.choice([["date", "a"], ["ds", "y"], ["a", "a"], [0, 1], ["date", None], ["unique_id", "y"]])
+    made = pd.DataFrame(dict(enumerate([dates, values])))
+    made.columns = names
+    if dice.random() < 0.3:
+        made.insert(0, "unique_id", [dice.choice(["a", "b", None, 3]) for _ in range(rows)], allow_duplicates=True)
+    made = made.set_index(made.columns[0]) if made.columns.is_unique and dice.random() < 0.2 else made
+    asked = {
+        "horizon": dice.choice([1, 2, 5, 0, -1, 10**9]),
+        "quantiles": dice.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),
+        "samples": dice.choice([2, 3, 0]),
+        "direct": dice.choice([None, True, False]),
+        "rate": dice.choice([None, None, 0.2, 2.0, float("nan")]),
+    }
+    return f"{made.dtypes.to_dict()} {asked}", lambda: _model(SERIES_RUN).forecast(made, **asked)
+
+
+def text_call(dice):
+    """What the library and the lm-evaluation-harness ask of a model, with odd texts and numbers."""
+    text, context = dice.choice(TEXTS), dice.choice(TEXTS)
+    rate = dice.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
+    harness = ["harness"] if find_spec("lm_eval") else []
+    name = dice.choice(["spans", "tokens", "log_likelihood", "weigh", "generate", *harness])
+    if name == "harness":
+        return _harness_call(dice, context, text)
+    model = _model(dice.choice([RUN, RUN, RUN, SERIES_RUN]))
+    calls = {
+        "spans": lambda: model.spans(text, rate=rate),
+        "tokens": lambda: model.tokens(text, rate=rate),
+        "log_likelihood": lambda: model.log_likelihood(text),
+        "weigh": lambda: model.weigh([(context, text)]),
+        "generate": lambda: model.generate(text, 3, stop=context or None, rate=rate),
+    }
+    return f"{name} {text!r} {context!r} {rate}", calls[name]
+
+
+def _harness_call(dice, context, text):
+    harness = _harness()
+    wanted = {"until": dice.choice([[], [text], text, None]), "max_gen_toks": dice.choice([1, 3, 0])}
+    name, args = dice.choice(
+        [("loglikelihood", (context, text)), ("loglikelihood_rolling", (text,)), ("generate_until", (context, wanted))]
+    )
+    return f"{name} {args!r}", lambda: getattr(harness, name)([SimpleNamespace(args=args)], disable_tqdm=True)
+
+
+@functools.cache
+def _harness():
+    from tokenv.library.harness import Harness
+
+    return Harness(RUN)
+
+
+CALLS = {"frame": frame, "text": text_call}
+
+
+def try_call(kind, seed):
+    """Call what a seed makes; what was called and what went wrong, or None."""
+    described, call = CALLS[kind](random.Random(f"{kind} {seed}"))
+    try:
+        call()
+    except (UserError, FailedError):
+        return None
+    except Exception as error:
+        return described, f"traceback: {type(error).__name__}: {str(error)[:200]}"
+    return None
