@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
