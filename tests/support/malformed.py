@@ -34,6 +34,7 @@ from tokenv.variance.options import VarianceOptions
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
+OF_LIBRARIES = re.compile(r"^WARNING - (?!tokenv)")  # a mistake is one message, with no log of Sacred's around it
 HIDDEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 NASTY = [
     *("", " ", "0", "-1", "1", "2", "3.5", "1e999", "-1e999", "inf", "-inf", ".inf", "nan", ".nan", "1e308", "1e300"),
@@ -489,7 +490,7 @@ def outcome(line):
         shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()  # Sacred's own colours
         raw = HIDDEN.search(shown.replace("\t", "")) or HIDDEN.search(err.getvalue())
         return f"control characters: {raw.string[:200]!r}" if raw else "ok"
-    told = err.getvalue().splitlines()  # a mistake is one message, with no log of Sacred's around it
+    told = [said for said in err.getvalue().splitlines() if not OF_LIBRARIES.match(said)]
     if status != 2 or len(told) != 1 or not told[0].startswith("tokenv: ") or HIDDEN.search(told[0]):
         return f"exit {status!r} and {told!r}"[:400]
     if _folders() != before:
