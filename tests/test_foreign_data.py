@@ -34,7 +34,8 @@ def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("books", "private", "others"):
         Path(name).mkdir()
         for number in range(12):
-            Path(name, f"{number}.txt").write_text(TEXT.format(f"{number} of {name}") * 30)
+            lines = (TEXT.format(f"{line} of text {number} of {name}") for line in range(30))
+            Path(name, f"{number}.txt").write_text("".join(lines))
     return shrunk.words(merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}}))
 
 

@@ -137,7 +137,7 @@ def test_segment_cuts_the_text_that_was_typed(trained: Path, capsys: pytest.Capt
 
 
 POINTER = re.compile(
-    r"\btokenv ([a-z]+)((?: (?:with|help|--help|print_config|[\w./]+=[^\s,;]+|[a-z][\w-]*\b(?![.=])))*)"
+    r"\btokenv ([a-z][a-z-]*)((?: (?:with|help|--help|print_config|[\w./]+=[^\s,;]+|[a-z][\w-]*\b(?![.=])))*)"
 )
 
 

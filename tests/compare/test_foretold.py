@@ -1,6 +1,5 @@
 """Forecasts in a comparison: the scores of ``tokenv forecast``, pairs with peers, reports, and what is refused."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -161,15 +160,7 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
         assert np.mean(errors["mse"]) == pytest.approx(told["against"][name]["mse"], rel=1e-12)
     assert (len(found.cluster), found.total, found.horizon) == (told["windows"], told["of"], 6)
     assert assessed(tmp_path / "runs" / "1", wishes).forecast == found
-    # What an earlier version wrote has neither the wish nor the forecasts.
-    path = tmp_path / "runs" / "1" / "assessment.json"
-    values = json.loads(path.read_text())
     assert assessed(tmp_path / "runs" / "1", Wishes(0, 260)) is None
-    for key in ("forecast", "of", "sha256"):
-        del values[key]
-    del values["wishes"]["forecast"]
-    path.write_text(json.dumps(values))
-    assert assessed(tmp_path / "runs" / "1", Wishes(0, 260)).forecast is None
 
 
 @pytest.mark.parametrize(

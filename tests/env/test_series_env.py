@@ -328,7 +328,8 @@ def test_files_train_jointly_and_apart(series_settings, tmp_path):
 def words(settings):
     flat = []
     for section, values in settings.items():
-        flat += [f"{section}.{key}={json.dumps(value).replace(chr(34), chr(39))}" for key, value in values.items()]
+        texts = {k: v if isinstance(v, str) else json.dumps(v).replace(chr(34), chr(39)) for k, v in values.items()}
+        flat += [f"{section}.{key}={text}" for key, text in texts.items()]
     return flat
 
 

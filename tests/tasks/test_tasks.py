@@ -173,7 +173,7 @@ def test_evaluate_scores_tasks(tiny_settings, tmp_path, monkeypatch, capsys):
         (["tasks=pika"], "task 'pika' is unknown"),
         (["task_files.piqa=piqa.jsonl"], "name the task there, too"),
         (["tasks=piqa", "questions=0"], "questions = 0"),
-        (["tasks=piqa", "task_files.piqa=3"], "task_files.piqa = 3: expected a path"),
+        (["tasks=piqa", "task_files.piqa=3"], "task piqa: 3 does not exist"),
     ):
         with pytest.raises(ValueError, match=message):
             run_command("evaluate", ["with", "run=runs/1", *words])
