@@ -1,33 +1,33 @@
 """Who draws the boundaries. Agents read TensorDict keys only and know neither model, environment nor estimator."""
 
-from tokenv.lazy import face
+from tokenv.core.lazy import face
 
 CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy"),
     "learned": ("Learned",),
     "strict": ("Strict",),
     "conditional": ("Conditional",),
-    "gumbel": ("Nawrot",),
-    "router": ("HNet",),
+    "nawrot": ("Nawrot",),
+    "hnet": ("HNet",),
     "fixed": ("Mixed", "Never", "Random", "Uniform"),
     "heuristic": ("Entropy", "Whitespace"),
-    "guided": ("BPE",),
-    "loaded": ("Loaded",),
+    "bpe": ("BPE",),
+    "pretrained": ("Loaded",),
 }
 
 AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
     "strict": "tokenv.agents.strict:Strict",
     "conditional": "tokenv.agents.conditional:Conditional",
-    "nawrot": "tokenv.agents.gumbel:Nawrot",
-    "hnet": "tokenv.agents.router:HNet",
+    "nawrot": "tokenv.agents.nawrot:Nawrot",
+    "hnet": "tokenv.agents.hnet:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",
     "random": "tokenv.agents.fixed:Random",
     "mixed": "tokenv.agents.fixed:Mixed",
     "never": "tokenv.agents.fixed:Never",
     "whitespace": "tokenv.agents.heuristic:Whitespace",
     "entropy": "tokenv.agents.heuristic:Entropy",
-    "bpe": "tokenv.agents.guided:BPE",
+    "bpe": "tokenv.agents.bpe:BPE",
 }
 
 __getattr__, __dir__ = face(__name__, CLASSES)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tokenv import keys
-from tokenv.agents.memory import Memory
-from tokenv.rates import RateRange
+from tokenv.agents.step_state import Memory
+from tokenv.core import keys
+from tokenv.core.rates import RateRange
 
 
 def forced_action(observation: TensorDictBase) -> Tensor:
@@ -169,7 +169,7 @@ class Agent(TensorDictModuleBase, ABC):
         rates: those that an agent is trained for which is told them, by ``target_rate`` among its ``in_keys``; None for
             one that is not. A constructor that takes ``rates`` is given the run's range.
         whole: whether a decision reads all symbols that are decided at, later ones too, so that none of them may be
-            predicted (``tokenv.contracts.check_sight``).
+            predicted (``tokenv.core.contracts.check_sight``).
     """
 
     in_keys: list[str]
@@ -221,7 +221,7 @@ class Agent(TensorDictModuleBase, ABC):
     def repeat_rows(self, times: int) -> None:
         """Go on acting for ``times`` rows, side by side, in place of each: what was remembered of it holds for all.
 
-        An agent that remembers otherwise than in a ``tokenv.agents.memory.Memory`` of its own repeats that, too.
+        An agent that remembers otherwise than in a ``tokenv.agents.step_state.Memory`` of its own repeats that, too.
         """
         for module in self.modules():
             for value in vars(module).values():

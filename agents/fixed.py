@@ -4,10 +4,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
 from tokenv.agents.base import Agent, boundary_count, boundary_counts, certain, forced_action
-from tokenv.agents.memory import Memory
-from tokenv.rates import RateRange
+from tokenv.agents.step_state import Memory
+from tokenv.core import keys
+from tokenv.core.rates import RateRange
 
 ROUNDINGS = ("down", "random")
 ALIGNMENTS = ("start", "end")
@@ -30,7 +30,7 @@ def _answer(action: Tensor, prob: Tensor) -> TensorDict:
 class _Fixed(Agent):
     """Common to agents that draw a given number of boundaries per sequence.
 
-    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.memory.Memory``.
+    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.step_state.Memory``.
 
     Args:
         rate: boundaries per symbol.
@@ -38,7 +38,7 @@ class _Fixed(Agent):
         rounding: ``down`` draws exactly floor(N * rate) boundaries, the first symbol's included, in every sequence.
             ``random`` draws floor((N - 1) * rate + u_0), u_0 being the noise at the first symbol, where nobody decides:
             the mean over sequences is then the rate itself, per symbol that predicts another, as that of a calibrated
-            policy (``tokenv.run.calibrate``).
+            policy (``tokenv.evaluation.calibration``).
         rates: range of the rates that it is told, every sequence its own; ``rate`` then counts for nothing.
 
     Raises:
@@ -158,7 +158,7 @@ class Mixed(Agent):
     the sequence's rate, so that boundaries are a function of the noise and every sample of a text has its own rate. A
     language model that is trained so serves boundaries of all these rates: a start for comparing estimators.
 
-    Acting at one position remembers every row's rate; see ``tokenv.agents.memory.Memory``.
+    Acting at one position remembers every row's rate; see ``tokenv.agents.step_state.Memory``.
 
     Args:
         low: smallest boundaries per symbol.

@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
 from tokenv.agents.base import Agent, certain
-from tokenv.agents.memory import Memory
-from tokenv.sharing import sharers
+from tokenv.agents.step_state import Memory
+from tokenv.core import keys
+from tokenv.core.distributed import sharers
 
 # Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
 # UTF-8 continuation bytes | the first bytes of UTF-8 characters.
@@ -22,7 +22,7 @@ class Rule(Agent):
     """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
 
     Acting at one position (``forward``) remembers the value of the position before: see
-    ``tokenv.agents.memory.Memory``.
+    ``tokenv.agents.step_state.Memory``.
     """
 
     def __init__(self) -> None:

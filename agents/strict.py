@@ -4,7 +4,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
 from tokenv.agents.base import (
     BoundaryDistribution,
     boundary_count,
@@ -13,7 +12,8 @@ from tokenv.agents.base import (
     refuse_other_counts,
 )
 from tokenv.agents.learned import Learned
-from tokenv.rates import RateRange
+from tokenv.core import keys
+from tokenv.core.rates import RateRange
 
 
 class Strict(Learned):

@@ -3,24 +3,24 @@
 What builds an estimator of your own can be taken from here: ``from tokenv.estimators import Part, chain, Discount``.
 """
 
-from tokenv.lazy import face
+from tokenv.core.lazy import face
 
 PARTS = {
     "base": ("Chain", "Part", "chain"),
-    "rewards": ("EarlyExit", "Likelihood"),
+    "credit": ("EarlyExit", "Likelihood"),
     "credit": ("BoundaryCredit", "Discount", "LambdaReturn"),
     "critic": ("TextCritic",),
     "baselines": (
         *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage", "ShrunkLeaveOneOut"),
     ),
-    "scaling": ("Clip", "Standardise"),
+    "surrogates": ("Clip", "Standardise"),
     "surrogates": ("ClippedSurrogate", "ScoreFunction"),
     "off_policy": ("FixedRateProposal",),
     "antithetic": ("ARM", "ARMS", "DisARM"),
     "branching": ("BitFlip", "Branch"),
-    "control": ("Rebar", "Relax"),
+    "control_variates": ("Rebar", "Relax"),
     "straight_through": ("GumbelRao", "GumbelSigmoid", "PathGradient", "ReinMax", "StraightThrough"),
-    "rate": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
+    "rate_targets": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
 }
 
 RECIPES = {  # estimators by name
@@ -33,9 +33,9 @@ RECIPES = {  # estimators by name
     )
 }
 RATE_TARGETS = {  # rate targets by name
-    "logit_pressure": "tokenv.estimators.rate:LogitPressure",
-    "binomial": "tokenv.estimators.rate:BinomialPrior",
-    "ratio": "tokenv.estimators.rate:RatioLoss",
+    "logit_pressure": "tokenv.estimators.rate_targets:LogitPressure",
+    "binomial": "tokenv.estimators.rate_targets:BinomialPrior",
+    "ratio": "tokenv.estimators.rate_targets:RatioLoss",
 }
 
 __getattr__, __dir__ = face(__name__, PARTS)

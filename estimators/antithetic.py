@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators.base import Part
 from tokenv.estimators.surrogates import logit_loss
 

@@ -18,8 +18,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from tokenv import keys
-from tokenv.contracts import Sampling
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
 
 NestedKey = str | tuple[str, ...]
 Route = Literal["loss", "likelihood"]
@@ -108,7 +108,7 @@ class Part(TensorDictModuleBase, ABC):
     ) -> Tensor:
         """R further, relaxed boundaries whose likelihoods are wanted: float [.., T, R], with a gradient.
 
-        What it draws, it draws with ``tokenv.sharing.uniform_like``, for its rows may be some of a batch's.
+        What it draws, it draws with ``tokenv.core.distributed.uniform_like``, for its rows may be some of a batch's.
         """
         raise NotImplementedError
 

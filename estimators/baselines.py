@@ -3,7 +3,7 @@
 import torch
 from tensordict import TensorDictBase
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators.base import Part
 from tokenv.estimators.statistics import any_over, masked_mean, mean_of_others, mean_over, mean_over_batch
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators.base import Part
 
 

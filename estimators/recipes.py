@@ -1,6 +1,6 @@
 """Estimators by name: a few lines of parts each. Every one can be taken apart and put together anew."""
 
-from tokenv.estimators import antithetic, branching, control, straight_through
+from tokenv.estimators import antithetic, branching, control_variates, straight_through
 from tokenv.estimators.base import Chain, Part, chain
 from tokenv.estimators.baselines import (
     BatchCentre,
@@ -10,12 +10,10 @@ from tokenv.estimators.baselines import (
     MovingAverage,
     ShrunkLeaveOneOut,
 )
-from tokenv.estimators.credit import BoundaryCredit, Discount, LambdaReturn
+from tokenv.estimators.credit import BoundaryCredit, Discount, EarlyExit, LambdaReturn, Likelihood
 from tokenv.estimators.critic import TextCritic
 from tokenv.estimators.off_policy import FixedRateProposal
-from tokenv.estimators.rewards import EarlyExit, Likelihood
-from tokenv.estimators.scaling import Clip, Standardise
-from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
+from tokenv.estimators.surrogates import Clip, ClippedSurrogate, ScoreFunction, Standardise
 
 
 def _surrogate(head_epochs: int) -> Part:
@@ -289,13 +287,13 @@ def branch(gamma: float = 0.99, positions: int = 1, num_samples: int = 2) -> Cha
 
 
 def rebar(temperature: float = 0.5) -> Chain:
-    """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control.Rebar``; window 0 only."""
-    return chain(EarlyExit(), Discount(1.0), control.Rebar(temperature))
+    """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control_variates.Rebar``; window 0 only."""
+    return chain(EarlyExit(), Discount(1.0), control_variates.Rebar(temperature))
 
 
 def relax(width: int, temperature: float = 0.5) -> Chain:
-    """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control.Relax``; window 0 only."""
-    return chain(EarlyExit(), Discount(1.0), control.Relax(width, temperature))
+    """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control_variates.Relax``; window 0 only."""
+    return chain(EarlyExit(), Discount(1.0), control_variates.Relax(width, temperature))
 
 
 def straight() -> Chain:

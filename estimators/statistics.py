@@ -1,12 +1,14 @@
 """Means over the batch and over samples, in one place: here several processes that share a batch join theirs.
 
-A mean over the batch is that of the whole batch, whoever holds its rows (``tokenv.sharing``).
+A mean over the batch is that of the whole batch, whoever holds its rows (``tokenv.core.distributed``).
 """
 
 import torch
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from tokenv.sharing import sharers, summed
+from tokenv.core import keys
+from tokenv.core.distributed import sharers, summed
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -102,3 +104,24 @@ def mean_of_others(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 def conditional_noise(prob: Tensor, action: Tensor, uniform: Tensor) -> Tensor:
     """Noise u given that ``a = [u < p]``, from a fresh uniform number: on (0, p) for a = 1, on (p, 1) for a = 0."""
     return torch.where(action.bool(), uniform * prob, prob + uniform * (1 - prob))
+
+
+def mean_over_decisions(td: TensorDictBase, key: NestedKey) -> Tensor:
+    """Mean of a loss over all decisions, 0 where nobody has written it; of a shared batch this process's part: []."""
+    return masked_mean_share(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
+
+
+def policy_objective(td: TensorDictBase) -> Tensor:
+    """What an estimator descends, per decision: its loss, and where boundaries are relaxed the model's own loss, too.
+
+    Args:
+        td: a rollout that the estimator has been applied to, [.., B, T].
+
+    Returns:
+        A scalar. If the estimator is unbiased, the expectation of its gradient with respect to policy and encoder
+        is that of ``-1/decisions sum_{b,t} E_a[log p(x_{t+1} | x_<=t, a_<=t)]``.
+    """
+    loss = mean_over_decisions(td, keys.LOSS_POLICY)
+    if keys.BOUNDARY in td:
+        loss = loss - td[keys.LOG_LIKELIHOOD].sum() / td[keys.DECISION_MASK].sum()
+    return loss

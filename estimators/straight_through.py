@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators.base import Part
 from tokenv.estimators.statistics import conditional_noise
 

@@ -15,8 +15,8 @@ from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.common import LossModule
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
+from tokenv.core import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv

@@ -19,7 +19,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import tokenv
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.data.corpus import CorpusOpener
 
 BATCH, PRICE = 32, 0.5

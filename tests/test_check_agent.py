@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from tokenv import keys
 from tokenv.agents.base import Agent, BoundaryDistribution, certain, forced_action
 from tokenv.agents.conditional import Conditional
 from tokenv.agents.fixed import Random
 from tokenv.agents.learned import Learned
 from tokenv.config import registry
+from tokenv.core import keys
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.bpe import train_bpe
-from tokenv.errors import UserError
-from tokenv.rates import RateRange
+from tokenv.data.text.tokenizer import train_bpe
 from tokenv.testing import check_agent
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tokenv.config import registry
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 from tokenv.lm.codecs.base import ByteCodec
 from tokenv.testing import check_codec
 

@@ -5,13 +5,12 @@ import inspect
 import pytest
 import torch
 
-from tokenv import keys
 from tokenv.config import registry
+from tokenv.core import keys
 from tokenv.estimators.antithetic import ARM
 from tokenv.estimators.base import Part, chain
 from tokenv.estimators.baselines import MovingAverage
-from tokenv.estimators.credit import Discount
-from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.surrogates import ScoreFunction
 from tokenv.testing import check_estimator
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tokenv import keys
 from tokenv.config import registry
-from tokenv.errors import UserError
-from tokenv.estimators.rate import LogitPressure, RateTarget
+from tokenv.core import keys
+from tokenv.core.errors import UserError
+from tokenv.estimators.rate_targets import LogitPressure, RateTarget
 from tokenv.testing import check_rate_target
 
 

@@ -17,12 +17,11 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.compare.claims import Claim, Elsewhere, claim
-from tokenv.compare.have import ended
-from tokenv.compare.process import LOST, Job
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.runner import run_all
+from tokenv.compare.locks import Claim, Elsewhere, claim
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import SILENT_SECONDS, StoredRun, read_run
+from tokenv.compare.worker import LOST, Job, ended
 from tokenv.config.schema import Config
 from tokenv.storage import processes
 
@@ -88,7 +87,7 @@ def test_a_run_whose_process_lives_goes_on_whatever_the_clock_says(tmp_path: Pat
 
 def test_a_killed_fork_server_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its jobs go on, and nobody can tell how they end: that is said, and what comes next has another server."""
-    monkeypatch.setattr("tokenv.compare.process.PRELOADED", [])
+    monkeypatch.setattr("tokenv.compare.worker.PRELOADED", [])
     job = Job("time:sleep", [3], tmp_path / "log")
     server = psutil.Process(job.pid).ppid()
     assert server != os.getpid()
@@ -216,7 +215,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     """What the first one is at, the second one leaves until the end, waits for, and finds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
@@ -224,7 +223,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     held = claim(one.config, Path("runs"))
     assert isinstance(held, Claim)
     said: list[str] = []
-    monkeypatch.setattr("tokenv.compare.bars.Bars.say", lambda _, line: said.append(line))
+    monkeypatch.setattr("tokenv.compare.progress.Bars.say", lambda _, line: said.append(line))
 
     def release() -> None:
         while not [line for line in said if "waiting for process" in line]:
@@ -244,7 +243,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
 
 CHILD = """
 import time
-from tokenv.run.interrupt import Interruptible
+from tokenv.training.interrupt import Interruptible
 
 def work(path):
     try:
@@ -256,7 +255,7 @@ def work(path):
 """
 PARENT = """
 import pathlib, sys
-from tokenv.compare.process import Job
+from tokenv.compare.worker import Job
 if __name__ == "__main__":
     Job("child:work", [sys.argv[1]], pathlib.Path(sys.argv[1] + ".log")).wait()
 """

@@ -12,14 +12,14 @@ from tiny import settings
 
 from tokenv.cli.options import stored_config
 from tokenv.config.files import resolve
+from tokenv.config.hardware import prepare
 from tokenv.config.schema import HardwareConfig
-from tokenv.errors import UserError
-from tokenv.run.hardware import prepare
-from tokenv.run.state import RunState
-from tokenv.run.stored import load_run
-from tokenv.run.train import train
+from tokenv.core.errors import UserError
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints
-from tokenv.storage.digests import DIGESTS, FILES, write_digests
+from tokenv.storage.checksums import DIGESTS, FILES, write_digests
+from tokenv.training.trainer import train
 
 TENSORS = {"lm.w": torch.arange(6.0).reshape(2, 3), "lm.b": torch.ones(3)}
 

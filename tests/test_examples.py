@@ -9,7 +9,7 @@ import pytest
 from tiny import settings
 
 from tokenv.config.files import resolve
-from tokenv.run.train import train
+from tokenv.training.trainer import train
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -12,10 +12,10 @@ import pytest
 from datasets import Dataset
 
 import tokenv
+from tokenv.cli.experiment import experiment
 from tokenv.cli.main import run_command
-from tokenv.data.text.given import keep_documents
-from tokenv.errors import UserError
-from tokenv.experiment import experiment
+from tokenv.core.errors import UserError
+from tokenv.data.text.documents import keep_documents
 
 with warnings.catch_warnings():  # Sacred's own, of pkg_resources
     warnings.simplefilter("ignore")

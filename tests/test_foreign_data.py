@@ -10,17 +10,17 @@ import yaml
 
 import tokenv
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import assess
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.runner import run_all
-from tokenv.compare.wishes import Wishes
+from tokenv.compare.evaluate_run import assess
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.run_evaluation import Wishes
+from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
+from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.errors import UserError
 from tokenv.library.environments import PlayedBytesEnv
 from tokenv.storage import checkpoints, trust
-from tokenv.storage.digests import write_digests
+from tokenv.storage.checksums import write_digests
 
 TEXT = "a line of text, and number {} of many\n"
 
@@ -113,7 +113,7 @@ def test_what_is_named_in_python_is_the_users(words: list[str], monkeypatch: pyt
 
 
 def _settings(words: list[str]) -> dict[str, Any]:
-    from tokenv.config.plain import read_words
+    from tokenv.config.literals import read_words
 
     return read_words([word for word in words if not word.startswith("data.source")])[0]
 
@@ -122,7 +122,7 @@ def test_comparisons_read_what_their_user_names(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their jobs too, where nothing is remembered, as on a machine with another home."""
-    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     common = {"data": {"source": "books"}}

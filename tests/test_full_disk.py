@@ -14,9 +14,9 @@ import pytest
 import shrunk
 
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
-from tokenv.run import train as training
+from tokenv.core.errors import UserError
 from tokenv.storage import atomic, checkpoints
+from tokenv.training import trainer as training
 
 
 @pytest.fixture

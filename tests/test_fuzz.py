@@ -13,10 +13,10 @@ from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, outcome, try
 from malformed_http import http_outcome, http_request
 from malformed_work import CALLS, try_call, working_line
 
-from tokenv.config.convert import make
+from tokenv.config.conversion import make
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
-from tokenv.run.train import train
+from tokenv.training.trainer import train
 
 
 @pytest.fixture(scope="module")

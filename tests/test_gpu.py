@@ -7,25 +7,24 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
+from tokenv.config.components import build_parts
 from tokenv.config.files import merge, resolve
-from tokenv.contracts import Sampling
-from tokenv.data.prefetch import staged
-from tokenv.data.source import TensorSource
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
+from tokenv.data.sources import TensorSource, staged
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention
+from tokenv.lm.chunking.select import SortedGather
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
-from tokenv.lm.poolings.select import SortedGather
 from tokenv.lm.unet import UNet
-from tokenv.run import update
-from tokenv.run.parts import build_parts
-from tokenv.run.ranks import Ranks
-from tokenv.run.train import NotFiniteError, train
 from tokenv.storage import checkpoints
+from tokenv.training import update
+from tokenv.training.process_group import Ranks
+from tokenv.training.trainer import NotFiniteError, train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -128,16 +128,16 @@ def test_no_circles():
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("tokenv.keys", "import tokenv.env.stepping"),
+        ("tokenv.core.keys", "import tokenv.env.stepping"),
         ("tokenv.agents.learned", "from tokenv.lm.unet import UNet"),
         ("tokenv.agents.learned", "from tokenv import env"),
         ("tokenv.estimators.base", "def f():\n    from tokenv.agents import base"),
         ("tokenv.lm.unet", "from ..env.stepping import TokenizationEnv"),
         ("tokenv.lm.unet", "from .. import env"),
-        ("tokenv.lm.poolings.mean", "from ...env import stepping"),
-        ("tokenv.data.hub.dataset", "import tokenv.keys"),
+        ("tokenv.lm.chunking.mean", "from ...env import stepping"),
+        ("tokenv.data.hub.streaming", "import tokenv.core.keys"),
         ("tokenv.env.rollout", "import tokenv.agents"),
-        ("tokenv.report.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
+        ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
     ],
 )
 def test_forbidden_imports_are_found(name, source):
@@ -149,7 +149,7 @@ def test_forbidden_imports_are_found(name, source):
     [
         ("tokenv.agents.learned", "from tokenv import keys\nfrom tokenv.agents.base import Agent\nimport torch"),
         ("tokenv.lm.unet", "from .layers import Linear\nfrom . import config"),
-        ("tokenv.run.train", "from tokenv.agents.learned import Learned"),
+        ("tokenv.training.trainer", "from tokenv.agents.learned import Learned"),
     ],
 )
 def test_allowed_imports_pass(name, source):

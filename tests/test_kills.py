@@ -37,7 +37,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     """One command in a process of its own; what it says goes to a file."""
     import torch
 
-    import tokenv.compare.have
+    import tokenv.compare.worker
 
     said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
@@ -45,7 +45,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
-    tokenv.compare.have.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
+    tokenv.compare.worker.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
     try:
         run_command(name, ["with", *words])
     except BaseException:

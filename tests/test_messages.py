@@ -16,13 +16,13 @@ import zstandard
 from test_fuzz import place  # noqa: F401
 
 from tokenv.cli import main as cli
-from tokenv.config.plain import check_plain, read_words
+from tokenv.config.literals import check_plain, read_words
 from tokenv.config.registry import ESTIMATORS, find
+from tokenv.core.errors import FailedError, MissingFileError, UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.tables import read_csv
-from tokenv.errors import FailedError, MissingFileError, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def test_a_value_that_cannot_be_squared_is_refused(tmp_path, value):
 
 
 def test_control_characters_reach_no_csv(tmp_path):
-    from tokenv.report.table import write_csv
+    from tokenv.plotting.console import write_csv
 
     path = write_csv(tmp_path / "methods.csv", ["method"], [["\x1b[31mred", 1]])
     assert io.StringIO(path.read_text()).read() == "method\n\\x1b[31mred,1\n"

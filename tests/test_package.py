@@ -23,8 +23,8 @@ from tokenv.config.files import named_configs, resolve
 assert "quick" in named_configs() and sys.argv[1] in str(named_configs()["quick"])
 assert resolve(["configs/quick.yaml"], {}) == resolve(["quick"], {})
 import tokenv.cli.train, tokenv.testing
-from tokenv.report.html import segment_page
-from tokenv.report.characters import characters
+from tokenv.plotting.html import segment_page
+from tokenv.plotting.characters import characters
 assert "<html" in segment_page({"t": characters(b"ab", [0.1, 0.9], [True, False])}, title="t", facts={})
 """
 

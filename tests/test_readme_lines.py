@@ -179,7 +179,7 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
     shrunk.stand_ins(tmp_path)
     before, space = set(sys.modules), {"__name__": "readme"}
     for language, text, file in pieces((shrunk.ROOT / document).read_text()):
@@ -221,7 +221,7 @@ with test_readme_lines.without_extras():
     assert sys.modules["stable_baselines3"] is None
     for name in list(sys.modules):
         assert name.partition(".")[0] != "tokenv", name
-    extras = {"tokenv.env.sb3": "tokenv[sb3]", "tokenv.library.harness": "tokenv[lm-eval]"}
+    extras = {"tokenv.env.sb3": "tokenv[sb3]", "tokenv.library.lm_eval_model": "tokenv[lm-eval]"}
     for name in test_imports.MODULES:
         if name in extras:
             try:

@@ -12,17 +12,17 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.cli.options import stored_config
 from tokenv.cli.variance import resolve_variance
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.runner import run_all
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
-from tokenv.run.state import RunState
-from tokenv.run.stored import load_run
-from tokenv.run.train import train
+from tokenv.core.errors import UserError
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints, trust
-from tokenv.storage.digests import write_digests
+from tokenv.storage.checksums import write_digests
+from tokenv.training.trainer import train
 
 CODE = """
 from pathlib import Path

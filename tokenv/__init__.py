@@ -14,7 +14,7 @@ Parts of estimators are in ``tokenv.estimators``, agents in ``tokenv.agents``.
 
 from pathlib import Path
 
-from tokenv.lazy import face
+from tokenv.core.lazy import face
 
 __version__ = "0.1.0"
 
@@ -25,15 +25,15 @@ if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and c
 __getattr__, __dir__ = face(
     __name__,
     {
-        "contracts": ("Sampling",),
-        "env.generate": ("generate",),
+        "core.contracts": ("Sampling",),
+        "env.generation": ("generate",),
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),
-        "experiment": ("train",),
+        "cli.experiment": ("train",),
         "library.model": ("Model", "load"),
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),
-        "run.stored": ("load_run",),
+        "evaluation.loaded_run": ("load_run",),
         "testing": ("check_agent", "check_codec", "check_estimator", "check_rate_target"),
     },
 )

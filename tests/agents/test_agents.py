@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from tokenv import keys
 from tokenv.agents.base import BoundaryDistribution, forced_action
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
+from tokenv.core import keys
 
 WIDTH = 6
 seeds = st.integers(0, 10_000)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models
 
-from tokenv import keys
-from tokenv.agents.guided import BPE
+from tokenv.agents.bpe import BPE
 from tokenv.cli.main import run_command
+from tokenv.config.components import Parts
+from tokenv.core import keys
+from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.bpe import train_bpe, user_cache
-from tokenv.errors import UserError
-from tokenv.run.parts import Parts
+from tokenv.data.text.tokenizer import train_bpe, user_cache
 
 
 def save(path, words):

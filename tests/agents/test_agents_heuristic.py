@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.heuristic import Entropy, Whitespace
-from tokenv.data.source import TensorSource
-from tokenv.env.generate import generate
+from tokenv.core import keys
+from tokenv.data.sources import TensorSource
+from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.base import Codec

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 
-from tokenv import keys
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
-from tokenv.agents.loaded import Loaded
+from tokenv.agents.pretrained import Loaded
 from tokenv.cli.main import run_command
+from tokenv.config.components import build_parts
 from tokenv.config.files import merge, resolve
-from tokenv.contracts import Sampling
-from tokenv.data.source import TensorSource
-from tokenv.env.generate import generate
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
+from tokenv.core.errors import UserError
+from tokenv.data.sources import TensorSource
+from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import Reader
 from tokenv.lm.unet import UNet
-from tokenv.run.parts import build_parts
-from tokenv.run.train import train
 from tokenv.storage import checkpoints
+from tokenv.training.trainer import train
 
 
 def make_lm(width=16, window=4, seed=0):

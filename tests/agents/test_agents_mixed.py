@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.fixed import Mixed
 from tokenv.config.files import resolve
-from tokenv.data.source import TensorSource
-from tokenv.env.generate import generate
+from tokenv.core import keys
+from tokenv.data.sources import TensorSource
+from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.run.train import train
+from tokenv.training.trainer import train
 
 
 def observe(batch, length, length_B=None):

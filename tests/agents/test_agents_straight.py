@@ -10,9 +10,9 @@ from tensordict import TensorDict
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from tokenv import keys
-from tokenv.agents.gumbel import Nawrot
-from tokenv.agents.router import HNet
+from tokenv.agents.hnet import HNet
+from tokenv.agents.nawrot import Nawrot
+from tokenv.core import keys
 
 WIDTH = 6
 OUTPUTS = (keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.BOUNDARY_LOGITS, keys.ENTROPY)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from tokenv import keys
-from tokenv.agents.conditional import Conditional
-from tokenv.agents.subsets import NEVER, decision_logits, log_sums
+from tokenv.agents.conditional import NEVER, Conditional, decision_logits, log_sums
+from tokenv.core import keys
 
 WIDTH = 8
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.strict import Strict
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import early_exit
 from tokenv.lm.config import UNetConfig

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.bench.options import BenchOptions
-from tokenv.bench.ranks import update_figures
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
-from tokenv.run.ranks import Ranks
+from tokenv.core.errors import UserError
+from tokenv.lab.config import BenchOptions
+from tokenv.lab.scaling import update_figures
+from tokenv.training.process_group import Ranks
 
 
 def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 pytest.importorskip("argcomplete")
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from tokenv.cli.help import SAMPLES, command_keys, show
 from tokenv.cli.list import KINDS
 from tokenv.cli.main import COMMANDS, run_command
 from tokenv.config import registry
-from tokenv.config.convert import make
-from tokenv.config.describe import keys_of, sentence
+from tokenv.config.conversion import make
+from tokenv.config.field_docs import keys_of, sentence
 from tokenv.config.schema import Config
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 

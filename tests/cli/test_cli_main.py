@@ -9,7 +9,7 @@ import pytest
 
 from tokenv.cli import main
 from tokenv.cli.main import COMMANDS, USAGE, module_of, run_command
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchrl", "sacred", "matplotlib")

@@ -8,7 +8,7 @@ import pytest
 
 import tokenv
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 FEW = ["sequences=6", "batch_size=6"]
 

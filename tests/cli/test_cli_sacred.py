@@ -12,7 +12,7 @@ import pytest
 
 from tokenv.cli import observers, sacred
 from tokenv.cli.main import main, run_command
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
-from tokenv.run import passages
+from tokenv.core.errors import UserError
+from tokenv.evaluation import text_report
 
 
 def test_segment_writes_a_page(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def test_all_of_it_as_json_and_several_runs_side_by_side(trained: Path, capsys: 
 def test_a_long_text_is_cut_in_pages_and_short_in_the_terminal(
     trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passages, "PAGE_CHARACTERS", 40)
+    monkeypatch.setattr(text_report, "PAGE_CHARACTERS", 40)
     text = "0123456789" * 10
     run_command("segment", ["with", f"run={trained}", f"text={text}", "shown=30", "out=long.html"])
     shown = capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 
 def stored() -> dict[str, Any]:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.bench.options import BenchOptions
 from tokenv.cli import main
 from tokenv.cli.help import command_keys, show
 from tokenv.cli.list import KINDS
@@ -27,14 +26,15 @@ from tokenv.cli.options import (
     TrainOptions,
 )
 from tokenv.cli.outputs import check_output
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_comparison_words
-from tokenv.config.convert import SECTION_TEXTS, parameters
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.parsing import read_comparison_words
+from tokenv.config.conversion import SECTION_TEXTS, parameters
 from tokenv.config.files import config_path
-from tokenv.config.plain import read_words
+from tokenv.config.literals import read_words
 from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
-from tokenv.errors import UserError
-from tokenv.variance.options import VarianceOptions
+from tokenv.core.errors import UserError
+from tokenv.lab.config import BenchOptions
+from tokenv.lab.variance_config import VarianceOptions
 
 TEXT_KEYS = [
     *((SegmentOptions, key) for key in ("text", "file", "run", "out", "json")),

@@ -16,18 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import LONGEST, assess, token_lengths
-from tokenv.compare.assessment import Agreement, Assessment, _owner, assessed
-from tokenv.compare.compose import compared_run
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.runner import run_all
+from tokenv.compare.evaluate_run import LONGEST, assess, token_lengths
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.plan import compared_run
+from tokenv.compare.run_evaluation import Agreement, Assessment, Wishes, _owner, assessed
+from tokenv.compare.scheduler import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
-from tokenv.compare.wishes import Wishes
-from tokenv.config.convert import make
+from tokenv.config.conversion import make
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
 from tokenv.storage import checkpoints
-from tokenv.storage.sealed import write_json
+from tokenv.storage.checksummed import write_json
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.compare.have import ended, trainer
-from tokenv.compare.order import Outcome
-from tokenv.compare.process import Job
+from tokenv.compare.job import Outcome
+from tokenv.compare.worker import Job, ended, trainer
 
 STAND_IN = """
 import os, pathlib, signal, sys, time

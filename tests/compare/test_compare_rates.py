@@ -11,21 +11,20 @@ from pages import Page
 from rated import rate_curve
 
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import assess, at_rates
-from tokenv.compare.assessment import AtRate, assessed
-from tokenv.compare.compose import compose
-from tokenv.compare.rates import rate_lines
-from tokenv.compare.reading import resolve_comparison
+from tokenv.compare.evaluate_run import assess, at_rates
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.plan import compose
+from tokenv.compare.rate_curves import rate_lines
 from tokenv.compare.report.page import comparison_page
-from tokenv.compare.report.rates import columns, rate_rows, rates_table
-from tokenv.compare.report.write import write_report
+from tokenv.compare.report.rate_tables import columns, rate_rows, rates_table
+from tokenv.compare.report.summary import write_report
+from tokenv.compare.run_evaluation import AtRate, Wishes, assessed
 from tokenv.compare.significance import Scores, difference, holm
-from tokenv.compare.wishes import Wishes
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange
 from tokenv.data.corpus import load_corpus
-from tokenv.errors import UserError
-from tokenv.rates import RateRange
-from tokenv.run.calibrate import split_for_calibration
-from tokenv.run.stored import load_run
+from tokenv.evaluation.calibration import split_for_calibration
+from tokenv.evaluation.loaded_run import load_run
 
 ASKED = (0.1, 0.2)
 SEQUENCES = 40

@@ -13,17 +13,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv import keys
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import assess
-from tokenv.compare.assessment import assessed
-from tokenv.compare.compose import compared_run, compose
+from tokenv.compare.evaluate_run import assess
+from tokenv.compare.plan import compared_run, compose
+from tokenv.compare.run_evaluation import Wishes, assessed
 from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
-from tokenv.compare.wishes import Wishes
+from tokenv.core import keys
 from tokenv.data.series.windows import load_series
-from tokenv.run.evaluate import held_out_rollouts, sequence_losses
-from tokenv.run.stored import load_run
+from tokenv.evaluation.evaluator import held_out_rollouts, sequence_losses
+from tokenv.evaluation.loaded_run import load_run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tokenv.compare.significance import Difference, Scores, corrected, difference, document_error, holm, sentence
-from tokenv.run.evaluate import clustered_degrees_of_freedom
+from tokenv.evaluation.evaluator import clustered_degrees_of_freedom
 
 GENERATOR = np.random.default_rng(0)
 

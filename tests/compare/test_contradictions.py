@@ -10,9 +10,9 @@ from tiny import settings
 
 from tokenv.compare.store import contradiction, find_run, finished_run, read_run
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
-from tokenv.run.train import train
-from tokenv.storage.digests import write_digests
+from tokenv.core.errors import UserError
+from tokenv.storage.checksums import write_digests
+from tokenv.training.trainer import train
 
 SHORT = settings(train={"symbols": 512})
 CONFIGS = [resolve([], SHORT | {"seed": seed}) for seed in (0, 1)]

@@ -19,13 +19,13 @@ import yaml
 
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.order import Outcome
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.runner import run_all
-from tokenv.compare.slurm import check
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.job import Outcome
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.scheduler import run_all
+from tokenv.compare.slurm_executor import check
 from tokenv.compare.store import stored_runs
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 LONG = {"train": {"symbols": 20_000}}  # a run that can be met while it trains
 ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
@@ -301,7 +301,7 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.executors.have", lambda _: Outcome(run="99"))
-    monkeypatch.setattr("tokenv.compare.runner.LATE_SECONDS", 0)
+    monkeypatch.setattr("tokenv.compare.scheduler.LATE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.tasks()), of, progress=False)
     assert folders == [None]

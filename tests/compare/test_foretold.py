@@ -9,16 +9,15 @@ from comparisons import a_comparison, a_method, of_series, rows
 from pages import Page
 
 from tokenv.cli.main import run_command
-from tokenv.compare.assess import assess
-from tokenv.compare.assessment import Forecasts, assessed
-from tokenv.compare.foretold import compare_forecasts
-from tokenv.compare.options import CompareOptions
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.evaluate_run import assess
+from tokenv.compare.forecast_comparison import compare_forecasts
 from tokenv.compare.report import pictures
 from tokenv.compare.report.page import comparison_page
-from tokenv.compare.report.write import write_reports
+from tokenv.compare.report.summary import write_reports
+from tokenv.compare.run_evaluation import Forecasts, ForecastWish, Wishes, assessed
 from tokenv.compare.significance import Scores, difference
-from tokenv.compare.wishes import ForecastWish, Wishes
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 WINDOWS = 40
 STEPWISE = {"model": {"direct": False}, "data": {"series": {"context": 8}}}
@@ -94,7 +93,7 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
         picture = pictures._forecasts(comparison, pictures.styles(comparison))
         return {picture.name: picture} if picture else {}
 
-    monkeypatch.setattr("tokenv.compare.report.write.draw_pictures", drawn)
+    monkeypatch.setattr("tokenv.compare.report.summary.draw_pictures", drawn)
     page = Page(comparison_page(compared, drawn(compared)))
     assert "Forecasts of 8 steps, 40 of 100 test windows" in page.headings
     assert {"MSE ± seeds", "80% interval holds", "skill: dlinear", "75.0%"} <= set(page.cells)

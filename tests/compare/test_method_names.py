@@ -12,8 +12,8 @@ from comparisons import a_run
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_comparison_words, resolve_comparison
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.parsing import read_comparison_words, resolve_comparison
 from tokenv.compare.settings import LONGEST_NAME, group_into_methods
 from tokenv.config.files import resolve
 
@@ -42,7 +42,7 @@ def rates(options: CompareOptions) -> dict[str, float]:
 
 
 def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
     only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
     shrunk.tokenv(shrunk.shrink(["compare", "with", "odd.yaml", "methods.learned w=1.rate=0.4"], only=only))
     (report,) = [path.parent for path in folder.glob("runs/*/report.html")]

@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.compare.bars import in_words
-from tokenv.compare.pace import Pace
+from tokenv.compare.progress import Pace, in_words
 
 
 def test_nothing_is_known_before_something_has_been_seen() -> None:

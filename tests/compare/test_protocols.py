@@ -16,16 +16,16 @@ from comparisons import a_comparison, a_method
 from tokenv.cli.main import run_command
 from tokenv.compare import tuning
 from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.compose import compose
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import resolve_comparison
-from tokenv.compare.report.numbers import conclusion, ranks
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.plan import compose
+from tokenv.compare.report.aggregate import conclusion, ranks
 from tokenv.compare.report.summary import summary_page
 from tokenv.compare.store import find_run
 from tokenv.compare.tuning import choose, trials
+from tokenv.config.components import build_parts
 from tokenv.config.files import merge, named_configs
 from tokenv.config.registry import ESTIMATORS
-from tokenv.run.parts import build_parts
 
 METHODS = {
     "reinforce": {"estimator": {"name": "reinforce"}},
@@ -165,7 +165,7 @@ def place(tiny_settings, tmp_path, monkeypatch):
     """A folder with a comparison in two protocols, of which the second one starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.have.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {
         "base": "tiny.yaml",

@@ -24,11 +24,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from pages import Page
 
-from tokenv.compare.assessment import Agreement, Learned
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report.learned import cells, columns
-from tokenv.compare.report.lines import styles
-from tokenv.compare.report.numbers import (
+from tokenv.compare.report.aggregate import (
     agreement,
     colour_scale,
     conclusion,
@@ -38,12 +35,14 @@ from tokenv.compare.report.numbers import (
     oriented,
     ranked,
     seed_band,
+    styles,
     to_flops,
 )
+from tokenv.compare.report.method_tables import cells, columns, print_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
-from tokenv.compare.report.tables import print_comparison
-from tokenv.compare.report.write import write_report
+from tokenv.compare.report.summary import write_report
+from tokenv.compare.run_evaluation import Agreement, Learned
 from tokenv.compare.significance import Difference, sentence
 
 ALL = ["methods", "differences", "ranks", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]

@@ -9,11 +9,11 @@ from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_se
 from matplotlib.image import imread
 from pages import Page
 
-from tokenv.compare.report.numbers import agreement, ranked
+from tokenv.compare.report.aggregate import agreement, ranked
+from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
-from tokenv.compare.report.tables import print_comparison
-from tokenv.compare.report.write import write_report
+from tokenv.compare.report.summary import write_report
 
 
 @pytest.fixture(scope="module")

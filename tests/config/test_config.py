@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
+from tokenv.config.build import learns
+from tokenv.config.components import build_parts, check_parts
 from tokenv.config.files import config_path, load_yaml, named_configs, resolve
 from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config
-from tokenv.errors import UserError
-from tokenv.run.build import learns
-from tokenv.run.parts import build_parts, check_parts
+from tokenv.core.errors import UserError
 
 SIZES = {"fineweb-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.config.convert import Limit, Plain, Section, convert, make
-from tokenv.errors import UserError
+from tokenv.config.conversion import Limit, Plain, Section, convert, make
+from tokenv.core.errors import UserError
 
 HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]
 HINTS += [list[int], tuple[str, ...], tuple[int, str], list, dict[str, int], dict, str | float, list[str] | str]

@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tokenv.config import registry
+from tokenv.config.build import build_agent
 from tokenv.config.registry import ESTIMATORS, build, construct, find
-from tokenv.errors import MissingFileError, UserError
-from tokenv.run.build import build_agent
+from tokenv.core.errors import MissingFileError, UserError
 
 
 class Package:

@@ -15,7 +15,7 @@ from tokenv.data import duplicates
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.documents import content_of, read_documents
-from tokenv.run.calibrate import split_for_calibration
+from tokenv.evaluation.calibration import split_for_calibration
 
 TEXTS = [f"document {number}: naïve café" for number in range(60)]
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}

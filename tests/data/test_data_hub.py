@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from datasets.io.parquet import ParquetDatasetReader
 
-from tokenv.data import reading
+from tokenv.core.errors import UserError
+from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.errors import UserError
 
 ROWS = 120
 
@@ -31,7 +31,7 @@ def hub(monkeypatch):
         calls.append((args, options))
         return datasets.IterableDataset.from_generator(generate, gen_kwargs=kwargs)
 
-    monkeypatch.setattr(reading, "open_hub", load_dataset)
+    monkeypatch.setattr(rows, "open_hub", load_dataset)
     return calls, kwargs
 
 
@@ -98,7 +98,7 @@ def test_resuming_is_exact_in_files_of_tables_too(monkeypatch, tmp_path):
         texts = [f"part {part} number {number}, with some text" for number in range(40)]
         pq.write_table(pa.table({"text": texts}), file, row_group_size=7)
     tables = ParquetDatasetReader(files, split="train", streaming=True).read()
-    monkeypatch.setattr(reading, "open_hub", lambda *args, **options: tables)
+    monkeypatch.setattr(rows, "open_hub", lambda *args, **options: tables)
     corpus = load_corpus(make_config(shuffle_buffer=9))
     stream = corpus.train()
     for _ in range(12):
@@ -163,12 +163,12 @@ def test_what_the_hub_cannot_give_is_one_message(monkeypatch):
         def refuse(*_args, source=source, **_options):
             raise ConnectionError(f"no network for {source}")
 
-        monkeypatch.setattr(reading, "open_hub", refuse)
+        monkeypatch.setattr(rows, "open_hub", refuse)
         with pytest.raises(
             UserError, match=r"hub data set 'owner/name' cannot be .*no network.*: expected a connection"
         ):
             load_corpus(config)
         broken = datasets.IterableDataset.from_generator(no_more, gen_kwargs={"number": 1})
-        monkeypatch.setattr(reading, "open_hub", lambda *_args, broken=broken, **_options: broken)
+        monkeypatch.setattr(rows, "open_hub", lambda *_args, broken=broken, **_options: broken)
         with pytest.raises(UserError, match=r"'owner/name' cannot be read: .*: expected a connection"):
             load_corpus(config)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.data import duplicates
+from tokenv.data.chunks import Document, cut_documents
 from tokenv.data.config import DataConfig
-from tokenv.data.memory import MemoryData, spread_order
-from tokenv.data.pieces import Document, cut_documents
+from tokenv.data.in_memory import MemoryData, spread_order
 from tokenv.data.split import Split, split_documents, split_from
 from tokenv.data.stream import TrainStream
 

@@ -6,11 +6,11 @@ import time
 import pytest
 import torch
 
+from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.prefetch import AHEAD, Prefetched, staged
-from tokenv.errors import UserError
-from tokenv.run.slots import OwnSequences, Slots
+from tokenv.data.sources import AHEAD, Prefetched, staged
+from tokenv.training.data_parallel import OwnSequences, Slots
 
 CPU = torch.device("cpu")
 SLOTS = Slots(2, 4)
@@ -117,7 +117,7 @@ def test_the_thread_is_gone_whatever_ends_it(corpus, error):
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
-    monkeypatch.setattr("tokenv.data.prefetch.PATIENCE", 0.05)
+    monkeypatch.setattr("tokenv.data.sources.PATIENCE", 0.05)
     released = threading.Event()
 
     class Hangs(Counted):

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tokenv.data import reading
+from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series import synthetic
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.windows import frame, load_series, moments, split_borders
-from tokenv.errors import UserError
 
 ROWS = 200
 
@@ -115,7 +114,7 @@ def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
         calls.append((args, options))
         return datasets.Dataset.from_dict(rows).to_iterable_dataset()
 
-    monkeypatch.setattr(reading, "open_hub", load_dataset)
+    monkeypatch.setattr(rows, "open_hub", load_dataset)
     hub = load_series(make_config("hub:owner/name", columns="target"))
     assert calls == [(("owner/name", None, "train"), {})]
     assert_array_equal(hub.series[1].value_LC, data.series[1].value_LC)

@@ -11,13 +11,13 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.data import reading
+from tokenv.core.errors import UserError
+from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.hub.shards import deal_out, held_shards
 from tokenv.data.stream import Streams
-from tokenv.errors import UserError
-from tokenv.run.slots import OwnSequences, Slots
+from tokenv.training.data_parallel import OwnSequences, Slots
 
 ROWS = 60  # of a shard
 READ = []  # shards and rows, in the order in which they were read
@@ -36,7 +36,7 @@ def corpus_of(shards, *, same=False, **changes):
     kwargs = {"shards": list(range(shards)), "same": same}
     opened = datasets.IterableDataset.from_generator(generate, gen_kwargs=kwargs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "open_hub", lambda *_, **__: opened)
+        patch.setattr(rows, "open_hub", lambda *_, **__: opened)
         READ.clear()
         chosen = {"source": "hub:owner/name", "seq_len": 16, "validation": 0.1, "shuffle_buffer": 40}
         return load_corpus(DataConfig(**(chosen | changes)))
@@ -172,7 +172,7 @@ def test_validation_reads_little_more_than_it_needs(shards, most):
     before, ROWS = ROWS, 3000
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tokenv.data.hub.dataset.DEFAULT_VALIDATION_SEQUENCES", 8)
+            patch.setattr("tokenv.data.hub.streaming.DEFAULT_VALIDATION_SEQUENCES", 8)
             corpus_of(shards, cut="document", validation=0.01)
     finally:
         ROWS = before

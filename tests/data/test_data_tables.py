@@ -8,11 +8,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from test_data_series import make_config, table, write_csv
 
+from tokenv.core.errors import UserError
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import continued, read_dates
 from tokenv.data.series.tables import read_csv, read_frame, read_table
 from tokenv.data.series.windows import load_series
-from tokenv.errors import UserError
 
 
 def long_rows(**lengths):

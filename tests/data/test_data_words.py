@@ -6,7 +6,7 @@ import pytest
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.builtin import prose_documents, python_documents
-from tokenv.data.text.words import NEIGHBOURS, make_lexicon, words_documents
+from tokenv.data.text.synthetic_language import NEIGHBOURS, make_lexicon, words_documents
 
 
 def segment(content, gold):

@@ -8,24 +8,24 @@ import torch
 from enumeration import flat_gradient, relative_bias
 from torch.testing import assert_close
 
-from tokenv import keys
 from tokenv.agents.conditional import Conditional
 from tokenv.agents.fixed import Uniform
-from tokenv.agents.loaded import Loaded
+from tokenv.agents.pretrained import Loaded
 from tokenv.agents.strict import Strict
 from tokenv.cli.main import run_command
+from tokenv.config.components import build_parts, check_parts
 from tokenv.config.files import resolve
-from tokenv.contracts import Sampling
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
 from tokenv.data.series.windows import frame
-from tokenv.data.source import TensorSource
-from tokenv.env.generate import generate
+from tokenv.data.sources import TensorSource
+from tokenv.env.generation import generate
 from tokenv.env.rollout import observe, rescore, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.lm.codecs.series import VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.run.parts import build_parts, check_parts
 
 WIDTH, HISTORY, HORIZON = 8, 7, 3
 LENGTH = HISTORY + HORIZON

@@ -11,15 +11,15 @@ from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
-from tokenv import keys
 from tokenv.agents.fixed import Random, Uniform
-from tokenv.agents.gumbel import Nawrot
 from tokenv.agents.heuristic import Entropy, Whitespace
+from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.router import HNet
+from tokenv.agents.nawrot import Nawrot
 from tokenv.agents.strict import Strict
-from tokenv.contracts import Sampling
-from tokenv.data.source import TensorSource
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
+from tokenv.data.sources import TensorSource
 from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig

@@ -8,14 +8,14 @@ from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
-from tokenv.contracts import Sampling
-from tokenv.data.source import TensorSource
-from tokenv.env.generate import generate
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
+from tokenv.core.distributed import Group, sharing
+from tokenv.data.sources import TensorSource
+from tokenv.env.generation import generate
 from tokenv.env.rollout import rescore, rescore_head, rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.sharing import Group, sharing
 
 WIDTH, BATCH, LENGTH = 16, 3, 14
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy
+from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.loaded import Loaded
-from tokenv.agents.router import HNet
-from tokenv.env.generate import generate
+from tokenv.agents.pretrained import Loaded
+from tokenv.core import keys
+from tokenv.env.generation import generate
 from tokenv.lm.codecs.base import ByteCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Reader

@@ -15,10 +15,10 @@ from episodes import small_lm
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordVideo, RenderCollection
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusOpener
-from tokenv.data.source import TensorSource
+from tokenv.data.sources import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.env.render import as_image, as_text

@@ -18,25 +18,25 @@ from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 import tokenv.env.gym
-from tokenv import keys
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
 from tokenv.cli.main import run_command
+from tokenv.config.components import build_parts
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
-from tokenv.contracts import Sampling
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
 from tokenv.data.series.windows import frame
-from tokenv.data.source import TensorSource
+from tokenv.data.sources import TensorSource
 from tokenv.env.gym import SERIES_ID
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.evaluation.evaluator import Evaluation, boundary_scores, evaluate
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.run.evaluate import Evaluation, boundary_scores, evaluate
-from tokenv.run.parts import build_parts
-from tokenv.run.train import train
 from tokenv.storage import checkpoints
+from tokenv.training.trainer import train
 
 WIDTH, CONTEXT = 16, 3
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}

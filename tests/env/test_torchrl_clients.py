@@ -9,10 +9,10 @@ from torch.testing import assert_close
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
-from tokenv.contracts import Sampling
-from tokenv.data.source import TensorSource
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling
+from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.credit import discounted_sum
 

@@ -34,19 +34,19 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
-from tokenv import keys
 from tokenv.agents.fixed import Uniform
-from tokenv.agents.gumbel import Nawrot
 from tokenv.agents.heuristic import Entropy, Whitespace
+from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.router import HNet
-from tokenv.data.source import TensorSource
+from tokenv.agents.nawrot import Nawrot
+from tokenv.core import keys
+from tokenv.core.rates import RateRange
+from tokenv.data.sources import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.registration import BYTES_ID
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rates import RateRange
 
 WIDTH, BATCH, LENGTH = 16, 3, 12
 STEPS = LENGTH - 1

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.objectives.value.functional import reward2go
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.base import ROLLOUT_KEYS, Part, chain
 from tokenv.estimators.baselines import BatchCentre
-from tokenv.estimators.credit import Discount, discounted_sum
-from tokenv.estimators.rate import LogitPressure
+from tokenv.estimators.credit import Discount, EarlyExit, discounted_sum
+from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.estimators.recipes import reinforce
-from tokenv.estimators.rewards import EarlyExit
 from tokenv.estimators.statistics import masked_mean, mean_over_batch
 from tokenv.estimators.surrogates import ScoreFunction
 

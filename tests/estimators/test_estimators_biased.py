@@ -7,19 +7,17 @@ import torch
 from enumeration import EXACT, Enumeration, cells, decisive, flat_gradient, relative_bias
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.strict import Strict
-from tokenv.contracts import Sampling, check_fit
+from tokenv.core import keys
+from tokenv.core.contracts import Sampling, check_fit
 from tokenv.env.rollout import rollout
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain
 from tokenv.estimators.baselines import GroupRelative
-from tokenv.estimators.credit import Discount
-from tokenv.estimators.rewards import EarlyExit
-from tokenv.estimators.scaling import Clip
+from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
-from tokenv.estimators.surrogates import ScoreFunction
+from tokenv.estimators.surrogates import Clip, ScoreFunction
 
 
 @pytest.fixture(params=[0, 2])

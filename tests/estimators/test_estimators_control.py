@@ -6,12 +6,11 @@ import torch
 from enumeration import Enumeration, flat_gradient, rand_gives, relative_bias
 from tensordict import TensorDict
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
-from tokenv.estimators import control, recipes
+from tokenv.estimators import control_variates, recipes
 from tokenv.estimators.base import chain
-from tokenv.estimators.credit import Discount
-from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.statistics import conditional_noise
 
 WIDTH = 4
@@ -110,7 +109,7 @@ def test_rebar(scale):
 
 def test_relax():
     """With a network that says something; twelve nodes a dimension give six digits."""
-    bandit, part = Bandit(number=12, steep=True), control.Relax(WIDTH, temperature=1.0, hidden=3)
+    bandit, part = Bandit(number=12, steep=True), control_variates.Relax(WIDTH, temperature=1.0, hidden=3)
     torch.nn.init.normal_(part.network[-1].weight)
     found = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
     torch.testing.assert_close(found, bandit.true(), rtol=1e-6, atol=2e-6)

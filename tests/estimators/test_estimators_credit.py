@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators import recipes
 from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut
 from tokenv.estimators.credit import BoundaryCredit, Discount

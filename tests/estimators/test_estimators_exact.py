@@ -7,8 +7,8 @@ import pytest
 import torch
 from enumeration import EXACT, Enumeration, cells, rand_gives
 
-from tokenv import keys
 from tokenv.config.registry import ESTIMATORS
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators import antithetic, branching, recipes
 

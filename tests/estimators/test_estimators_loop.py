@@ -4,24 +4,23 @@ import pytest
 import torch
 from enumeration import EXACT, Enumeration, flat_gradient
 
-from tokenv import keys
-from tokenv.agents.gumbel import Nawrot
+from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.router import HNet
+from tokenv.agents.nawrot import Nawrot
 from tokenv.config import registry
-from tokenv.data.source import TensorSource
+from tokenv.core import keys
+from tokenv.core.rates import RateRange
+from tokenv.data.sources import TensorSource
 from tokenv.env.rollout import rescore, rescore_head, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain
-from tokenv.estimators.credit import Discount
-from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.statistics import masked_mean
 from tokenv.estimators.straight_through import StraightThrough
 from tokenv.estimators.surrogates import ClippedSurrogate, ScoreFunction
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rates import RateRange
 
 LIKELIHOOD = {"straight", "gumbel", "reinmax", "gumbel_rao", "path"}
 

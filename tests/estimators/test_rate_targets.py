@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
-from tokenv.estimators.rate import BinomialPrior, LogitPressure, RatioLoss, ratio_loss
+from tokenv.core import keys
+from tokenv.estimators.rate_targets import BinomialPrior, LogitPressure, RatioLoss, ratio_loss
 from tokenv.estimators.statistics import masked_mean
 
 RATE = 0.2

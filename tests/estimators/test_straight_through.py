@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
 
 POINTS = 40_000  # midpoints of the noise

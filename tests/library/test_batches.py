@@ -8,8 +8,8 @@ from tiny import settings as tiny_settings
 import tokenv
 from tokenv import Model
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
-from tokenv.run.train import train
+from tokenv.core.errors import UserError
+from tokenv.training.trainer import train
 
 AGENTS = {"learned": {"window": 2}, "strict": {"window": 2}, "uniform": {}, "random": {}, "hnet": {}}
 

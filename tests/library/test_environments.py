@@ -18,16 +18,16 @@ from numpy.testing import assert_array_equal
 
 import tokenv
 from tokenv.config.files import resolve
+from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.corpus import CorpusOpener
-from tokenv.data.source import TensorSource
+from tokenv.data.sources import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
-from tokenv.errors import MissingFileError, UserError
 from tokenv.library import hub
 from tokenv.library.environments import PlayedBytesEnv
-from tokenv.run.train import train
 from tokenv.storage import trust
-from tokenv.storage.digests import write_digests
+from tokenv.storage.checksums import write_digests
+from tokenv.training.trainer import train
 
 ROOT = Path(__file__).parents[2]
 LENGTH, SEED = 16, 5

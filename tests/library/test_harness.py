@@ -60,7 +60,7 @@ def tasks(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("default")  # the harness's own
 def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_module("tokenv.library.harness")  # the harness does so itself once it looks for plug-ins
+    import_module("tokenv.library.lm_eval_model")  # the harness does so itself once it looks for plug-ins
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tasks / "cache"))
@@ -96,7 +96,7 @@ def requests(*of: Any) -> list[Any]:
 
 
 def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -> None:
-    from tokenv.library.harness import Harness
+    from tokenv.library.lm_eval_model import Harness
 
     asked = Harness(str(tiny_run))
     assert asked.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
@@ -106,7 +106,7 @@ def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -
 
 
 def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
-    from tokenv.library.harness import Harness
+    from tokenv.library.lm_eval_model import Harness
 
     asked = Harness(str(tiny_run), seed=2, max_new=7)
     (plain, sampled, longer) = asked.generate_until(
@@ -123,7 +123,7 @@ def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
 
 
 def test_the_harness_may_find_it_by_itself() -> None:
-    from tokenv.library.harness import Harness
+    from tokenv.library.lm_eval_model import Harness
 
     (found,) = entry_points(group="lm_eval.models", name="tokenv")
     assert found.load() is Harness

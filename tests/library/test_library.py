@@ -17,12 +17,12 @@ import tokenv
 from tokenv import Model
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
-from tokenv.errors import MissingFileError, UserError
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.evaluation.loaded_run import load_run, log_likelihoods
 from tokenv.library import hub
-from tokenv.run.stored import load_run, log_likelihoods
-from tokenv.run.train import train
 from tokenv.storage import trust
-from tokenv.storage.digests import DIGESTS, write_digests
+from tokenv.storage.checksums import DIGESTS, write_digests
+from tokenv.training.trainer import train
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 

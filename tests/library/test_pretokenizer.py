@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import tokenv
 from tokenv import Model
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 
 @pytest.fixture(scope="module")

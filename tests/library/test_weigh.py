@@ -7,8 +7,8 @@ import torch
 
 import tokenv
 from tokenv import Model
-from tokenv.data.source import TensorSource
-from tokenv.run.stored import load_run, weigh
+from tokenv.data.sources import TensorSource
+from tokenv.evaluation.loaded_run import load_run, weigh
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 

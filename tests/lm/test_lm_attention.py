@@ -9,19 +9,20 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenv.lm import blocked
+from tokenv.lm import attention
 from tokenv.lm.attention import (
     BLOCK,
     SMALL_BLOCK,
+    BlockedAttention,
     _flex_mask,
     attention_for,
+    block_queries,
     causal_attention,
     flex,
     flex_attention,
     local_attention,
     reference_attention,
 )
-from tokenv.lm.blocked import BlockedAttention, block_queries
 
 SOFTCAP = 2.0  # low, so that the cap bends the scores
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))  # N, H, d
@@ -73,8 +74,8 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch):
     qkv = random_qkv(200, 2, 4)
     assert block_queries(qkv[0]) > 200
     whole = causal_attention(*qkv, SOFTCAP)
-    monkeypatch.setattr(blocked, "BLOCK_ENTRIES", 2**14)
-    assert block_queries(qkv[0]) == blocked.LEAST_QUERIES
+    monkeypatch.setattr(attention, "BLOCK_ENTRIES", 2**14)
+    assert block_queries(qkv[0]) == attention.LEAST_QUERIES
     torch.testing.assert_close(causal_attention(*qkv, SOFTCAP), whole, rtol=1e-10, atol=1e-12)
 
 

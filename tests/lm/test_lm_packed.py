@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.lm import unet
 from tokenv.lm.attention import flex, reference_attention
 from tokenv.lm.config import POOLINGS, UNetConfig
-from tokenv.lm.packed import BLOCK, Pack, capacity
+from tokenv.lm.packing import BLOCK, Pack, capacity
 from tokenv.lm.unet import UNet
 
 LENGTH = 14

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tokenv.env.generate import generate
+from tokenv.env.generation import generate
 from tokenv.lm.codecs.densities import MIN_SCALE, Bins, Gaussian, LogisticMixture, StudentT
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig

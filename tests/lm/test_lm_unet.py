@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
+from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import reinforce
+from tokenv.lm.chunking.select import segment, select
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters
 from tokenv.lm.layers import Linear
-from tokenv.lm.poolings.select import segment, select
 from tokenv.lm.unet import UNet
 
 LENGTH = 14

@@ -7,13 +7,13 @@ import torch
 from pages import Page
 
 import tokenv
-from tokenv.config.convert import make
+from tokenv.config.conversion import make
 from tokenv.config.files import resolve
-from tokenv.errors import MissingFileError, UserError
-from tokenv.run.train import train
-from tokenv.serve.answers import LONGEST, Asked, answer, page
-from tokenv.serve.shelf import KEPT, Shelf
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.library.handlers import LONGEST, Asked, answer, page
+from tokenv.library.model_cache import KEPT, Shelf
 from tokenv.storage.checkpoints import complete
+from tokenv.training.trainer import train
 
 TEXT = "some <b>words</b> für\nall & none " * 3
 
@@ -155,7 +155,7 @@ def test_pieces_of_a_text_are_cut_together(tiny_run: Path, rate: float | None, m
     monkeypatch.setattr(model.lm, "encode", lambda symbol_BN: passes.append(symbol_BN.shape) or encode(symbol_BN))
     together = model.spans(text, rate=rate)
     assert len(passes) == (2 if rate is None else 4)  # whole pieces and the rest; a rate takes a search
-    monkeypatch.setattr("tokenv.run.stored.SYMBOLS_PER_PASS", 1)
+    monkeypatch.setattr("tokenv.evaluation.loaded_run.SYMBOLS_PER_PASS", 1)
     alone = model.spans(text, rate=rate)
     assert len(passes) > 20
     assert together.boundaries == alone.boundaries

@@ -23,10 +23,10 @@ from pages import Page
 
 import tokenv
 from tokenv.cli.main import run_command
-from tokenv.errors import UserError
-from tokenv.serve.answers import LONGEST
-from tokenv.serve.app import LARGEST, LOCAL, WAITING, application, host_names, in_url, listen
-from tokenv.serve.shelf import Shelf
+from tokenv.core.errors import UserError
+from tokenv.library.handlers import LONGEST
+from tokenv.library.model_cache import Shelf
+from tokenv.library.server import LARGEST, LOCAL, WAITING, application, host_names, in_url, listen
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -130,7 +130,7 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, mon
         assert release.wait(60)
         return {}
 
-    monkeypatch.setattr("tokenv.serve.app.answer", slow)
+    monkeypatch.setattr("tokenv.library.server.answer", slow)
 
     async def many() -> None:
         gone = asyncio.Event()

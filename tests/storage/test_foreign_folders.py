@@ -17,19 +17,18 @@ from tiny import settings
 
 import tokenv
 from tokenv.cli.sacred import FileStorageObserver
-from tokenv.compare.assessment import FILE, assessed
-from tokenv.compare.claims import Claim, claim
 from tokenv.compare.gpus import _locked
+from tokenv.compare.locks import Claim, claim
+from tokenv.compare.run_evaluation import FILE, Wishes, assessed
 from tokenv.compare.store import read_run
-from tokenv.compare.wishes import Wishes
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
-from tokenv.errors import UserError
-from tokenv.run.progress import read_progress
-from tokenv.run.stored import load_run
-from tokenv.run.train import train
-from tokenv.storage import atomic, checkpoints, files, sealed
-from tokenv.storage.digests import DIGESTS, verify, write_digests
+from tokenv.core.errors import UserError
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.storage import atomic, checkpoints, checksummed, files
+from tokenv.storage.checksums import DIGESTS, verify, write_digests
+from tokenv.training.metrics import read_progress
+from tokenv.training.trainer import train
 
 SECRET = "the user's own"
 
@@ -51,8 +50,8 @@ def foreign(tmp_path: Path) -> Path:
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "file": lambda path: atomic.write_atomically(path, "theirs"),
     "copy": lambda path: atomic.copy_atomically(__file__, path),
-    "sealed": lambda path: sealed.write_json(path, {"a": 1}, 1),
-    "tensors": lambda path: sealed.save_tensors({"a": torch.ones(2)}, path, 1),
+    "sealed": lambda path: checksummed.write_json(path, {"a": 1}, 1),
+    "tensors": lambda path: checksummed.save_tensors({"a": torch.ones(2)}, path, 1),
 }
 
 
@@ -191,9 +190,9 @@ def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
     with pytest.raises(UserError):
         load_run(str(checkpoint))
     with pytest.raises(UserError):
-        sealed.read_json(checkpoint / name, 1)
+        checksummed.read_json(checkpoint / name, 1)
     with pytest.raises(UserError):
-        sealed.load_tensors(checkpoint / name, 1)
+        checksummed.load_tensors(checkpoint / name, 1)
 
 
 def test_json_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,13 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from tokenv.compare.assessment import VERSION, Agreement, Assessment, Learned, Passage
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
+from tokenv.compare.run_evaluation import VERSION, Agreement, Assessment, Learned, Passage, Wishes
 from tokenv.compare.significance import Difference, corrected
-from tokenv.compare.wishes import Wishes
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig
-from tokenv.run.windows import Window
+from tokenv.evaluation.report import Window
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [

@@ -6,13 +6,13 @@ from unittest import mock
 import torch
 from torch import nn
 
-from tokenv import keys
 from tokenv.agents.learned import Learned
-from tokenv.enumeration import all_boundaries
+from tokenv.core import keys
+from tokenv.core.enumeration import all_boundaries
+from tokenv.core.rates import RateRange
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.rates import RateRange
 
 EXACT = {"rtol": 1e-10, "atol": 1e-13}
 

@@ -3,8 +3,8 @@
 import torch
 from tensordict import TensorDict
 
-from tokenv import keys
 from tokenv.agents.base import Agent, forced_action
+from tokenv.core import keys
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 

@@ -22,15 +22,15 @@ import pyarrow.parquet as pq
 import zstandard
 from shrunk import CONFIGS
 
-from tokenv.bench.options import BenchOptions
 from tokenv.cli.main import main
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.wishes import ForecastWish
+from tokenv.compare.config import CompareOptions
+from tokenv.compare.run_evaluation import ForecastWish
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
-from tokenv.variance.options import VarianceOptions
+from tokenv.lab.config import BenchOptions
+from tokenv.lab.variance_config import VarianceOptions
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
@@ -459,7 +459,7 @@ def nothing_works(monkeypatch):
         "tokenv.cli.bench.bench_forecasts": _valid,
         "tokenv.cli.serve.listen": _valid,
         "tokenv.cli.evaluate.evaluate": _valid,
-        "tokenv.run.stored.generate": _valid,
+        "tokenv.evaluation.loaded_run.generate": _valid,
         "tokenv.cli.forecast.make_forecasts": _valid,
         "sacred.Experiment.add_source_file": lambda *_: None,
     }

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from malformed import RUN, SERIES_RUN, flipped
 
 import tokenv
-from tokenv.errors import FailedError, UserError
+from tokenv.core.errors import FailedError, UserError
 
 TEXTS = [
     "",
@@ -171,7 +171,7 @@ def _harness_call(dice, context, text):
 
 @functools.cache
 def _harness():
-    from tokenv.library.harness import Harness
+    from tokenv.library.lm_eval_model import Harness
 
     return Harness(RUN)
 

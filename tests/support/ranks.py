@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from tokenv.config.components import build_parts
 from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.run import shards
-from tokenv.run.parts import build_parts
-from tokenv.run.ranks import started_together
-from tokenv.run.slots import OwnSequences
-from tokenv.run.update import accumulate, descend, descend_further, make_optimizer, pass_seed
+from tokenv.training import fsdp
+from tokenv.training.data_parallel import OwnSequences
+from tokenv.training.process_group import started_together
+from tokenv.training.update import accumulate, descend, descend_further, make_optimizer, pass_seed
 
 
 def in_processes(count, function, folder, *arguments):
@@ -77,7 +77,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.shard > 1 and ranks.size > 1:
-        optimizer = shards.shard(parts, optimizer, config, ranks)
+        optimizer = fsdp.shard(parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
     found = []
@@ -92,12 +92,12 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
         figures, rollouts = accumulate(one_pass, parts, config.loss, team)
-        gradients = shards.gathered({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        gradients = fsdp.gathered({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         descend(optimizer, parameters, config.train.clip)
         descend_further(optimizer, rollouts, parts, config, team)
         found.append((figures.read(), gradients))
-    return found, {name: tensor.detach().clone() for name, tensor in shards.gathered(parts.state_dict()).items()}
+    return found, {name: tensor.detach().clone() for name, tensor in fsdp.gathered(parts.state_dict()).items()}
 
 
 def all_updates(ranks, cases):

@@ -5,8 +5,8 @@ import torch
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
 from tokenv.agents.strict import Strict
-from tokenv.rates import RateRange
-from tokenv.run.rate_curve import losses_at_rates
+from tokenv.core.rates import RateRange
+from tokenv.evaluation.rate_curve import losses_at_rates
 
 RANGE = RateRange(0.1, 0.6)
 

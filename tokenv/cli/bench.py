@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tokenv.bench.forecasts import bench_forecasts
-from tokenv.bench.measure import bench
-from tokenv.bench.options import BenchOptions
-from tokenv.bench.report import scaling_table, write_scaling
-from tokenv.bench.scaling import scale
 from tokenv.cli.options import check_text, take_own
 from tokenv.cli.outputs import check_output
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.convert import make
+from tokenv.config.conversion import make
 from tokenv.config.files import resolve
-from tokenv.errors import UserError
-from tokenv.report.table import console, summary_table
+from tokenv.core.errors import UserError
+from tokenv.lab.config import BenchOptions
+from tokenv.lab.forecast_speed import bench_forecasts
+from tokenv.lab.scaling import scale
+from tokenv.lab.scaling_report import scaling_table, write_scaling
+from tokenv.lab.speed import bench
+from tokenv.plotting.console import console, summary_table
 
 
 def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:

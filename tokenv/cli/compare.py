@@ -7,13 +7,13 @@ from typing import Any
 
 from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
+from tokenv.compare.config import CompareOptions
 from tokenv.compare.executors import check_executor
-from tokenv.compare.options import CompareOptions
-from tokenv.compare.reading import read_comparison_words, resolve_comparison
-from tokenv.compare.report.tables import print_comparison
-from tokenv.compare.report.write import write_reports
-from tokenv.errors import FailedError
-from tokenv.report.table import console
+from tokenv.compare.parsing import read_comparison_words, resolve_comparison
+from tokenv.compare.report.method_tables import print_comparison
+from tokenv.compare.report.summary import write_reports
+from tokenv.core.errors import FailedError
+from tokenv.plotting.console import console
 
 
 def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions:

@@ -15,8 +15,8 @@ from tokenv.cli.help import command_keys
 from tokenv.cli.list import KINDS, TABLES
 from tokenv.cli.main import COMMANDS
 from tokenv.config.files import named_configs
-from tokenv.errors import MissingFileError, UserError, nearest
-from tokenv.storage.folders import complete
+from tokenv.core.errors import MissingFileError, UserError, nearest
+from tokenv.storage.run_folders import complete
 
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")

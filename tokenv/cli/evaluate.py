@@ -9,27 +9,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.found import write_found
+from tokenv.cli.json_output import write_found
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.convert import make
+from tokenv.config.conversion import make
 from tokenv.config.files import merge
+from tokenv.config.hardware import prepare
+from tokenv.core.errors import UserError
+from tokenv.data.chunks import SequenceBatch
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.pieces import SequenceBatch
 from tokenv.data.series.windows import load_series
-from tokenv.errors import UserError
-from tokenv.report.table import console, summary_table
-from tokenv.run.asked import rate_within
-from tokenv.run.calibrate import calibrate, split_for_calibration
-from tokenv.run.evaluate import evaluate
-from tokenv.run.hardware import prepare
-from tokenv.run.rate_curve import RatePoint, losses_at_rates
-from tokenv.run.rate_report import draw_rates, rates_table, write_rates
-from tokenv.run.stored import Trained, load_run
+from tokenv.evaluation.calibration import calibrate, split_for_calibration
+from tokenv.evaluation.evaluator import evaluate
+from tokenv.evaluation.loaded_run import Trained, load_run
+from tokenv.evaluation.rate_curve import RatePoint, losses_at_rates
+from tokenv.evaluation.rate_curve_report import draw_rates, rates_table, write_rates
+from tokenv.evaluation.requested_rate import rate_within
+from tokenv.evaluation.task_formats import load_questions
+from tokenv.evaluation.task_scores import score
+from tokenv.plotting.console import console, summary_table
 from tokenv.storage import trust
-from tokenv.tasks.formats import load_questions
-from tokenv.tasks.score import score
 
 
 def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import named_configs
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 
 def forgotten_with(name: str, arguments: list[str], commands: list[str]) -> str:

@@ -11,22 +11,22 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokenv.cli.found import write_found
+from tokenv.cli.json_output import write_found
 from tokenv.cli.options import ForecastOptions, resolve_options
 from tokenv.cli.sacred import Command, Record
+from tokenv.config.hardware import prepare
+from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
-from tokenv.errors import UserError
-from tokenv.forecast.histories import Histories, held_out_windows, last_windows
-from tokenv.forecast.made import checked_history, fit_peers, make_forecasts
-from tokenv.forecast.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
-from tokenv.forecast.scores import Scores
-from tokenv.forecast.yardsticks import Points, find_season, yardsticks
-from tokenv.report.characters import warn
-from tokenv.report.table import console, summary_table
-from tokenv.run.asked import rate_to_tell
-from tokenv.run.hardware import prepare
-from tokenv.run.stored import Trained, load_run
+from tokenv.evaluation.loaded_run import Trained, load_run
+from tokenv.evaluation.requested_rate import rate_to_tell
+from tokenv.forecasting.contexts import Histories, held_out_windows, last_windows
+from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
+from tokenv.forecasting.naive_baselines import Points, find_season, yardsticks
+from tokenv.forecasting.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
+from tokenv.forecasting.scores import Scores
+from tokenv.plotting.characters import warn
+from tokenv.plotting.console import console, summary_table
 
 DRAWN = 4  # series of the picture
 KEPT = 1000  # forecasts of a JSON file; of more, it holds those that are drawn

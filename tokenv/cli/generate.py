@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from tokenv.cli.found import write_found
+from tokenv.cli.json_output import write_found
 from tokenv.cli.options import GenerateOptions, check_text, encode, resolve_options
 from tokenv.cli.sacred import Command, Record
+from tokenv.evaluation.loaded_run import load_run, write_on
+from tokenv.evaluation.requested_rate import rate_within
+from tokenv.evaluation.text_report import passage_of, show
 from tokenv.library.spans import Spans
-from tokenv.report.characters import visible
-from tokenv.run.asked import rate_within
-from tokenv.run.passages import passage_of, show
-from tokenv.run.stored import load_run, write_on
+from tokenv.plotting.characters import visible
 
 
 def continue_text(options: GenerateOptions, _record: Record) -> str:

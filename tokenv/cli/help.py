@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from tokenv.cli.main import module_of
-from tokenv.config.describe import Key, keys_of, sentence
+from tokenv.config.field_docs import Key, keys_of, sentence
 from tokenv.config.schema import Config
 
 RUN = {"run": "runs/1"}

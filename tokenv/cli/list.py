@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tokenv.cli.help import in_yaml
 from tokenv.config import registry
-from tokenv.config.convert import parameters
-from tokenv.config.describe import meanings, sentence
+from tokenv.config.conversion import parameters
+from tokenv.config.field_docs import meanings, sentence
 from tokenv.config.files import load_yaml, named_configs
+from tokenv.core.errors import UserError, nearest
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES
 from tokenv.data.series.config import SYNTHETIC_SERIES
-from tokenv.errors import UserError, nearest
 
 Lines = Iterator[tuple[str, str]]
 TABLES = {

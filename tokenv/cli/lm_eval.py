@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from tokenv.errors import MissingFileError
+from tokenv.core.errors import MissingFileError
 
 
 def run(arguments: list[str]) -> None:
-    """Run ``lm-eval`` with these arguments: see ``tokenv.library.harness``.
+    """Run ``lm-eval`` with these arguments: see ``tokenv.library.lm_eval_model``.
 
     Raises:
         MissingFileError: the package is not installed.
@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> None:
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        import tokenv.library.harness  # noqa: F401  registers the model
+        import tokenv.library.lm_eval_model  # noqa: F401  registers the model
     except ImportError:
         raise MissingFileError("tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]") from None
     before, sys.argv = sys.argv, ["lm-eval", *arguments]

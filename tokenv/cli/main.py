@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from tokenv.errors import REPORT, FailedError, UserError, nearest
-from tokenv.report.characters import plain
+from tokenv.core.errors import REPORT, FailedError, UserError, nearest
+from tokenv.plotting.characters import plain
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_command(arguments[0], arguments[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read has had enough
-        import_module("tokenv.report.table").discard_output()  # loads rich
+        import_module("tokenv.plotting.console").discard_output()  # loads rich
         raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenv.errors import FailedError, UserError
-from tokenv.report.characters import plain
+from tokenv.core.errors import FailedError, UserError
+from tokenv.plotting.characters import plain
 from tokenv.storage.atomic import copy_atomically, write_atomically
 from tokenv.storage.files import read_json
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.outputs import check_output
-from tokenv.config.convert import check_keys, make
+from tokenv.config.conversion import check_keys, make
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.rates import check_rate
 from tokenv.data.config import DataConfig
-from tokenv.errors import MissingFileError, UserError
-from tokenv.forecast.asked import check_asked
-from tokenv.rates import check_rate
-from tokenv.storage import folders
-from tokenv.storage.digests import verify
-from tokenv.tasks.formats import check_tasks
+from tokenv.evaluation.task_formats import check_tasks
+from tokenv.forecasting.config import check_asked
+from tokenv.storage import run_folders
+from tokenv.storage.checksums import verify
 
 
 def check_budget(flops: float | None, beside: bool, key: str) -> None:
@@ -55,7 +55,7 @@ class RunOptions:
     def check_others(self, also: list[str]) -> None:
         """Refuse further runs that are not there, or are the same ones."""
         for run in also:
-            folders.find(run, self.checkpoint)
+            run_folders.find(run, self.checkpoint)
         if len({self.run, *also}) <= len(also):
             raise UserError(f"also = {also!r}: expected other runs than run = {self.run!r}, each once")
 
@@ -348,7 +348,7 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
         raise UserError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
     check_keys(updates, COMMAND_LINE, kind)
     options: Any = make(kind, updates)
-    folders.find(options.run, options.checkpoint)  # before anything is stored
+    run_folders.find(options.run, options.checkpoint)  # before anything is stored
     return options
 
 
@@ -373,9 +373,9 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
     """
     if names:
         raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")
-    path = folders.find(run)
+    path = run_folders.find(run)
     verify(path)
-    return path, folders.load_state(path)["config"]
+    return path, run_folders.load_state(path)["config"]
 
 
 def check_text(config: Config) -> None:

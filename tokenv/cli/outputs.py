@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 
 def check_output(key: str, path: str | None, *endings: str) -> None:

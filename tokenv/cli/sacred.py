@@ -19,12 +19,12 @@ from docopt import DocoptExit, docopt
 from tokenv.cli.flags import check_flags, check_new, check_store, forgotten_with
 from tokenv.cli.observers import check_mongo, is_news
 from tokenv.cli.trackers import FLAGS, Tracker
-from tokenv.config.plain import read_words
-from tokenv.config.plugins import plugins
-from tokenv.errors import UserError
-from tokenv.run.interrupt import Interruptible
+from tokenv.config.literals import read_words
+from tokenv.config.registry import plugins
+from tokenv.core.errors import UserError
 from tokenv.storage import processes, trust
 from tokenv.storage.atomic import copy_atomically
+from tokenv.training.interrupt import Interruptible
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)

@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.found import write_found
+from tokenv.cli.json_output import write_found
 from tokenv.cli.options import SegmentOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
+from tokenv.config.hardware import prepare
+from tokenv.evaluation.calibration import segment_at
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.evaluation.text_report import facts_of, passage_of, show, write_pages
 from tokenv.library.spans import Spans
-from tokenv.report.characters import Character
-from tokenv.report.table import console
-from tokenv.run.calibrate import segment_at
-from tokenv.run.hardware import prepare
-from tokenv.run.passages import facts_of, passage_of, show, write_pages
-from tokenv.run.stored import load_run
+from tokenv.plotting.characters import Character
+from tokenv.plotting.console import console
 
 
 def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from functools import partial
 
 from tokenv.cli.options import ServeOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.report.table import console
-from tokenv.serve.app import application, check_installed, host_names, in_url, listen, serve
-from tokenv.serve.shelf import Shelf
+from tokenv.library.model_cache import Shelf
+from tokenv.library.server import application, check_installed, host_names, in_url, listen, serve
+from tokenv.plotting.console import console
 
 
 def serve_page(options: ServeOptions, _record: Record) -> None:

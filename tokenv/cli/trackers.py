@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 
 class Tracker(ABC):

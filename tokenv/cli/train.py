@@ -13,33 +13,32 @@ from typing import Any
 
 import torch
 
-from tokenv import keys
+from tokenv.cli.console_log import Heartbeat, start_line
 from tokenv.cli.observers import complete_record
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record
-from tokenv.cli.together import run_together
-from tokenv.cli.told import Heartbeat, start_line
-from tokenv.config.convert import check_keys
+from tokenv.cli.torchrun import run_together
+from tokenv.config.components import build_parts, check_parts
+from tokenv.config.conversion import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
+from tokenv.config.hardware import busy_warning, peak_resident_memory
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
+from tokenv.core import keys
+from tokenv.core.distributed import LostRankError
+from tokenv.core.errors import UserError
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.errors import UserError
-from tokenv.report.characters import Character, warn
-from tokenv.report.table import console, summary_table
-from tokenv.report.words import WORDS, in_words
-from tokenv.run.evaluate import Evaluation, held_out_rollouts
-from tokenv.run.growth import habits_in, habits_over_training
-from tokenv.run.hardware import busy_warning, peak_resident_memory
-from tokenv.run.parts import build_parts, check_parts
-from tokenv.run.passages import facts_of, growth_table, habits_tables, passage_of, show, write_pages
-from tokenv.run.ranks import Ranks, started_together
-from tokenv.run.report import draw_curves, draw_patches
-from tokenv.run.state import History, Log, RunState, check_checkpoint, misses
-from tokenv.run.stored import Trained, load_run, segment
-from tokenv.run.train import train
-from tokenv.run.windows import Window, drawn_windows
-from tokenv.sharing import LostRankError
+from tokenv.evaluation.boundary_stats import habits_in, habits_over_training
+from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
+from tokenv.evaluation.loaded_run import Trained, load_run, segment
+from tokenv.evaluation.report import Window, draw_curves, draw_patches, drawn_windows
+from tokenv.evaluation.run_state import History, Log, RunState, check_checkpoint, misses
+from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
+from tokenv.plotting.characters import Character, warn
+from tokenv.plotting.console import console, summary_table
+from tokenv.plotting.terminology import WORDS, in_words
 from tokenv.storage import checkpoints
+from tokenv.training.process_group import Ranks, started_together
+from tokenv.training.trainer import train
 
 # A disk that is full, read-only, broken or gone.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)

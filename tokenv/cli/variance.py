@@ -9,18 +9,18 @@ from typing import Any
 
 from tokenv.cli.options import check_text, stored_config, take_own
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.convert import make
+from tokenv.config.build import learns
+from tokenv.config.components import check_parts
+from tokenv.config.conversion import make
 from tokenv.config.files import resolve
-from tokenv.errors import MissingFileError, UserError
-from tokenv.report.table import console
-from tokenv.run.build import learns
-from tokenv.run.parts import check_parts
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.lab.report import print_variance, write_variance
+from tokenv.lab.variance import check_estimators, compare
+from tokenv.lab.variance_config import MAY_CHANGE_ON_RESUME, VarianceOptions
+from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
+from tokenv.plotting.console import console
 from tokenv.storage import trust
-from tokenv.storage.sealed import read_json, write_json
-from tokenv.variance.lab import check_estimators, compare
-from tokenv.variance.options import MAY_CHANGE_ON_RESUME, VarianceOptions
-from tokenv.variance.pictures import draw_cost, draw_credit, draw_progress
-from tokenv.variance.report import print_variance, write_variance
+from tokenv.storage.checksummed import read_json, write_json
 
 OPTIONS_FILE = "options.json"
 

@@ -11,15 +11,15 @@ from typing import Any
 from tqdm import tqdm
 
 from tokenv.compare.comparison import Comparison
-from tokenv.compare.compose import compared_run, compose
-from tokenv.compare.forecasting import check_wish
-from tokenv.compare.options import CompareOptions, Task
-from tokenv.compare.runner import run_all
+from tokenv.compare.config import CompareOptions, Task
+from tokenv.compare.forecast_comparison import check_wish
+from tokenv.compare.plan import compared_run, compose
+from tokenv.compare.scheduler import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
 from tokenv.compare.tuning import choose, trials
-from tokenv.errors import FailedError, UserError
-from tokenv.run.parts import check_parts
+from tokenv.config.components import check_parts
+from tokenv.core.errors import FailedError, UserError
 
 Starts = dict[str, Path]  # of methods
 
@@ -63,7 +63,7 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
 
     Raises:
         FailedError: every run of a protocol failed, or a shared one.
-        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.compose``.
+        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.plan``.
         KeyboardInterrupt: Ctrl-C.
     """
     if options.runs:

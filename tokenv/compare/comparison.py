@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenv.compare.assessment import Assessment
-from tokenv.compare.foretold import Foretold
-from tokenv.compare.rates import RateLine
+from tokenv.compare.forecast_comparison import Foretold
+from tokenv.compare.rate_curves import RateLine
+from tokenv.compare.run_evaluation import Assessment
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
-from tokenv.rates import mean_rate
-from tokenv.report.words import WORDS, Words, in_words
+from tokenv.core.rates import mean_rate
+from tokenv.plotting.terminology import WORDS, Words, in_words
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from tokenv.compare.have import have
-from tokenv.compare.options import CompareOptions, Task
-from tokenv.compare.order import Order, Outcome
-from tokenv.compare.remote import Remote
-from tokenv.errors import UserError
+from tokenv.compare.config import CompareOptions, Task
+from tokenv.compare.job import Order, Outcome
+from tokenv.compare.worker import Remote, have
+from tokenv.core.errors import UserError
 
 PACKAGES = {"dask": "distributed", "slurm": "submitit"}  # of the extras of these names
 

@@ -14,7 +14,7 @@ from typing import IO
 
 import torch
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

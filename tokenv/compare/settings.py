@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.compare.comparison import ComparedRun
+from tokenv.config.build import learns
 from tokenv.config.schema import SETTINGS, Config
-from tokenv.errors import UserError
-from tokenv.run.build import learns
+from tokenv.core.errors import UserError
 
 LEARNERS_SETTING = ("estimator", "rate_target")
 LEARNERS_LOSS = ("policy", "rate")

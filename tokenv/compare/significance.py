@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
-from tokenv.run.evaluate import clustered_degrees_of_freedom, clustered_standard_error
+from tokenv.evaluation.evaluator import clustered_degrees_of_freedom, clustered_standard_error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair = TypeVar("Pair")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.compare.settings import flat
-from tokenv.config.convert import make, renamed
+from tokenv.config.conversion import make, renamed
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
-from tokenv.errors import UserError
-from tokenv.report.characters import warn
+from tokenv.core.errors import UserError
+from tokenv.plotting.characters import warn
 from tokenv.storage import checkpoints, processes, trust
 from tokenv.storage.files import read_json
 

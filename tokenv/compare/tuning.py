@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenv.compare.assessment import assessed
-from tokenv.compare.options import CompareOptions, Task
+from tokenv.compare.config import CompareOptions, Task
+from tokenv.compare.run_evaluation import Wishes, assessed
 from tokenv.compare.settings import flat
-from tokenv.compare.wishes import Wishes
+from tokenv.config.build import learns
 from tokenv.config.files import merge, nested
-from tokenv.run.build import learns
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
 """From names to classes. Nothing is imported until it is named."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import entry_points, packages_distributions, version
+from pathlib import Path
 from typing import Any
 
 from tokenv import agents, estimators
-from tokenv.config.convert import convert, parameters
-from tokenv.errors import MissingFileError, UserError, nearest
+from tokenv.config import registry
+from tokenv.config.conversion import convert, parameters
+from tokenv.core.errors import MissingFileError, UserError, nearest
 from tokenv.lm import codecs
 
 
@@ -71,7 +76,7 @@ class Table(Mapping[str, str]):
 AGENTS = Table("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")
 ESTIMATORS = Table("tokenv.estimators", estimators.RECIPES, base="tokenv.estimators.base:Chain")
 CODECS = Table("tokenv.codecs", codecs.CODECS, base="tokenv.lm.codecs.base:Codec")
-RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS, base="tokenv.estimators.rate:RateTarget")
+RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS, base="tokenv.estimators.rate_targets:RateTarget")
 
 
 def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
@@ -178,3 +183,45 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
         raise MissingFileError(str(error)) from error
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+SECTIONS = {
+    "agent": registry.AGENTS,
+    "codec": registry.CODECS,
+    "estimator": registry.ESTIMATORS,
+    "rate_target": registry.RATE_TARGETS,
+}
+MOST_FILES = 200  # of a package
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """Somebody else's code.
+
+    Attributes:
+        files: its Python files: all of its package, or the module alone.
+        packages: installed packages that it belongs to, with their versions; none of a loose file.
+    """
+
+    files: list[Path]
+    packages: dict[str, str]
+
+
+def plugins(values: Mapping[str, Any]) -> Iterator[PlugIn]:
+    """What a run uses that is not ours, after its parts have been built once.
+
+    Args:
+        values: a run's configuration.
+    """
+    for section, table in SECTIONS.items():
+        name = str((values.get(section) or {}).get("name", ""))
+        target = name if ":" in name else table.target(name)
+        module = (target or "").partition(":")[0]
+        top = module.partition(".")[0]
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if top == "tokenv" or file is None:
+            continue
+        package = Path(getattr(sys.modules[top], "__file__", None) or file)
+        files = sorted(package.parent.rglob("*.py"))[:MOST_FILES] if package.name == "__init__.py" else [Path(file)]
+        owners = set(packages_distributions().get(top, ()))
+        yield PlugIn(files, {owner: version(owner) for owner in sorted(owners)})

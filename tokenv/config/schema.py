@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from tokenv.config.convert import Limit, Section
+from tokenv.config.conversion import Limit, Section
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
-from tokenv.errors import UserError
 from tokenv.lm.config import UNetConfig
-from tokenv.rates import RateRange
 
 
 def _require(condition: bool, key: str, value: Any, expected: str) -> None:
@@ -152,7 +152,7 @@ class ValidationConfig:
         sequences: at most so many validation sequences.
         batch_size: sequences of one pass.
         calibrate: whether to measure once more at exactly the target rate, on the same sequences; the policy's logits
-            are shifted as other validation sequences ask (``tokenv.run.calibrate``). Metrics are named
+            are shifted as other validation sequences ask (``tokenv.evaluation.calibration``). Metrics are named
             ``calibrated/``.
     """
 

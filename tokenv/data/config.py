@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tokenv.core.errors import UserError
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
-from tokenv.errors import UserError
 from tokenv.storage import trust
 
 BUILT_IN = {  # texts that need no file

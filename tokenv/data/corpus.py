@@ -9,10 +9,10 @@ from typing import Protocol
 
 from tqdm import tqdm
 
+from tokenv.data.chunks import Document, SequenceBatch
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.hub.dataset import HubData
-from tokenv.data.memory import MemoryData
-from tokenv.data.pieces import Document, SequenceBatch
+from tokenv.data.hub.streaming import HubData
+from tokenv.data.in_memory import MemoryData
 from tokenv.data.series.windows import load_series
 from tokenv.data.split import split_documents, split_from
 from tokenv.data.stream import Blocks, Streams, TrainStream

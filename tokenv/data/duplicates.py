@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import sparse
 
-from tokenv.data.pieces import Document
+from tokenv.data.chunks import Document
 
 Array: TypeAlias = np.ndarray[Any, Any]
 WINDOW = 32  # bytes; a power of two

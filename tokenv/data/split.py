@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from tokenv.data.chunks import SEPARATOR, Document
 from tokenv.data.config import DataConfig
 from tokenv.data.duplicates import WindowSample
-from tokenv.data.pieces import SEPARATOR, Document
 
 DIGEST_BYTES = 16
 MOST_PARTS = 32  # that the tail of a single document is cut into

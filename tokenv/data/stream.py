@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenv.data.pieces import Cut, SequenceBatch
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
+from tokenv.data.chunks import Cut, SequenceBatch
 
 
 class Blocks(Protocol):

@@ -10,8 +10,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import EzPickle
 from tensordict import TensorDictBase
 
-from tokenv import keys
-from tokenv.data.source import SourceOrOpener
+from tokenv.core import keys
+from tokenv.data.sources import SourceOrOpener
 from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.unet import UNet

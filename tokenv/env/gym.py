@@ -24,10 +24,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 
-from tokenv import keys
+from tokenv.core import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusOpener
-from tokenv.data.source import SourceOrOpener
+from tokenv.data.sources import SourceOrOpener
 from tokenv.env.arrays import RENDER_MODES, Array, Observation, Rebuilt, Sequences, ended
 from tokenv.env.registration import BYTES_ID, SERIES_ID, register
 from tokenv.lm.codecs.series import SeriesCodec

@@ -1,6 +1,6 @@
 """What an agent sees: the one place where observations are built, for whole sequences and for single symbols.
 
-A new key of the observation is a name in ``tokenv.keys`` and a line or two here.
+A new key of the observation is a name in ``tokenv.core.keys`` and a line or two here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 
-from tokenv import keys
-from tokenv.contracts import ReadsObservations
+from tokenv.core import keys
+from tokenv.core.contracts import ReadsObservations
 from tokenv.lm.unet import UNet
 
 

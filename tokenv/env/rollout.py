@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv import keys
-from tokenv.contracts import DrawsBoundaries, Sampling, check_sight
-from tokenv.env.asked import or_mean, told_rates
+from tokenv.core import keys
+from tokenv.core.contracts import DrawsBoundaries, Sampling, check_sight
+from tokenv.core.distributed import ALONE, rows_of, sharers
 from tokenv.env.observation import Observer
-from tokenv.env.sent import sent
+from tokenv.env.target_rate import or_mean, sent, told_rates
 from tokenv.lm.unet import UNet
-from tokenv.sharing import ALONE, rows_of, sharers
 
 ONE_SAMPLE = Sampling()
 OBSERVED = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])  # of the symbol itself: part of observations
@@ -93,7 +92,7 @@ def rollout(
             forces a boundary, 1 forces none.
         length_B: symbols of each sequence where they differ; what follows is padding.
         generator: of the noise, which is drawn where the generator is; None for torch's own, where the sequences are.
-            It draws for the whole batch, of which the sequences may be some rows (``tokenv.sharing``).
+            It draws for the whole batch, of which the sequences may be some rows (``tokenv.core.distributed``).
         observer: what the observations hold; None for what the agent reads.
         rate: that the sequences are asked for, one number or [B], of an agent that is told it; None draws every
             sequence's from the agent's range, with ``generator`` and after the noise. All samples share it.

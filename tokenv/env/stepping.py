@@ -14,15 +14,15 @@ from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 from torchrl.envs import EnvBase
 
-from tokenv import keys
-from tokenv.contracts import DrawsBoundaries, Sampling
-from tokenv.data.source import Source, SourceOrOpener
-from tokenv.env.asked import apart, drawn_rates
+from tokenv.core import keys
+from tokenv.core.contracts import DrawsBoundaries, Sampling
+from tokenv.core.rates import Rate
+from tokenv.data.sources import Source, SourceOrOpener
 from tokenv.env.observation import Observer
 from tokenv.env.rollout import ONE_SAMPLE, rollout
+from tokenv.env.target_rate import apart, drawn_rates
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
-from tokenv.rates import Rate
 
 
 class TokenizationEnv(EnvBase):

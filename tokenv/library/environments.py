@@ -14,11 +14,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusOpener
 from tokenv.env.arrays import Rebuilt
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv, source_or
 from tokenv.env.registration import BYTES_ID, SERIES_ID
-from tokenv.errors import UserError
 from tokenv.library.model import load
 
 IDS = {"text": BYTES_ID, "series": SERIES_ID}

@@ -12,12 +12,12 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 
-from tokenv.errors import MissingFileError, UserError
-from tokenv.run.stored import Trained
-from tokenv.storage import folders
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.evaluation.loaded_run import Trained
+from tokenv.storage import run_folders
 from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.storage.checkpoints import MODEL, STATE
-from tokenv.storage.digests import DIGESTS, write_digests
+from tokenv.storage.checksums import DIGESTS, write_digests
 
 SAVED = (MODEL, STATE)  # of a model without its optimiser
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -81,7 +81,7 @@ def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str 
     Raises:
         UserError: the folder holds something else that would be overwritten.
     """
-    if folder.is_file() or folders.complete(folder / "checkpoints"):
+    if folder.is_file() or run_folders.complete(folder / "checkpoints"):
         raise UserError(
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
         )

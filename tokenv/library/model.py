@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tokenv.config.schema import Config
+from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusOpener
-from tokenv.errors import UserError
-from tokenv.forecast.frames import forecast_frame
+from tokenv.evaluation.calibration import segment_at
+from tokenv.evaluation.loaded_run import Trained, load_run, segment_each, weigh_each, write_on
+from tokenv.forecasting.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans
 from tokenv.library.texts import One, Several, as_bytes, as_pairs
-from tokenv.run.calibrate import segment_at
-from tokenv.run.stored import Trained, load_run, segment_each, weigh_each, write_on
 from tokenv.storage.trust import allowing
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Model:
         Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
 
         Texts longer than the model was trained on are read in overlapping windows: see
-        ``tokenv.run.stored.log_likelihoods``. The boundaries are drawn once, which bounds the likelihood over all
+        ``tokenv.evaluation.loaded_run.log_likelihoods``. The boundaries are drawn once, which bounds the likelihood over all
         of them from below only on average.
 
         Args:

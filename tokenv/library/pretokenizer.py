@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokenv.errors import MissingFileError
+from tokenv.core.errors import MissingFileError
 from tokenv.library.spans import Span
 
 

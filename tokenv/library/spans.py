@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, overload
 
-from tokenv.run.passages import page, passage_of
-from tokenv.run.stored import Segmented
+from tokenv.evaluation.loaded_run import Segmented
+from tokenv.evaluation.text_report import page, passage_of
 
 SHOWN = 20_000  # bytes that a notebook draws
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 One: TypeAlias = str | bytes
 Several: TypeAlias = list[str] | list[bytes] | list[str | bytes] | tuple[str | bytes, ...]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 MOST_LAYERS = 1000
 POOLINGS = ("select", "mean", "smooth")

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from tokenv.lm.attention import SMALL_BLOCK, Attend, attention_for, flex_options
+from tokenv.lm.chunking.ema_smoothing import Smooth
+from tokenv.lm.chunking.mean import Mean
+from tokenv.lm.chunking.relaxed import relaxed_attention
+from tokenv.lm.chunking.select import Pooling, Segments, Select
 from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
 from tokenv.lm.layers import Linear, RMSNorm
-from tokenv.lm.packed import Pack, capacity
-from tokenv.lm.poolings.mean import Mean
-from tokenv.lm.poolings.relaxed import relaxed_attention
-from tokenv.lm.poolings.select import Pooling, Segments, Select
-from tokenv.lm.poolings.smooth import Smooth
+from tokenv.lm.packing import Pack, capacity
 
 
 def _log_prob(codec: Codec, head: Callable[[Tensor], Tensor], x: Tensor, symbol: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
-from tokenv.storage.digests import PREFIX, DamagedError, verify, write_digests
+from tokenv.storage.checksums import PREFIX, DamagedError, verify, write_digests
 from tokenv.storage.files import UnreadableFileError, check_regular
-from tokenv.storage.folders import STATE, best, complete, find, load_state
+from tokenv.storage.run_folders import STATE, best, complete, find, load_state
 
 __all__ = [
     "MODEL",

@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 MOST_BYTES = 2**28  # of a JSON file, which is read as a whole
 KINDS = {

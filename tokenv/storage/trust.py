@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 from tokenv.storage.files import open_regular
 
 Word: TypeAlias = bool | str | Sequence[str]

@@ -8,14 +8,14 @@ check_rate_target(MyTarget)
 check_codec("mymodule:MyCodec")
 """
 
-from tokenv.lazy import face
+from tokenv.core.lazy import face
 
 __getattr__, __dir__ = face(
     __name__,
     {
-        "agent": ("check_agent",),
-        "codec": ("check_codec",),
-        "estimator": ("check_estimator",),
-        "rate_target": ("check_rate_target",),
+        "agent_checks": ("check_agent",),
+        "codec_checks": ("check_codec",),
+        "estimator_checks": ("check_estimator",),
+        "rate_target_checks": ("check_rate_target",),
     },
 )

@@ -3,8 +3,7 @@
 import torch
 
 from tokenv.estimators.base import Part, chain
-from tokenv.estimators.credit import Discount
-from tokenv.estimators.rewards import EarlyExit
+from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.surrogates import ScoreFunction
 
 

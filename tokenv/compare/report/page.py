@@ -1,4 +1,4 @@
-"""A comparison of methods as a web page that needs nothing but itself."""
+"""How to read a comparison, in sentences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import forecasts, learned, rates
-from tokenv.compare.report.lines import styles
-from tokenv.compare.report.notes import notes
-from tokenv.compare.report.numbers import (
+from tokenv.compare.report import forecast_tables, method_tables, rate_tables
+from tokenv.compare.report.aggregate import (
     agreement,
     colour_scale,
     conclusion,
@@ -22,13 +20,51 @@ from tokenv.compare.report.numbers import (
     passages,
     ranked,
     references,
+    styles,
     targets,
     with_error,
 )
 from tokenv.compare.significance import Difference, sentence
-from tokenv.report.canvas import Picture
-from tokenv.report.characters import plain, visible
-from tokenv.report.html import coloured, legend, render
+from tokenv.plotting.canvas import Picture
+from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.html import coloured, legend, render
+from tokenv.plotting.terminology import SERIES, Words, in_words
+
+_OF_TEXT = (
+    "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "
+    "boundaries moved right by one.",
+)
+_OF_SERIES = (
+    "Methods are ordered by the loss on validation windows, which come before the test windows in time: choose by "
+    "validation, and report test.",
+    "Windows that depend on one another are of one group: those at the same time, or those of one synthetic series.",
+)
+
+
+def notes(words: Words, unit: str) -> list[str]:
+    """Sentences on how to read the figures.
+
+    Args:
+        words: what things are called.
+        unit: of the losses, as metrics are named.
+    """
+    data, documents, losses = words.data, f"{words.document}s", in_words(unit).capitalize()
+    return [
+        f"{losses} are of held-out {data}, boundaries drawn as in training. ± is always the standard error over seeds: "
+        f"how much another seed may move a figure. The error over {documents}, how much other held-out {data} may, has "
+        "a column of its own.",
+        f"A pair's 95% interval holds both errors of the difference: over {documents}, and over seeds, seed by seed "
+        "(as Welch does where methods do not share two seeds), for runs of one seed share first parameters and the "
+        f"order of the {data}; each counts with Student's t of its own degrees of freedom (Cochran and Cox). One seed "
+        "alone decides nothing.",
+        "Verdicts and intervals are not corrected for the number of pairs: of twenty that do not differ, one will seem "
+        "to. Holm's corrected p-values are: where all pairs with one below 0.05 are taken to differ, the chance that "
+        "any of them does not is at most 5%.",
+        *(_OF_SERIES if words == SERIES else _OF_TEXT),
+        f"FLOPs are what the method needs by the paper's rule, 6 per matrix parameter for every {words.symbol} or "
+        f"{words.token}, and Muon's matrix products; padding is not counted.",
+    ]
+
 
 T = TypeVar("T")
 
@@ -62,17 +98,17 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         matrix=_rows(comparison, _differences(comparison)),
         sentences=[_sentence(pair, difference, comparison) for pair, difference in comparison.differences.items()],
         many=len(comparison.differences) > _MANY,
-        rates=rates.columns(comparison),
-        rate_losses=_named(comparison, rates.losses(comparison)),
-        rate_differences=_named(comparison, rates.differences(comparison)),
+        rates=rate_tables.columns(comparison),
+        rate_losses=_named(comparison, rate_tables.losses(comparison)),
+        rate_differences=_named(comparison, rate_tables.differences(comparison)),
         rates_against=plain(comparison.rates_against),
         forecasts=_forecasts(comparison),
         pictures={name: embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[visible(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
-        learned=learned.columns(comparison),
-        habits=_rows(comparison, learned.cells(comparison)),
+        learned=method_tables.columns(comparison),
+        habits=_rows(comparison, method_tables.cells(comparison)),
         passages=[
             (f"held-out passage {i + 1}", _rows(comparison, partial(_spans, passage=i, scale=scale)))
             for i in range(max(len(method.runs[0].assessment.passages) for method in comparison.methods))
@@ -89,14 +125,15 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
         return None
     number_of = {method.name: i for i, method in enumerate(comparison.methods)}
     return {
-        "title": forecasts.title(found),
-        "conclusion": [visible(said) for said in forecasts.conclusion(found)],
-        "columns": forecasts.columns(found),
+        "title": forecast_tables.title(found),
+        "conclusion": [visible(said) for said in forecast_tables.conclusion(found)],
+        "columns": forecast_tables.columns(found),
         "rows": [
-            (number_of.get(each.name), plain(each.name), forecasts.cells(each, found)) for each in found.forecasters
+            (number_of.get(each.name), plain(each.name), forecast_tables.cells(each, found))
+            for each in found.forecasters
         ],
         "names": [plain(each.name) for each in found.forecasters],
-        "matrix": forecasts.matrix(found),
+        "matrix": forecast_tables.matrix(found),
     }
 
 

@@ -14,24 +14,26 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import forecasts
-from tokenv.compare.report.lines import Style, line_picture, styles
-from tokenv.compare.report.numbers import (
+from tokenv.compare.report import forecast_tables
+from tokenv.compare.report.aggregate import (
     Band,
+    Style,
     length_shares,
+    line_picture,
     loss_metric,
     method_band,
     oriented,
     ranked,
     ranks,
+    styles,
     targets,
 )
-from tokenv.compare.report.rates import rate_picture
-from tokenv.compare.report.windows import window_pictures
+from tokenv.compare.report.forecast_tables import window_pictures
+from tokenv.compare.report.rate_tables import rate_picture
 from tokenv.compare.significance import corrected
-from tokenv.report.canvas import Picture, draw_both, legend_below, short
-from tokenv.report.characters import plain
-from tokenv.report.theme import BLUE, GREY, ORANGE
+from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
+from tokenv.plotting.characters import plain
+from tokenv.plotting.theme import BLUE, GREY, ORANGE
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
@@ -247,7 +249,7 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
 def _forecasts(comparison: Comparison, looks: Mapping[str, Style]) -> Picture | None:
     if comparison.forecasts is None:
         return None
-    return forecasts.draw(comparison.forecasts, {name: look.colour for name, look in looks.items()})
+    return forecast_tables.draw(comparison.forecasts, {name: look.colour for name, look in looks.items()})
 
 
 def draw_ranks(comparison: Comparison) -> Picture | None:

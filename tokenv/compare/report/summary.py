@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import forecasts
-from tokenv.compare.report.numbers import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
-from tokenv.compare.report.page import embedded
-from tokenv.compare.report.pictures import draw_ranks
+from tokenv.compare.report import forecast_tables
+from tokenv.compare.report.aggregate import agreement, conclusion, mean, number, oriented, over_seeds, ranks, with_error
+from tokenv.compare.report.forecast_tables import write_protocols
+from tokenv.compare.report.method_tables import write_tables
+from tokenv.compare.report.page import comparison_page, embedded
+from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.significance import Difference, sentence
-from tokenv.report.characters import plain, visible
-from tokenv.report.html import render
-from tokenv.report.table import write_csv
+from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.console import write_csv
+from tokenv.plotting.html import render
+from tokenv.storage.atomic import write_atomically
 
 FIGURES = ("area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds")
 TRUTHS = ("true tokens", "change points")
@@ -89,7 +93,7 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
             (plain(method), [_cells(placed[name].get(method), comparisons[name], against) for name in comparisons])
             for method in _order(placed)
         ],
-        forecasts=forecasts.by_protocol(comparisons),
+        forecasts=forecast_tables.by_protocol(comparisons),
     )
 
 
@@ -134,3 +138,52 @@ def write_summary(comparisons: Mapping[str, Comparison], path: Path, against: st
             row += [*(over_seeds(method, figure) for figure in FIGURES), truth.f1 if truth else ""]
             rows.append(row + ([d.mean, d.low, d.high, d.p, d.p_holm, placed.verdict] if d else [""] * 6))
     return write_csv(path, header, rows)
+
+
+def write_reports(comparisons: Mapping[str, Comparison], folder: Path, against: str = "") -> list[Path]:
+    """Write the report of a comparison, or those of several with a summary of all.
+
+    Args:
+        comparisons: protocol to comparison; one alone may have an empty name.
+        folder: where to; made if it is missing, files of an earlier report are replaced.
+        against: the method that the others are tested against; empty for none in particular.
+
+    Returns:
+        What was written: see ``write_report``. Of several, ``report.html``, ``summary.csv`` and, where there are any,
+        ``forecasts.csv`` are of all, and every protocol's own files begin with its name.
+    """
+    if len(comparisons) == 1:
+        return write_report(next(iter(comparisons.values())), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, pages = [], {}
+    for place, (name, comparison) in enumerate(comparisons.items(), 1):
+        begins = f"{place}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
+        for path in write_report(comparison, folder / begins):
+            written.append(path.replace(folder / f"{begins}-{path.name}"))
+        (folder / begins).rmdir()
+        pages[name] = f"{begins}-report.html"
+    page = folder / "report.html"
+    write_atomically(page, summary_page(comparisons, pages, against))
+    tables = [write_summary(comparisons, folder / "summary.csv", against)]
+    return [page, *tables, *write_protocols(comparisons, folder / "forecasts.csv"), *written]
+
+
+def write_report(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write everything there is to say about a comparison.
+
+    Args:
+        comparison: what to report.
+        folder: where to; made if it is missing, files of an earlier report are replaced.
+
+    Returns:
+        What was written: ``report.html``, which needs no other file, the pictures, and the CSV files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = draw_pictures(comparison)
+    page = folder / "report.html"
+    write_atomically(page, comparison_page(comparison, pictures))
+    drawn = []
+    for name, picture in pictures.items():
+        drawn.append(folder / f"{name}.png")
+        write_atomically(drawn[-1], picture.light)
+    return [page, *drawn, *write_tables(comparison, folder)]

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokenv.core.errors import UserError
+from tokenv.data.chunks import Document, Pieces
 from tokenv.data.config import DataConfig
 from tokenv.data.hub.shards import Part
-from tokenv.data.pieces import Document, Pieces
-from tokenv.data.reading import Row
-from tokenv.errors import UserError
+from tokenv.data.rows import Row
 
 
 class Rows(Protocol):
-    """What blocks are read from; see ``tokenv.data.hub.dataset.HubData``."""
+    """What blocks are read from; see ``tokenv.data.hub.streaming.HubData``."""
 
     config: DataConfig
     name: str

@@ -9,8 +9,8 @@ from itertools import islice
 import datasets
 import numpy as np
 
-from tokenv.data.reading import HUB_ADVICE, Row, rows_of
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
+from tokenv.data.rows import HUB_ADVICE, Row, rows_of
 
 ENOUGH = 64  # files; fewer are taken apart, for which each has to be opened, and each row group again
 FEW = 20  # shards, of which one would be too much to hold out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tokenv.errors import UserError
+from tokenv.core.errors import UserError
 
 SYNTHETIC_SERIES = {  # series that need no file, with known change points
     "regimes": "sections with a level, a persistence and a noise of their own",

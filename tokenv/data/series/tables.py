@@ -22,11 +22,10 @@ import numpy as np
 import pandas as pd
 from datasets.io.parquet import ParquetDatasetReader
 
-from tokenv.data import reading
-from tokenv.data.reading import HUB_ADVICE, rows_of
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.data.rows import HUB_ADVICE, rows_of
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import read_dates
-from tokenv.errors import MissingFileError, UserError
 
 LARGEST = 1e100
 DELIMITERS = ",;\t"
@@ -130,7 +129,7 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
         UserError: As for `read_csv`, or if the hub or the data set cannot be read.
     """
     where = f"hub data set {name!r}"
-    rows = list(rows_of(lambda: reading.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
+    rows = list(rows_of(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
     return _from_rows(name, where, rows, config)
 
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tokenv.core.errors import UserError
+from tokenv.data.chunks import SequenceBatch
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.memory import MemoryBlocks, spread_order
-from tokenv.data.pieces import SequenceBatch
+from tokenv.data.in_memory import MemoryBlocks, spread_order
 from tokenv.data.series.config import SYNTHETIC_SERIES
 from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.tables import Recording, read_hub, read_table
-from tokenv.errors import UserError
 
 Array = np.ndarray[Any, Any]
 ETT_ROWS_PER_HOUR = {"ETTh": 1, "ETTm": 4}

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterator, Mapping
+import hashlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 from datasets import logging as datasets_logging
 from datasets.io.parquet import ParquetDatasetReader
 
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
-from tokenv.data.pieces import Document
-from tokenv.data.reading import rows_of
+from tokenv.data.rows import json_rows, rows_of
 from tokenv.data.text.builtin import prose_documents, python_documents
-from tokenv.data.text.rows import json_rows
-from tokenv.data.text.words import words_documents
-from tokenv.errors import MissingFileError, UserError
+from tokenv.data.text.synthetic_language import words_documents
+from tokenv.storage.atomic import PARTIAL
 
 datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # what it logs of a broken file is in our message
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
@@ -130,3 +134,42 @@ def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
     reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
     yield from rows_of(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it or leave it out")
+
+
+COLUMN, AT_A_TIME = "text", 1000
+
+
+def keep_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN) -> Path:
+    """Write documents as parquet; the same ones always under the same name.
+
+    Args:
+        texts: str or bytes, or rows of a data set such as ``datasets.Dataset``.
+        folder: made where it is missing.
+        column: of rows, the one with the text.
+
+    Returns:
+        The file, whose column is ``text``.
+
+    Raises:
+        UserError: there are no documents, or one is no text.
+    """
+    if isinstance(texts, str | bytes):
+        raise UserError(f"texts = {texts[:40]!r}: expected several documents, such as a list of them")
+    folder.mkdir(parents=True, exist_ok=True)
+    digest, count = hashlib.blake2b(digest_size=16), 0
+    schema = pa.schema([(COLUMN, pa.large_binary())])
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
+        written = Path(scratch) / "texts.parquet"
+        with pq.ParquetWriter(written, schema) as writer:
+            some: list[bytes] = []
+            for count, given in enumerate(texts, start=1):
+                row = given if isinstance(given, Mapping) else {column: given}
+                some.append(content_of(row, column, f"texts[{count - 1}]"))
+                digest.update(len(some[-1]).to_bytes(8, "big") + some[-1])
+                if len(some) == AT_A_TIME:
+                    writer.write_table(pa.table({COLUMN: some}, schema))
+                    some = []
+            writer.write_table(pa.table({COLUMN: some}, schema))
+        if not count:
+            raise UserError("texts is empty: expected documents to train on")
+        return written.replace(folder / f"texts-{digest.hexdigest()}.parquet")

@@ -1,0 +1,173 @@
+"""What keeps the boundary rate near its target."""
+
+from typing import Literal
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from tokenv.core import keys
+from tokenv.estimators.base import Part
+from tokenv.estimators.statistics import masked_mean, mean_of_like, mean_over
+
+
+class RateTarget(Part):
+    """Common to all rate targets. None estimates a gradient of the reward: they move the policy, at whatever cost.
+
+    Where a rollout holds ``target_rate``, that is each sequence's target, and ``rate`` is what they are on average.
+
+    Args:
+        rate: target boundaries per symbol, in (0, 1).
+
+    Attributes:
+        varies: whether it reads ``target_rate``; a run with a range of rates refuses others.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1).
+    """
+
+    out_keys = [keys.LOSS_RATE]
+    unbiased = False
+    varies = False
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 < rate < 1:
+            raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+        self.rate = rate
+
+
+class _AmongLike(RateTarget):
+    """Common to rate targets that hold the batch's mean to the target; where targets differ, a mean over like ones.
+
+    Over the whole batch, sequences that are asked for few boundaries would trade with those that are asked for many.
+    One by one, each would be held to its target, whatever its text. So means are taken over the sequences with about
+    the same target: ``mean_of_like`` at logit(target). Equal targets give the batch's mean.
+
+    Args:
+        rate: see ``RateTarget``.
+        bandwidth: logits by which targets of like sequences differ; the kernel's standard deviation.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), or ``bandwidth`` not positive.
+    """
+
+    varies = True
+
+    def __init__(self, rate: float, bandwidth: float = 0.5) -> None:
+        super().__init__(rate)
+        if not bandwidth > 0:
+            raise ValueError(f"bandwidth = {bandwidth}: expected a positive number of logits, such as 0.5")
+        self.bandwidth = bandwidth
+
+    def _mean_of_like(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """[.., B, T], its mask and the targets to [B, 1]."""
+        target_B = target[(0,) * (target.dim() - 2)][:, 0]
+        return mean_of_like(x, mask, torch.logit(target_B.to(x.dtype)), self.bandwidth)
+
+
+class LogitPressure(_AmongLike):
+    """An even push on all logits, up or down.
+
+    ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
+    Where sequences have targets of their own, ``L = mean_b(l_b detach(mean_like_b(v(target) (p - target))))`` with
+    ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with like targets the push is even, and at every rate
+    it is in proportion to how far logits are off, for ``dp = p (1 - p) dl``. It vanishes for all rates only where
+    the mean probability is the target at every rate: a kernel's mean of an excess is 0 everywhere only if that is.
+    Cost: O(T) elementwise. For the arguments, see ``_AmongLike``.
+    """
+
+    in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L."""
+        mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_PROB].detach()
+        target = tensordict.get(keys.TARGET_RATE, None)
+        if target is None:
+            excess = masked_mean(prob, mask) - self.rate
+        else:
+            size = self.rate * (1 - self.rate) / (target * (1 - target))
+            excess = self._mean_of_like(size * (prob - target), mask, target)
+        return tensordict.set(keys.LOSS_RATE, tensordict[keys.BOUNDARY_LOGITS] * excess * mask)
+
+
+class BinomialPrior(RateTarget):
+    """How improbable a sequence's number of boundaries is under a binomial law (Nawrot et al. 2023, 2211.09761).
+
+    ``L = -1/n log Binomial(n, target)(sum_i a_i)`` per sequence of n decisions, averaged over the batch. The gradient
+    passes through the sum: through ``boundary`` where the estimator relaxes it, else straight through to
+    ``p_i`` (value a_i, gradient of p_i). Cost: O(T) elementwise.
+    """
+
+    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
+    varies = True
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L where all sequences are equally long."""
+        mask = tensordict[keys.DECISION_MASK]
+        boundary = tensordict.get(keys.BOUNDARY, None)
+        if boundary is None:
+            prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+            boundary = tensordict[keys.ACTION] + prob - prob.detach()
+        count = (boundary * mask).sum(-1, keepdim=True)
+        trials = mask.sum(-1, keepdim=True).to(count.dtype)
+        target = tensordict.get(keys.TARGET_RATE, None)
+        chance = torch.tensor(self.rate) if target is None else target[..., :1]
+        binomial = torch.distributions.Binomial(trials, probs=chance.to(count), validate_args=False)
+        loss = -binomial.log_prob(count) / trials.clamp(min=1)
+        return tensordict.set(keys.LOSS_RATE, loss * mask)
+
+
+class RatioLoss(_AmongLike):
+    """H-Net's ratio loss (Hwang et al. 2025, arXiv 2507.07955).
+
+    ``L = n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with ``n = 1 / target``, F the fraction of boundaries drawn and G
+    the mean probability; L = 1 at F = G = target. The gradient passes through G. Cost: O(T).
+
+    The published loss (github.com/goombalab/hnet, utils/train.py) averages over the whole minibatch, the first symbols
+    with their certain boundaries included, so that only the batch must keep to the target. Where sequences have targets
+    of their own, F, G and 1 / n are means over sequences with like ones.
+
+    Args:
+        rate: target boundaries per symbol, in (0, 1).
+        over: ``batch``, as published, padding left out; or ``sequence``: F and G of each sequence, over its decisions,
+            which holds every sequence to the target.
+        bandwidth: of ``over=batch``; see ``_AmongLike``.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), ``bandwidth`` not positive, or another ``over``.
+    """
+
+    in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.POSITION, keys.DECISION_MASK]
+
+    def __init__(self, rate: float, over: Literal["batch", "sequence"] = "batch", bandwidth: float = 0.5) -> None:
+        super().__init__(rate, bandwidth)
+        if over not in ("batch", "sequence"):
+            raise ValueError(f"over = {over!r}: expected 'batch' or 'sequence'")
+        self.over = over
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L.
+
+        With ``over=sequence`` sequences weigh by their decisions.
+        """
+        mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+        action, target = tensordict[keys.ACTION].to(prob.dtype), tensordict.get(keys.TARGET_RATE, None)
+        rate: float | Tensor = self.rate if target is None else target[..., :1].to(prob.dtype)
+        if self.over == "sequence":
+            drawn, meant = mean_over(action, mask, -1), mean_over(prob, mask, -1)
+        else:
+            counted = mask | (tensordict[keys.POSITION] == 0)
+            meaning = prob.where(mask, 1.0)
+            if target is None:
+                drawn, meant = masked_mean(action, counted), masked_mean(meaning, counted)
+            else:
+                each = (action, meaning, target.to(prob.dtype))
+                drawn, meant, rate = (self._mean_of_like(x, counted, target) for x in each)
+        return tensordict.set(keys.LOSS_RATE, ratio_loss(drawn, meant, rate) * mask)
+
+
+def ratio_loss(drawn: Tensor, meant: Tensor, rate: float | Tensor) -> Tensor:
+    """``n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with n = 1 / rate, elementwise."""
+    n = 1 / rate
+    return n / (n - 1) * ((n - 1) * drawn * meant + (1 - drawn) * (1 - meant))

@@ -1,0 +1,354 @@
+"""One model for every rate: how it is configured, trained, saved, measured, calibrated and told its rate."""
+
+from functools import partial
+
+import pytest
+import torch
+from rated import rate_curve
+from tiny import settings
+
+import tokenv
+from tokenv.config import registry
+from tokenv.config.components import build_parts, check_parts
+from tokenv.config.files import merge, resolve
+from tokenv.core import keys
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange
+from tokenv.data.corpus import load_corpus
+from tokenv.data.sources import TensorSource
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.estimators.rate_targets import LogitPressure
+from tokenv.evaluation.calibration import calibrate, split_for_calibration
+from tokenv.evaluation.evaluator import evaluate, held_out_rollouts
+from tokenv.evaluation.rate_curve import losses_at_rates
+from tokenv.evaluation.requested_rate import rate_to_tell, rate_within
+from tokenv.lm.flops import FLOPS_PER_PARAMETER, matrix_parameters, rate_of_flops, reading_flops, training_flops
+from tokenv.storage import checkpoints
+from tokenv.training.process_group import Ranks
+from tokenv.training.trainer import train
+from tokenv.training.update import accumulate
+
+RATES = {"rate": {"min": 0.1, "max": 0.6}}
+TOLD = {"learned", "strict", "uniform", "random"}
+
+
+class OneRate(LogitPressure):
+    """A rate target that knows one rate."""
+
+    varies = False
+
+
+def settings_of(tiny_settings, **sections):
+    return merge(tiny_settings, RATES | {"validation": {"sequences": 6}} | sections)
+
+
+# --- configuration ---
+
+
+def test_a_range_is_a_section_and_one_number_stays_one():
+    assert resolve([], {}).as_dict()["rate"] == 0.2
+    assert resolve([], RATES).rate == RateRange(0.1, 0.6)
+    assert resolve([], {"rate": {"max": 0.4}}).rate == RateRange(0.05, 0.4)
+    assert resolve([], {"rate": 0.3}, base=resolve([], RATES).as_dict()).rate == 0.3
+    again = resolve([], {"rate": {"min": 0.2}}, base=resolve([], RATES).as_dict())
+    assert again.as_dict()["rate"] == {"min": 0.2, "max": 0.6}
+    assert f"{again.rate:g}" == "0.2 to 0.6"
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        ({"min": 0.5, "max": 0.1}, r"rate\.min = 0\.5, rate\.max = 0\.1: expected .* 0 < min < max < 1"),
+        ({"min": 0.2, "max": 0.2}, "0 < min < max < 1"),
+        ({"min": 0.0, "max": 0.2}, "0 < min < max < 1"),
+        ({"max": 1.5}, "0 < min < max < 1"),
+        ({"least": 0.1}, r"unknown key rate\.least"),
+        ({"min": "low"}, r"rate\.min = 'low': expected a number"),
+        ("low", "rate = 'low': expected a number or a section of min and max"),
+        ([0.1, 0.2], r"rate = \[0\.1, 0\.2\]: expected a number or a section"),
+        (1.5, r"rate = 1\.5: expected boundaries per symbol in \(0, 1\), such as 0\.2, or a range such as"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(rate, message):
+    with pytest.raises(UserError, match=message):
+        resolve([], {"rate": rate})
+
+
+def test_rates_are_even_on_a_logarithmic_scale():
+    rates = RateRange(0.05, 0.5)
+    drawn = rates.at(torch.linspace(0, 1, 100_001, dtype=torch.float64))
+    assert drawn[[0, -1]].tolist() == pytest.approx([0.05, 0.5])
+    assert drawn.mean().item() == pytest.approx(rates.mean, rel=1e-4) == pytest.approx(0.195, abs=1e-3)
+    counts = torch.histc(drawn.log2(), bins=10)
+    assert counts.max() - counts.min() <= 2
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.AGENTS) - {"bpe"}))
+def test_agents_that_have_one_rate_refuse_a_range(tiny_settings, name):
+    own = {"hnet": {"model": {"pooling": "smooth"}}, "nawrot": {"model": {"pooling": "mean"}}}
+    config = resolve([], settings_of(tiny_settings, agent={"name": name}, **own.get(name, {})))
+    if name in TOLD:
+        check_parts(config)
+        assert build_parts(config).agent.rates == RateRange(0.1, 0.6)
+        return
+    with pytest.raises(UserError, match=f"rate = 0.1 to 0.6: agent '{name}' has one rate at most: expected one number"):
+        check_parts(config)
+
+
+def test_a_rate_target_that_has_one_rate_refuses_a_range(tiny_settings):
+    target = {"rate_target": {"name": f"{__name__}:OneRate"}}
+    with pytest.raises(UserError, match=r"has one rate: expected one that reads target_rate"):
+        check_parts(resolve([], settings_of(tiny_settings, **target)))
+    check_parts(resolve([], settings_of(tiny_settings, loss={"rate": 0.0}, **target)))
+
+
+def test_one_rates_model_has_no_more_parameters_than_ever(tiny_settings):
+    state = build_parts(resolve([], tiny_settings)).state_dict()
+    assert {name for name in state if name.startswith("agent.")} == {"agent.projection.weight"}
+    more = build_parts(resolve([], settings_of(tiny_settings))).state_dict()
+    assert {name for name in more if name not in state} == {
+        *(f"agent.told.{name}" for name in ("hidden.weight", "hidden.bias", "last.weight"))
+    }
+    assert all(torch.equal(more[name], tensor) for name, tensor in state.items())
+
+
+# --- training ---
+
+
+def run(config, folder, **options):
+    _, history = train(config, folder, lambda *_: None, **options)
+    return {name: curve for name, curve in history.items() if "per_second" not in name}
+
+
+CASES = {
+    "learned, reinforce": {"estimator": {"name": "reinforce", "head_epochs": 2}},
+    "learned, rloo": {"estimator": {"name": "rloo"}, "rate_target": {"name": "ratio"}},
+    "strict": {"agent": {"name": "strict", "window": 1}, "loss": {"rate": 0.0}},
+    "random": {"agent": {"name": "random", "rounding": "random"}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, case):
+    config = resolve([], settings_of(tiny_settings, **CASES[case]))
+    whole = run(config, tmp_path / "whole")
+    assert len(set(whole["train/target_rate"][1])) == len(whole["train/target_rate"][1])
+    assert all(0.1 < rate < 0.6 for rate in whole["train/target_rate"][1])
+    first = checkpoints.complete(tmp_path / "whole")[0]
+    assert run(config, tmp_path / "resumed", resume=checkpoints.load(first)) == whole
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "rloo", "relax", "branch", "off_policy"])
+def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_settings, estimator):
+    found = []
+    for rate in (0.3, {"min": 0.3 - 1e-7, "max": 0.3 + 1e-7}):
+        options = {"rate": rate, "estimator": {"name": estimator}, "hardware": {"precision": "float64"}}
+        config = resolve([], merge(tiny_settings, options | {"agent": {"window": 0}}))
+        parts = build_parts(config)
+        if estimator == "relax":  # its own parameters are drawn after the agent's
+            torch.manual_seed(1)
+            for parameter in parts.estimator.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+        parts.estimator.double()
+        team = Ranks().team(config.train, together=parts.remembers)
+        symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
+        env = TokenizationEnv(parts.lm, TensorSource(symbols), 4, window=0, rates=parts.agent.rates)
+        env.set_seed(5)
+        parts.train()
+        one_pass = partial(env.one_pass, parts.agent, parts.sampling)
+        figures, _ = accumulate(lambda _, draw=one_pass: draw(), parts, config.loss, team)
+        grads = {name: p.grad for name, p in parts.named_parameters().items() if p.grad is not None}
+        found.append((figures.read(), grads))
+    (metrics, grads), (other, more) = found
+    for name, value in metrics.items():
+        if name not in ("grad_norm_policy", "policy", "loss_policy"):
+            assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    for name, grad in grads.items():
+        assert torch.allclose(more[name], grad, rtol=1e-3, atol=1e-6), name
+
+
+def test_another_runs_agent_is_told_its_rate_here(tiny_settings, tmp_path):
+    config = resolve([], settings_of(tiny_settings))
+    run(config, tmp_path / "1" / "checkpoints")
+    words = {"agent": {"load": str(tmp_path / "1")}}
+    loaded = resolve([], words, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
+    assert build_parts(loaded).agent.rates == RateRange(0.1, 0.6)
+    run(loaded, tmp_path / "2")
+    other = resolve([], words | {"rate": 0.3}, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
+    with pytest.raises(UserError, match=r"rate = 0\.3: .* trained for another; expected rate\.min=0\.1 rate\.max=0\.6"):
+        build_parts(other)
+
+
+# --- measuring ---
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    config = resolve([], settings())
+    return split_for_calibration(load_corpus(config.data), 6)
+
+
+@pytest.fixture
+def parts(tiny_settings):
+    return build_parts(resolve([], settings_of(tiny_settings)))
+
+
+def test_every_held_out_sequence_keeps_its_rate_however_many_share_a_pass(parts, held_out):
+    rates = []
+    for batch_size in (2, 6):
+        found = held_out_rollouts(parts, held_out[0], batch_size=batch_size)
+        rates.append(torch.cat([td[keys.TARGET_RATE][:, 0] for td in found]))
+    assert torch.equal(*rates)
+    assert len(rates[0].unique()) == 6
+    second = list(held_out_rollouts(parts, held_out[0], batch_size=2, turn=(1, 3)))
+    assert torch.equal(second[0][keys.TARGET_RATE][:, 0], rates[0][2:4])
+
+
+def test_a_rate_that_is_told_is_everybodys(parts, held_out):
+    few, many = (evaluate(parts, held_out[0], batch_size=4, rate=rate) for rate in (0.15, 0.55))
+    assert few.boundary_rate < many.boundary_rate
+    assert few.boundary_rate == pytest.approx(0.15, abs=0.06)
+    assert evaluate(parts, held_out[0], batch_size=4, rate=0.15) == few
+    assert evaluate(parts, held_out[0], batch_size=4).boundary_rate not in (few.boundary_rate, many.boundary_rate)
+
+
+def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
+    with torch.no_grad():
+        parts.agent.told.last.weight.fill_(0.1)  # off, the more so the further up
+    own = held_out[1]
+    for asked in (0.15, 0.3, 0.5):
+        bias = calibrate(parts, own, asked, batch_size=4)
+        how = {"batch_size": 4, "rate": asked, "logit_bias": bias}
+        rates = [evaluate(parts, own, seed=seed, **how).boundary_rate for seed in range(8)]
+        assert sum(rates) / 8 == pytest.approx(asked, abs=0.03)
+    whole = calibrate(parts, own, RateRange(0.1, 0.6), batch_size=4)
+    drawn, told = [], []
+    for seed in range(8):
+        found = list(held_out_rollouts(parts, own, batch_size=4, seed=seed, logit_bias=whole))
+        drawn += [td[keys.ACTION].double().mean(-1) for td in found]
+        told += [td[keys.TARGET_RATE].double().mean(-1) for td in found]
+    assert torch.cat(drawn).mean().item() == pytest.approx(torch.cat(told).mean().item(), abs=0.05)
+
+
+@pytest.mark.parametrize("agent", [{"name": "strict"}, {"name": "uniform"}, {"name": "random"}])
+def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
+    parts = build_parts(config := resolve([], settings_of(tiny_settings, agent=agent)))
+    points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, batch_size=4)
+    assert [point.way for point in points] == ["told"] * 3
+    assert [point.rate for point in points] == pytest.approx([4 / 31, 8 / 31, 16 / 31])
+
+
+def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
+    config = resolve([], tiny_settings)
+    parts = build_parts(config)
+    points = rate_curve(parts, config, [0.1, 0.4], *held_out, batch_size=4)
+    assert [(point.way, point.asked) for point in points] == [("calibrated", 0.1), ("calibrated", 0.4)]
+    assert points[0].logit_bias < 0 < points[1].logit_bias
+    assert [point.rate for point in points] == pytest.approx([0.1, 0.4], abs=0.07)
+    assert points[0].flops < points[1].flops
+    for name in ("uniform", "whitespace"):
+        config = resolve([], merge(tiny_settings, {"agent": {"name": name}}))
+        with pytest.raises(UserError, match=f"rates: no logit bias brings agent '{name}'"):
+            rate_curve(build_parts(config), config, [0.4], *held_out, batch_size=4)
+
+
+def test_what_nothing_moves_is_measured_at_its_own_rate(tiny_settings, held_out):
+    config = resolve([], merge(tiny_settings, {"agent": {"name": "whitespace"}}))
+    ((point, loss_B),) = losses_at_rates(build_parts(config), config, [0.3, 0.5], *held_out, batch_size=4, unmoved=True)
+    plain = evaluate(build_parts(config), held_out[0], batch_size=4)
+    assert (point.way, point.asked, point.rate) == ("own", plain.boundary_rate, plain.boundary_rate)
+    assert (point.loss, point.standard_error) == (plain.loss, plain.standard_error)
+    assert loss_B.mean().item() == plain.loss
+
+
+# --- budgets, and what users ask for ---
+
+
+def test_a_budget_is_met(parts):
+    for rate in (0.1, 0.37):
+        flops = reading_flops(parts.lm, rate, parts.agent)
+        assert rate_of_flops(parts.lm, flops, parts.agent) == pytest.approx(rate, rel=1e-12)
+        assert rate_within(parts, flops) == pytest.approx(rate, rel=1e-12)
+    # A third of what training costs, but for the early exit.
+    policy = FLOPS_PER_PARAMETER * matrix_parameters(parts.agent)
+    early = FLOPS_PER_PARAMETER * matrix_parameters(parts.lm.early_head) * 100
+    assert 3 * 100 * reading_flops(parts.lm, 0.2, parts.agent) == training_flops(parts.lm, 100, 20, policy) - early
+    for flops in (1.0, 1e12):
+        with pytest.raises(UserError, match=r"flops = .*: expected more than .* without tokens, and less than"):
+            rate_within(parts, flops)
+
+
+def test_what_may_be_asked_for(parts, tiny_settings, capsys):
+    config = resolve([], settings_of(tiny_settings))
+    assert rate_to_tell(parts, config, None) == RateRange(0.1, 0.6).mean
+    assert rate_to_tell(parts, config, 0.3) == 0.3
+    assert capsys.readouterr().err == ""
+    assert rate_to_tell(parts, config, 0.05) == 0.05
+    said = capsys.readouterr().err
+    assert said == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
+    with pytest.raises(UserError, match=r"rate = 1: expected boundaries per symbol in \(0, 1\)"):
+        rate_to_tell(parts, config, 1.0)
+    one = resolve([], tiny_settings)
+    assert rate_to_tell(build_parts(one), one, None) is None
+    with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2: leave it out"):
+        rate_to_tell(build_parts(one), one, 0.3)
+
+
+def test_the_library_takes_a_rate(tiny_settings, tmp_path):
+    train(resolve([], settings_of(tiny_settings)), tmp_path / "1" / "checkpoints", lambda *_: None)
+    model, text = tokenv.load(tmp_path / "1"), b"some text that is cut in few or in many tokens; " * 8
+    few, many = (len(model.spans(text, rate=rate)) for rate in (0.12, 0.55))
+    assert few < many
+    assert model.tokens(text, rate=0.12) == model.spans(text, rate=0.12).tokens
+    assert model.log_likelihood(text, rate=0.12) != model.log_likelihood(text, rate=0.55)
+    assert model.generate(text[:30], 5, rate=0.12).startswith(text[:30])
+    assert model.spans(text).boundaries == model.spans(text, rate=RateRange(0.1, 0.6).mean).boundaries
+    assert "rate 0.1 to 0.6" in repr(model)
+    model.save_pretrained(tmp_path / "kept")
+    assert tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries == model.spans(text, rate=0.12).boundaries
+
+
+# --- spent by doubt ---
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
+    words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
+    parts = build_parts(resolve([], merge(words, RATES if ranged else {})))
+    with torch.no_grad():
+        parts.agent.projection.weight.normal_(std=0.3)
+        parts.lm.early_head.weight.normal_(std=0.5)
+    batch, asked = held_out[0], 0.3 if ranged else None
+    how = {"batch_size": 6, "seed": 3, "rate": asked}
+    (plain,) = held_out_rollouts(parts, batch, **how)
+    (doubting,) = held_out_rollouts(parts, batch, doubt=0.7, logit_bias=-0.4, **how)
+    entropy_BT = parts.lm.early_entropy(parts.lm.encode(batch.symbol_BN))[:, :-1]
+    assert entropy_BT.std() > 0.05
+    logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
+    noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
+    wanted = torch.where(plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0)
+    assert torch.equal(doubting[keys.ACTION] > 0, wanted)
+    assert not torch.equal(doubting[keys.ACTION], plain[keys.ACTION])
+
+
+def test_doubt_spends_as_much_and_is_held_against_what_is_spent_evenly(parts, tiny_settings, held_out):
+    config = resolve([], settings_of(tiny_settings))
+    with torch.no_grad():
+        parts.lm.early_head.weight.normal_(std=0.5)
+    points = rate_curve(parts, config, [0.3], *held_out, batch_size=4, doubts=[0.0, 1.0])
+    assert [(point.way, point.doubt) for point in points] == [("told", 0), ("calibrated", 0), ("by doubt", 1)]
+    constant, doubting = points[1:]
+    assert constant.difference is None
+    assert doubting.difference == pytest.approx(doubting.loss - constant.loss)
+    assert 0 < doubting.difference_error < doubting.standard_error
+    own = held_out[1]
+    biases = [calibrate(parts, own, 0.3, batch_size=4, doubt=doubt) for doubt in (0.0, 1.0)]
+    assert [constant.logit_bias, doubting.logit_bias] == biases
+    rates = []
+    for seed in range(8):
+        found = held_out_rollouts(parts, own, batch_size=4, seed=seed, rate=0.3, logit_bias=biases[1], doubt=1.0)
+        rates += [td[keys.ACTION].double().mean() for td in found]
+    assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
+    strict = build_parts(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
+    with pytest.raises(UserError, match=r"no logit bias brings agent 'strict' to 0\.3: expected .* \(without doubt\)"):
+        rate_curve(strict, config, [0.3], *held_out, batch_size=4, doubts=[1.0])

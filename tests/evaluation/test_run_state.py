@@ -1,0 +1,110 @@
+"""How far a run has come, saved and read whole; and what earlier versions have saved."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tokenv.config.components import build_parts
+from tokenv.config.conversion import make, renamed
+from tokenv.config.schema import Config, TrainConfig
+from tokenv.evaluation.evaluator import Evaluation, evaluating
+from tokenv.evaluation.run_state import RunState
+from tokenv.storage.checkpoints import Checkpoint, save
+
+# As version 0.1 wrote it, before the states had a type.
+EARLIER = """{
+  "config": {"seed": 3, "rate": 0.25, "agent": {"name": "uniform"}, "train": {"bytes": 512, "warmup_bytes": 64}},
+  "step": 2, "bytes": 512, "flops": 123456789012345,
+  "data": {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}},
+  "history": {
+    "train/bits_per_byte": [[256, 512], [8.0, 7.5]], "train/bytes_per_second": [[256, 512], [90.0, 95.0]],
+    "validation/bits_per_byte": [[512], [7.25]]
+  },
+  "validation": {
+    "bits_per_byte": 7.25, "standard_error": NaN, "bits_per_byte_early": 7.5, "boundary_rate": 0.25, "entropy": 0.0,
+    "boundary_f1": null, "boundary_precision": null, "boundary_recall": null
+  },
+  "unit": "bits_per_byte", "bits_per_byte": 7.25
+}"""
+
+
+def test_states_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(EARLIER)
+    state = RunState.read(tmp_path)
+    assert (state.step, state.symbols, state.flops, state.unit) == (2, 512, 123456789012345, "bits_per_byte")
+    train = TrainConfig(symbols=512, warmup_symbols=64)
+    assert state.settings == Config(seed=3, rate=0.25, agent={"name": "uniform"}, train=train)
+    assert state.data == {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}}
+    assert state.history["train/bits_per_byte"] == ([256, 512], [8.0, 7.5])
+    assert state.history["train/symbols_per_second"] == ([256, 512], [90.0, 95.0])
+    assert state.loss == 7.25
+    assert state.validation is not None
+    assert state.validation.loss_early == 7.5
+    assert math.isnan(state.validation.standard_error)
+    older = json.loads(EARLIER)
+    del older["unit"]
+    assert RunState.from_dict(older | {"validation": None}) == replace(state, validation=None)
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    validation = Evaluation("nats_per_value", 1.5, 0.25, 2.0, 0.2, 0.5, boundary_f1=0.75)
+    state = RunState(Config(seed=2).as_dict(), "nats_per_value", step=4, symbols=64, flops=10, data={"position": 1})
+    logged: list[tuple[str, float, int]] = []
+    state.record("train", {"nats_per_value": 3.0, "flops": 10}, lambda *one: logged.append(one))
+    assert state.loss is None
+    state.validation = validation
+    state.record("validation", validation.metrics(), lambda *one: logged.append(one))
+    assert state.loss == 1.5
+    path = save(tmp_path, Checkpoint({}, {}, state.as_dict()), keep=1)
+    read = RunState.read(path)
+    assert read == state
+    assert read.settings == Config(seed=2)
+    again: list[tuple[str, float, int]] = []
+    read.replay(lambda *one: again.append(one))
+    assert again == logged
+    assert not any("recall" in name for name, _, _ in logged)  # None is not measured
+    read.symbols += 16
+    assert read.loss is None  # it has learned since
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_evaluating_leaves_the_mode_as_it_was(mode: bool) -> None:
+    parts = build_parts(Config(agent={"name": "uniform"}))
+    parts.train(mode)
+
+    def fail() -> None:
+        with evaluating(parts):
+            assert not parts.lm.training
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert parts.lm.training is mode
+
+
+@pytest.mark.parametrize(
+    ("agent", "rate", "missed"),
+    [
+        ("learned", 0.1, False),
+        ("learned", 0.119, False),
+        ("learned", 0.121, True),
+        ("uniform", 0.05, True),
+        ("whitespace", 0.3, False),
+    ],
+)
+def test_a_run_says_that_its_rate_misses_the_target(agent: str, rate: float, missed: bool) -> None:
+    last = Evaluation("nats_per_value", 1.0, 0.1, 1.0, rate, 0.0)
+    state = RunState({"rate": 0.1, "agent": {"name": agent}}, "nats_per_value", validation=last)
+    said = f"the run draws {rate:.3g} boundaries a step and misses its target, rate = 0.1"
+    assert state.missed_rate == (said if missed else "")
+    assert not replace(state, validation=None).missed_rate
+
+
+def test_a_run_of_an_earlier_version_keeps_its_split():
+    config = Config().as_dict()
+    earlier = config | {"data": {name: value for name, value in config["data"].items() if name != "group_duplicates"}}
+    assert make(Config, renamed(Config, earlier)).data == replace(Config().data, group_duplicates=False)
+    assert renamed(Config, config) == config

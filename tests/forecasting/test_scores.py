@@ -1,0 +1,105 @@
+"""Scores that are added up a batch at a time are those of all at once, and intervals hold what they say."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from tokenv.data.series.windows import Borders, Series
+from tokenv.forecasting.contexts import Batch
+from tokenv.forecasting.distributions import Densities, Draws
+from tokenv.forecasting.report import warnings_of
+from tokenv.forecasting.scores import Scores
+from tokenv.lm.codecs.series import SeriesCodec
+
+QUANTILES = [0.1, 0.5, 0.9]
+
+
+def batch_of(truth_BHC, scale=1.0, clusters=None):
+    count, _, channels = truth_BHC.shape
+    series = Series("x", ["a"] * channels, np.zeros((9, channels)), Borders(9, 9, 9), np.zeros(channels),
+                    np.full(channels, scale))  # fmt: skip
+    cluster_B = torch.arange(count) if clusters is None else torch.as_tensor(clusters)
+    return Batch(
+        ["x"] * count, [series] * count, torch.zeros(count, 4, channels, 5), [None] * count, truth_BHC, cluster_B
+    )
+
+
+def rows(law, chosen):
+    return Draws(law.sample_BSHC[chosen])
+
+
+def added(law, batch, points, parts):
+    scores = Scores(QUANTILES)
+    for chosen in parts:
+        some = Batch(batch.names[chosen], batch.series[chosen], batch.symbol_BL[chosen], batch.date_BN[chosen],
+                     batch.truth_BHC[chosen], batch.cluster_B[chosen])  # fmt: skip
+        mine = rows(law, chosen)
+        scores.add(mine, mine.quantile(QUANTILES), some, {name: value[chosen] for name, value in points.items()})
+    return scores.result()
+
+
+def test_batches_add_up_and_leave_out_what_is_missing():
+    dice = np.random.default_rng(0)
+    law, truth_BHC = Draws(dice.normal(size=(9, 5, 4, 2))), dice.normal(size=(9, 4, 2))
+    truth_BHC[0, 2:] = np.nan
+    truth_BHC[3] = np.nan
+    points = {"zero": np.zeros((9, 4, 2))}
+    batch = batch_of(truth_BHC, scale=2.0, clusters=[0, 0, 1, 1, 2, 2, 2, 3, 3])
+    whole = added(law, batch, points, [slice(None)])
+    for parts in ([slice(0, 4), slice(4, 9)], [slice(i, i + 1) for i in range(9)]):
+        found = added(law, batch, points, parts)
+        assert found.against == whole.against
+        np.testing.assert_allclose([*vars(found).values()][:7], [*vars(whole).values()][:7], rtol=1e-12)
+        assert (found.below, found.inside, found.inside_error) == (whole.below, whole.inside, whole.inside_error)
+    squares, inside = [], []
+    for row in (0, 1, 2, 4, 5, 6, 7, 8):
+        seen = slice(0, 2) if row == 0 else slice(None)
+        squares.append(np.square((law.sample_BSHC[row].mean(0) - truth_BHC[row])[seen] / 2).mean())
+        low, high = np.quantile(law.sample_BSHC[row], [0.1, 0.9], axis=0, method="weibull")
+        inside.append(((low <= truth_BHC[row]) & (truth_BHC[row] <= high))[seen].mean())
+    assert whole.windows == 8
+    assert whole.mse == pytest.approx(np.mean(squares))
+    assert whole.inside == pytest.approx(np.mean(inside))
+    zero = np.mean([np.nanmean(np.square(truth_BHC[row] / 2)) for row in (0, 1, 2, 4, 5, 6, 7, 8)])
+    assert whole.against["zero"].mse == pytest.approx(zero)
+    assert whole.against["zero"].skill_mse == pytest.approx(1 - np.mean(squares) / zero)
+
+
+def test_a_true_density_covers_what_it_says():
+    """Standard normal densities, and values drawn from them: coverage, scores and skill in closed form."""
+    count, codec = 4000, SeriesCodec(4, density="gaussian")
+    raw = torch.zeros(count, 5, 2, dtype=torch.float64)
+    raw[..., 1] = np.log(np.expm1(1 - 1e-3)) - np.log(np.e - 1)  # a scale of one
+    law = Densities(codec, raw, torch.full((count, 1), 3.0).double(), torch.full((count, 1), 2.0).double())
+    truth_BHC = 3 + 2 * np.random.default_rng(0).normal(size=(count, 5, 1))
+    scores = Scores(QUANTILES)
+    scores.add(law, law.quantile(QUANTILES), batch_of(truth_BHC, scale=2.0), {"far": np.full((count, 5, 1), 5.0)})
+    found = scores.result()
+    np.testing.assert_allclose(law.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12)
+    np.testing.assert_allclose(found.below, QUANTILES, atol=4 * 0.5 / 20_000**0.5)
+    assert found.inside == pytest.approx(0.8, abs=4 * found.inside_error)
+    assert 0 < found.inside_error < 0.005
+    assert found.mse == pytest.approx(1, abs=4 * found.mse_error)
+    assert found.crps == pytest.approx(1 / np.sqrt(np.pi), abs=4 * found.crps_error)
+    assert found.against["far"].skill_mse == pytest.approx(0.5, abs=0.02)
+    assert found.against["far"].apart > 20
+
+
+def test_few_windows_are_said_to_be_few():
+    dice = np.random.default_rng(1)
+    law, truth_BHC = Draws(dice.normal(size=(6, 30, 4, 1))), dice.normal(size=(6, 4, 1))
+    near = law.mean_BHC + 0.01 * dice.normal(size=(6, 4, 1))
+    found = added(law, batch_of(truth_BHC), {"near": near, "far": near + 50}, [slice(None)])
+    (said,) = warnings_of(found, 100)
+    assert "6 of 100 windows cannot tell the model from near:" in said
+    assert warnings_of(found, 6) == []
+    one = added(law, batch_of(truth_BHC, clusters=[0] * 6), {"far": near + 50}, [slice(None)])
+    assert "from far" in warnings_of(one, 100)[0]
+
+
+def test_nothing_to_score_is_nothing():
+    law = Draws(np.zeros((2, 3, 4, 1)))
+    found = added(law, batch_of(np.full((2, 4, 1), np.nan)), {}, [slice(None)])
+    assert found.windows == 0
+    assert np.isnan([found.mse, found.mse_error, found.inside]).all()

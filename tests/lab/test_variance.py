@@ -1,0 +1,441 @@
+"""The laboratory: its figures are right where they are known, and a comparison can be stopped and gone on with."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tokenv.cli.main import run_command
+from tokenv.config import files as tokenv_settings
+from tokenv.config.components import build_parts
+from tokenv.core.errors import UserError
+from tokenv.lab import variance, variance_plots
+from tokenv.lab.costs import measure_costs
+from tokenv.lab.credit_distance import credit_by_distance
+from tokenv.lab.gradient_statistics import moments
+from tokenv.lab.gradients import Scene, draw_gradient, true_gradient
+from tokenv.lab.report import print_variance, products, write_variance
+from tokenv.lab.variance_config import VarianceOptions, parse
+from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
+
+SHORT = 6
+
+
+@pytest.fixture
+def options(tiny_settings):
+    updates = tiny_settings | {
+        "data": {"source": "words", "seq_len": 12, "words_documents": 80, "words_lexicon": 20},
+        "agent": {"name": "learned", "window": 0, "scale": 1},
+        "estimator": {"name": "reinforce", "gamma": 0.8},
+    }
+    config = tokenv_settings.resolve([], updates)
+    chosen = ("reinforce", "rloo(gamma=1.0)")
+    return VarianceOptions(
+        config, estimators=chosen, moments=2, draws=12, batch_size=4, timings=1, warmup=1, credit_draws=2
+    )
+
+
+@pytest.fixture
+def scene(options):
+    torch.manual_seed(1)
+    parts = build_parts(options.config)
+    parts.lm.double()
+    parts.lm.compute_dtype = None
+    parts.agent.double()
+    return Scene(parts, torch.randint(256, (2, SHORT)))
+
+
+def build(text, scene, options):
+    return variance._build(options, scene.device, parse(text, 0.8))
+
+
+def test_moments_of_known_gaussians():
+    torch.manual_seed(0)
+    true = torch.randn(40, dtype=torch.float64)
+    mean = 0.5 * true + 0.1 * torch.randn(40)
+    draws = mean + 2 * torch.randn(4000, 40)
+    found = moments(draws, true.unsqueeze(0))
+    expected = {
+        "variance": 160.0,
+        "noise": 160.0 / mean.square().sum().item(),
+        "bias": ((mean - true).norm() / true.norm()).item(),
+        "turn": 1 - torch.cosine_similarity(mean, true, 0).item(),
+        "scale": (mean @ true / true.square().sum()).item(),
+    }
+    for name, value in expected.items():
+        measured = getattr(found, name)
+        assert abs(measured.value - value) < 4 * measured.error, name
+        assert measured.error < 0.2 * max(value, 0.05), name
+
+
+def test_a_noisy_reference_does_not_look_like_bias():
+    torch.manual_seed(0)
+    true = torch.randn(40)
+    draws, reference = (true + 3 * torch.randn(300, 40) for _ in range(2))
+    found = moments(draws, reference)
+    assert abs(found.bias.value) < 0.25
+    naive = (draws.mean(0) - reference.mean(0)).norm() / reference.mean(0).norm()
+    assert naive > 0.2  # what the difference of two noisy means would have said
+    assert abs(found.scale.value - 1) < 4 * found.scale.error
+
+
+def test_jackknife_errors_are_the_spread_over_repetitions():
+    torch.manual_seed(0)
+    true = torch.ones(5)
+    found = [moments(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)]
+    for name in ("variance", "scale", "cosine"):
+        values = torch.tensor([getattr(m, name).value for m in found])
+        claimed = torch.tensor([getattr(m, name).error for m in found]).mean()
+        assert 0.7 < values.std() / claimed < 1.4, name
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.1, 10), st.integers(0, 99))
+def test_relative_figures_do_not_depend_on_scale(factor, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draws = 1 + torch.randn(10, 6, generator=generator, dtype=torch.float64)
+    true = torch.ones(1, 6, dtype=torch.float64)
+    one, other = moments(draws, true), moments(factor * draws, factor * true)
+    for name in ("noise", "snr", "bias", "turn", "cosine", "scale"):
+        assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-6, abs=1e-9)
+
+
+def test_draws_average_to_the_enumerated_gradient(scene, options):
+    true = true_gradient(scene, symbols=7 * scene.symbol_BN.numel())
+    generator = torch.Generator().manual_seed(0)
+    estimator = build("rloo(gamma=1.0, num_samples=64)", scene, options)
+    with scene.frozen():
+        drawn = [draw_gradient(scene, estimator, generator) for _ in range(40)]
+    for name, value in true.items():
+        assert value.norm() > 0
+        found = moments(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
+        assert abs(found.scale.value - 1) < 5 * found.scale.error, name
+        assert found.turn.value < 0.05, name
+
+
+def test_freezing_changes_no_gradient_and_is_undone(scene, options):
+    estimator = build("gumbel", scene, options)
+    found = []
+    for frozen in (True, False):
+        generator = torch.Generator().manual_seed(3)
+        if frozen:
+            with scene.frozen():
+                found.append(draw_gradient(scene, estimator, generator))
+        else:
+            found.append(draw_gradient(scene, estimator, generator))
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])
+    assert all(p.requires_grad for p in scene.parts.lm.parameters())
+
+
+def test_effects_have_no_size_where_tokens_say_nothing(scene):
+    generator = torch.Generator().manual_seed(0)
+    some = credit_by_distance(scene, 3, generator)
+    assert max(some.rms) > 0
+    for layer in scene.parts.lm.mid:
+        torch.nn.init.zeros_(layer.post_attention.weight)
+        torch.nn.init.zeros_(layer.post_mlp.weight)
+    scene.parts.lm.mid = torch.nn.ModuleList()
+    plain = scene.parts.lm.contextualise
+    scene.parts.lm.contextualise = lambda *args, **options: 0 * plain(*args, **options)
+    none = credit_by_distance(scene, 3, generator)
+    assert max(none.rms) < 1e-12
+    assert none.pairs[0] == 6  # 3 rollouts of 2 sequences
+    assert none.pairs == sorted(none.pairs, reverse=True)
+
+
+def test_costs_count_what_is_done(scene, options):
+    texts = ("reinforce", "rloo(num_samples=3)", "rloo(num_samples=3, reward_only=True)", "rebar", "ppo")
+    built = {text: build(text, scene, options) for text in texts}
+    costs = measure_costs(scene.parts, built, scene.symbol_BN, rate=0.5, repeats=1)
+    flops = {text: cost.flops for text, cost in costs.items()}
+    one, three, forward = (flops[text] for text in texts[:3])
+    late = (three - one) / 2
+    assert forward - one == pytest.approx(2 * late / 3)
+    assert flops["rebar"] > 1.9 * one
+    assert one < flops["ppo"] < 2 * one
+    assert costs["rloo(num_samples=3)"].memory > costs["rloo(num_samples=3, reward_only=True)"].memory
+    assert all(cost.fastest <= cost.seconds <= cost.slowest for cost in costs.values())
+
+
+def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
+    whole = variance.compare(options, tmp_path / "whole")
+    score, calls = variance._score, []
+
+    def interrupted(*args):
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args[2].label)
+        return score(*args)
+
+    monkeypatch.setattr(variance, "_score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        variance.compare(options, tmp_path / "parts")
+    stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
+    assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
+    monkeypatch.setattr(variance, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(variance, "train", None)  # the trajectory is there
+    resumed = variance.compare(options, tmp_path / "parts")
+    assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
+    assert json.dumps(resumed["moments"]) == json.dumps(whole["moments"])
+    assert whole["moments"][0]["symbols"] < whole["moments"][1]["symbols"]
+
+
+def flip(file):
+    """The lowest bit of a byte in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
+        variance.compare(options_of, folder)
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
+    for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
+        sound = (one / name).read_bytes()
+        flip(one / name)
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            variance.compare(more, one)
+        (one / name).write_bytes((other / name).read_bytes())
+        with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):
+            variance.compare(more, one)
+        (one / name).write_bytes(sound)
+    # The same run's, but of another moment.
+    more = replace(options, estimators=(*options.estimators, "rloo(num_samples=5)"))
+    sound = (one / "reference-0.safetensors").read_bytes()
+    (one / "reference-0.safetensors").write_bytes((one / "reference-1.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"reference-0\.safetensors: of another run"):
+        variance.compare(more, one)
+    (one / "reference-0.safetensors").write_bytes(sound)
+    variance.compare(more, one)
+
+
+def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
+    variance.compare(options, tmp_path)
+    other = replace(options, config=replace(options.config, seed=9))
+    (tmp_path / "variance.json").unlink()
+    with pytest.raises(UserError, match=r"step-.*: of another run than"):
+        variance.compare(other, tmp_path)
+
+
+def test_what_earlier_versions_stored_is_read(options, tmp_path):
+    """Their files have no digests."""
+    whole = variance.compare(options, tmp_path)
+    path = tmp_path / "variance.json"
+    stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
+    del stored["moments"][1]["estimators"]["reinforce"]
+    path.write_text(json.dumps(stored))
+    for number in range(2):
+        name = tmp_path / f"reference-{number}.safetensors"
+        save_file(load_file(name), name)
+    assert json.dumps(variance.compare(options, tmp_path)["moments"][0]) == json.dumps(whole["moments"][0])
+
+
+def test_the_report_of_a_comparison(options, tmp_path, capsys):
+    result = variance.compare(options, tmp_path)
+    print_variance(result)
+    printed = capsys.readouterr().out
+    assert "rloo(gamma=1.0) *" in printed
+    assert "Truth: enumeration" in printed
+    lines = write_variance(result, tmp_path / "v.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 3
+    for picture in (draw_progress, draw_cost, draw_credit):
+        assert picture(result, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def a_result(**figures):
+    """Two estimators at one moment; the second with other figures."""
+
+    def found(**changes):
+        return {"unbiased": True, "components": {"policy": {"noise": [2.0, 0.5], "turn": [0.1, 0.05]} | changes}}
+
+    estimators = {"reinforce": found(), "other": found(**figures), "arm": {"refused": "it has a past"}}
+    credit = {"mean": [0.1, 0.2, 0.3], "mean_error": [0.1, 0.1, 0.0], "rms": [1.0, 0.5, 0.1], "noise": [1.0, 1.0, 0.0]}
+    moment = {"symbols": 10**6, "bits_per_byte": 2.0, "estimators": estimators, "credit": credit | {"pairs": [9, 4, 1]}}
+    cost = {"flops": 10.0, "seconds": 1.0, "memory": 1.0}
+    return {"moments": [moment], "costs": {"reinforce": cost, "other": cost}, "reference": "enumeration"}
+
+
+def drawn(monkeypatch, draw, result):
+    """A picture's first axes, all that stands beside them, and all of its legend."""
+    figures = []
+    monkeypatch.setattr(variance_plots, "save_png", lambda figure, path: figures.append(figure))
+    draw(result, None)
+    (figure,) = figures
+    figure.draw_without_rendering()
+    legends = [text.get_text() for legend in figure.legends for text in [legend.get_title(), *legend.get_texts()]]
+    return figure.axes[0], [text.get_text() for text in figure.axes[0].texts], "\n".join(legends)
+
+
+@pytest.mark.parametrize("draw", [draw_progress, draw_cost])
+def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
+    axes, _, legend = drawn(monkeypatch, draw, a_result(noise=[3.0, 7.0]))
+    bars = sorted(tuple(bar.get_segments()[0][:, 1]) for container in axes.containers for bar in container[2])
+    floor = axes.get_ylim()[0]
+    assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]  # the second error is larger than its value
+    assert axes.get_ylim()[1] > 10
+    for said in ("goes on below it", "standard error not measurable", "noise infinite", "refuse this policy: arm"):
+        assert said in legend
+
+    axes, _, _ = drawn(monkeypatch, draw, a_result(noise=[3.0, math.nan]))
+    faces = [container[0].get_markerfacecolor() for container in axes.containers]
+    assert [face == "white" for face in faces] == [False, True]
+
+    for noise, marker in ((math.inf, "^"), (0.0, "v"), (-1.0, "v")):
+        axes, texts, legend = drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]))
+        assert ("No signal seen at 1.00 MB: other." in legend) == (marker == "^")
+        (missing,) = (line for line in axes.lines if line.get_marker() == marker)
+        low, high = axes.get_ylim()
+        assert low < missing.get_ydata()[0] < high
+        assert any(text.startswith("other") for text in texts)
+        drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]) | {"costs": {"other": {"flops": 1.0}}})
+
+
+def faces(axes):
+    """The colours of a picture's points."""
+    return [container[0].get_markerfacecolor() for container in axes.containers]
+
+
+def test_bias_of_direction_is_told_as_it_was_estimated(monkeypatch):
+    for turn in (-0.7, 1.8):
+        axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[turn, 0.3]))
+        assert f"other  [{turn:.2f} ± 0.30]" in texts
+        scale = axes.figure.axes[-1].get_ylim()
+        assert scale == (pytest.approx(min(turn, 0.0)), pytest.approx(max(turn, 0.1)))
+        assert faces(axes)[1] != variance_plots._NO_BIAS
+    axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[math.nan, math.nan]))
+    assert "other  [–]" in texts
+
+
+@pytest.mark.parametrize("turn", [[math.nan, math.nan], [0.5, math.nan], [0.5, 0.3], [-0.5, 0.3], [0.0, 0.0]])
+def test_a_bias_that_may_be_zero_is_grey(monkeypatch, turn):
+    axes, _, legend = drawn(monkeypatch, draw_cost, a_result(turn=turn))
+    assert faces(axes) == [variance_plots._NO_BIAS, variance_plots._NO_BIAS]  # the first is 0.1 ± 0.05
+    assert "grey: bias within 2 standard errors of 0, or not measurable" in legend
+    assert axes.figure.axes[-1].get_ylim() == (0.0, pytest.approx(0.1))
+
+
+def test_what_one_pair_says_has_no_error_and_is_left_out(monkeypatch):
+    axes, _, _ = drawn(monkeypatch, draw_credit, a_result())
+    rms, noise = (line.get_ydata() for line in axes.lines)
+    assert rms[:2].tolist() == [1.0, 0.5]
+    assert math.isnan(rms[2])
+    assert math.isnan(noise[2])
+    assert "errors were not measured" in axes.figure.get_supxlabel()
+
+
+def test_products_are_relative_to_the_papers_estimator():
+    def found(noise):
+        return {"components": {"policy": {"noise": [noise, 0.1]}}}
+
+    result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
+    moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
+    assert products(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
+    nothing = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(math.inf)}}
+    assert all(math.isnan(product) for product in products(result, nothing).values())
+
+
+def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
+    config = replace(options.config, agent={"name": "learned", "window": 1})
+    result = variance.compare(replace(options, config=config, estimators=("reinforce", "arm"), moments=1), tmp_path)
+    assert "refused" in result["moments"][0]["estimators"]["arm"]
+    assert list(result["costs"]) == ["reinforce"]
+
+
+def test_long_sequences_are_measured_against_unbiased_draws(options, tmp_path):
+    config = replace(options.config, data=replace(options.config.data, seq_len=24))
+    long = replace(options, config=config, moments=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
+    assert variance.compare(long, tmp_path / "long")["reference"] == long.reference
+    with pytest.raises(ValueError, match="is biased: expected an unbiased"):
+        variance.compare(replace(long, reference="reinforce"), tmp_path / "biased")
+
+
+def test_the_command(options, tmp_path, monkeypatch, capsys):
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(options.config.as_dict()))
+    words = ["with", "c.yaml", "estimators=['reinforce','disarm']", "draws=4", "moments=1", "timings=1", "warmup=0"]
+    words += ["credit_draws=2", "batch_size=2"]
+    run_command("variance", words)
+    folder = tmp_path / "runs" / "1"
+    assert {"variance.csv", "variance.json", "progress.png", "cost.png", "credit.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert "disarm" in capsys.readouterr().out
+    # One estimator more, at the same moments.
+    more = "estimators=['reinforce','disarm','rloo']"
+    run_command("variance", ["with", f"resume={folder / 'variance'}", more])
+    stored = json.loads((folder / "variance" / "variance.json").read_text())
+    assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
+    assert math.isfinite(stored["costs"]["rloo"]["seconds"])
+    for word in ("draws=8", "noise_seed=1", "rate=0.3"):
+        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a comparison goes on"):
+            run_command("variance", ["with", f"resume={folder / 'variance'}", word])
+    flip(folder / "variance" / "options.json")
+    with pytest.raises(UserError, match=r"options\.json.* damaged"):
+        run_command("variance", ["with", f"resume={folder / 'variance'}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rlo", "did you mean 'rloo'"),
+        ("rloo(4)", "options need names"),
+        ("rloo(gamma=", "cannot be read"),
+        ("rloo(gamma=open('x'))", "cannot be read"),
+        ("rloo(gamma=1j)", "= 1j: expected a number"),
+        ("rloo(gamma=" + "[" * 300, "too many nested"),
+        ("-" * 100_000 + "1", "cannot be read"),
+    ],
+)
+def test_estimators_that_cannot_be_read_say_why(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text, 0.9)
+
+
+def test_specifications_are_calls():
+    assert parse("rloo(gamma=GAMMA, num_samples=3)", 0.9).options == {"name": "rloo", "gamma": 0.9, "num_samples": 3}
+    own = parse("tokenv.estimators.recipes:rloo(num_samples=3)", 0.9)
+    assert own.options == {"name": "tokenv.estimators.recipes:rloo", "num_samples": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draws": 3}, "draws = 3"),
+        ({"seq_len": 3}, "seq_len = 3"),
+        ({"seq_len": 1000}, "longer than the run's"),
+        ({"estimators": ()}, "estimators is empty"),
+        ({"estimators": "rloo"}, "expected a list"),
+        ({"credit_draws": -1}, "credit_draws = -1: expected at least 0"),
+        ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(options, **change)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("estimator.gamma=maybe", "estimator.gamma = 'maybe': expected a number"),
+        ("estimator.gamma=null", "estimator.gamma = None: expected a number"),
+        ("estimator.gamma=[1]", r"estimator.gamma = \[1\]: expected a number"),
+        ("estimators=['rloo(num_samples=\"a\")']", "estimator.num_samples = 'a': expected a whole number"),
+        ("estimators=['rloo(num_samples=99999999)']", "would need at least .* GiB of memory"),
+        ("draws=999999999999", "would need at least .* GiB of memory"),
+        ("reference=reinforce", "is biased: expected an unbiased"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_work_starts(word, message):
+    with pytest.raises(UserError, match=message):
+        run_command("variance", ["with", "quick", word, "-u"])

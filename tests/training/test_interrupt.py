@@ -1,0 +1,69 @@
+"""Signals to stop, sent to a process."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = """
+import signal, sys, time
+from tokenv.training.interrupt import Interruptible
+# As from a terminal, wherever the tests themselves run: what they ignore, this process would ignore, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)
+try:
+    with Interruptible(at_once=True):
+        try:
+            print("before", flush=True)
+            if "early" in sys.argv:
+                time.sleep(60)
+            with Interruptible() as interrupt:
+                print("loop", flush=True)
+                while not interrupt.requested:
+                    time.sleep(0.05)
+                print("asked", flush=True)
+                if "slow" in sys.argv:
+                    time.sleep(60)
+                interrupt.stop()
+        finally:  # as Sacred does: it waits, then writes
+            print("stopping", flush=True)
+            time.sleep(0.5)
+            print("written", flush=True)
+except KeyboardInterrupt:
+    print("told", flush=True)
+"""
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("words", "signals"),
+    [
+        ([], [("loop", INT), ("stopping", INT), ("stopping", INT)]),
+        ([], [("loop", TERM), ("asked", TERM), ("stopping", TERM)]),
+        ([], [("loop", HUP), ("loop", HUP), ("stopping", INT)]),
+        (["slow"], [("loop", INT), ("asked", INT), ("stopping", INT), ("stopping", TERM)]),
+        (["early"], [("before", TERM), ("stopping", INT)]),
+        (["nohup"], [("loop", HUP), ("loop", INT)]),
+    ],
+)
+def test_every_way_of_stopping_is_one_interrupt_that_is_written_down(
+    words: list[str], signals: list[tuple[str, signal.Signals]]
+) -> None:
+    """Each signal is sent when the process has said a word."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said: list[str] = []
+        for word, number in signals:
+            while word not in said:
+                line = process.stdout.readline().strip()
+                assert line, said
+                said.append(line)
+            process.send_signal(number)
+        said += process.stdout.read().split()
+    assert process.returncode == 0
+    assert said[-3:] == ["stopping", "written", "told"]

@@ -1,0 +1,130 @@
+"""The metrics ``flops`` and ``flops_executed`` against torch's own count of the matrix products of an update."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import settings
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenv.config.components import Parts, build_parts
+from tokenv.config.files import merge, resolve
+from tokenv.config.schema import Config
+from tokenv.core import keys
+from tokenv.data.sources import TensorSource
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.lm import encoder, unet
+from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
+from tokenv.training.process_group import Ranks
+from tokenv.training.trainer import train
+from tokenv.training.update import accumulate, descend, descend_further, make_optimizer, optimizer_flops
+from tokenv.training.update_flops import UpdateFlops
+
+BATCH, LENGTH = 4, 32
+
+
+@pytest.fixture
+def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention without products of queries, keys and values, which are left out of the account."""
+
+    def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, strength_BN: Tensor | None = None) -> Tensor:
+        mixed = v + 0 * (q + k)
+        return mixed if strength_BN is None else mixed * strength_BN[:, None, :, None]
+
+    for module in (encoder, unet):
+        monkeypatch.setattr(module, "attention_for", lambda *_: values)
+    monkeypatch.setattr(unet, "relaxed_attention", values)
+
+
+def one_update(config: Config) -> tuple[Parts, int, int, int]:
+    """Make one update; the FLOPs that it needs, those it executes by our account, and those that torch counts."""
+    parts = build_parts(config)
+    parts.train()
+    symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
+    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
+    optimizer, team = make_optimizer(config.train, parts.named_parameters()), Ranks().team(config.train, together=False)
+    with FlopCounterMode(display=False) as counter:
+        figures, kept = accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
+        descend(optimizer, parts.named_parameters(), config.train.clip)
+        descend_further(optimizer, kept, parts, config, team)
+    counted = UpdateFlops(parts, optimizer_flops(config.train, parts))
+    needed, executed = counted.take(figures.read(), BATCH * LENGTH)
+    return parts, needed, executed, counter.get_total_flops()
+
+
+def left_out(parts: Parts) -> int:
+    """What our convention charges and nobody computes.
+
+    Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
+    layer of a relaxed pass sends no gradient to its input.
+    """
+    lm, passes, policy = parts.lm, parts.passes, policy_flops(parts.agent)
+    everything = update_flops(lm, BATCH, Tokens(0), policy, passes, recompute=lm.recomputes)
+    again = 2 * matrix_parameters(lm.down) if lm.recomputes else 0
+    entropy = 2 * matrix_parameters(lm.early_head) if keys.EARLY_ENTROPY in parts.agent.in_keys else 0
+    computed = 6 * matrix_parameters(lm.codec, lm.down) + again + entropy
+    relaxed = 2 * passes.pathwise * lm.mid[0].qkv.weight.numel() * BATCH * (LENGTH - 1)
+    return everything - BATCH * computed + relaxed
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "reinforce": {},
+    "muon": {"train": {"optimizer": "muon"}},
+    "naive": {"estimator": {"name": "naive"}, "loss": {"early": 0.0}},
+    "early exit read, not trained": {"loss": {"early": 0.0}},
+    "rloo": {"estimator": {"name": "rloo", "num_samples": 3}},
+    "rloo, forward only": {"estimator": {"name": "rloo", "reward_only": True, "num_samples": 3}},
+    "ppo": {"estimator": {"name": "ppo", "epochs": 3}, "train": {"optimizer": "muon"}},
+    "gumbel": {"estimator": {"name": "gumbel"}, "agent": {"window": 0}},
+    "rebar": {"estimator": {"name": "rebar"}, "agent": {"window": 0}},
+    "relax": {"estimator": {"name": "relax"}, "agent": {"window": 0}},
+    "text_critic": {"estimator": {"name": "text_critic", "num_samples": 2}},
+    "uniform": {"agent": {"name": "uniform"}, "train": {"optimizer": "muon"}},
+    "uniform, early exit wanted": {"agent": {"name": "uniform"}, "loss": {"early": 0.1}},
+    "entropy": {"agent": {"name": "entropy"}},
+    "mean": {"agent": {"name": "uniform"}, "model": {"pooling": "mean"}},
+    "recompute": {"hardware": {"recompute": "on"}},
+}
+
+
+@pytest.mark.usefixtures("_no_scores")
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_executed_is_what_torch_counts(name: str) -> None:
+    changes = settings(train={"batch_size": BATCH, "accumulate": 1}, hardware={"recompute": "off"})
+    config = resolve([], merge(changes, CASES[name]))
+    parts, needed, executed, counted = one_update(config)
+    assert counted == executed - left_out(parts)
+    assert needed <= executed
+
+
+def spent(changes: dict[str, Any], **sections: Any) -> tuple[int, int]:
+    _, needed, executed, _ = one_update(resolve([], merge(changes, sections)))
+    return needed, executed
+
+
+def test_padding_recomputed_layers_and_an_early_exit_of_no_use_are_not_needed() -> None:
+    changes = settings(train={"batch_size": BATCH, "accumulate": 1})
+    plain, packed, again = (
+        spent(changes, hardware={"pack": pack, "recompute": recompute})
+        for pack, recompute in (("off", "off"), ("on", "off"), ("off", "on"))
+    )
+    assert plain[0] == packed[0] == packed[1] == again[0] < plain[1] < again[1]
+    even = {early: spent(changes, agent={"name": "uniform"}, loss={"early": early})[0] for early in (None, 0.0, 0.1)}
+    head = 6 * 16 * 256 * BATCH * LENGTH
+    assert even[0.1] - even[None] == head == even[0.1] - even[0.0]
+
+
+def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path: Path) -> None:
+    config = resolve([], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"pack": "on"}))
+    validation, history = train(config, tmp_path, lambda *_: None)
+    parts, symbols = build_parts(config), 2 * 4 * 32
+    for place, rate in enumerate(history["train/boundary_rate"][1]):
+        tokens = Tokens(round(rate * 2 * 4 * 31))
+        before = history["train/flops"][1][place - 1] if place else 0
+        expected = update_flops(parts.lm, symbols, tokens, policy_flops(parts.agent), parts.passes)
+        assert history["train/flops"][1][place] - before == expected
+    assert history["train/flops"] == history["train/flops_executed"]
+    assert validation.loss_early is None
+    assert not any("early" in name or "reward" in name for name in history)

@@ -1,0 +1,153 @@
+"""Runs that start from another run's language model: they take it as it was, and outlive that run's folder."""
+
+import shutil
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tokenv.agents.learned import Learned
+from tokenv.config.build import load_lm
+from tokenv.config.components import build_parts
+from tokenv.config.files import merge, resolve
+from tokenv.core import keys
+from tokenv.core.errors import UserError
+from tokenv.lm.config import UNetConfig
+from tokenv.lm.flops import matrix_parameters, update_flops
+from tokenv.lm.unet import UNet
+from tokenv.storage import checkpoints
+from tokenv.storage.checksums import write_digests
+from tokenv.training.trainer import train
+
+
+def run(config, folder, **options):
+    _, history = train(config, folder / "checkpoints", lambda *_: None, **options)
+    return {name: curve for name, curve in history.items() if "per_second" not in name}
+
+
+def of_lm(folder):
+    tensors, _ = checkpoints.load_model(checkpoints.find(folder, "best"))
+    return {name: x for name, x in tensors.items() if name.startswith("lm.")}
+
+
+@pytest.fixture
+def old(tiny_settings, tmp_path):
+    """A short run, as the folder that another run starts from."""
+    run(resolve([], tiny_settings), tmp_path / "old")
+    return tmp_path / "old"
+
+
+@pytest.fixture
+def settings(tiny_settings, old):
+    """Of a run that starts from it; it says nothing of model and codec."""
+    of_run = {key: value for key, value in tiny_settings.items() if key != "model"}
+    return merge(of_run, {"seed": 1, "start": {"model": str(old)}})
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "straight", "rloo_clipped"])
+def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
+    config = resolve([], merge(settings, {"start": {"frozen": True}, "estimator": {"name": estimator}}))
+    before, parts = of_lm(old), build_parts(config)
+    assert not any(name.startswith("lm.") for name in parts.named_parameters())
+    history = run(config, tmp_path / "new")
+    after = of_lm(tmp_path / "new")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+    assert max(history["train/grad_norm_lm"][1]) == 0 < min(history["train/grad_norm_policy"][1])
+    free = build_parts(resolve([], merge(settings, {"estimator": {"name": estimator}})))
+    costs = [update_flops(each.lm, 100, each.passes.tokens(20), 0, each.passes) for each in (parts, free)]
+    # Samples for the reward alone go forward only, frozen or not; relaxed boundaries have a gradient in any case.
+    assert costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
+
+
+def test_a_frozen_pass_costs_a_third(settings):
+    parts = build_parts(resolve([], merge(settings, {"start": {"frozen": True}})))
+    lm = parts.lm
+    per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
+    assert (
+        update_flops(lm, 100, parts.passes.tokens(20), 7, parts.passes)
+        == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
+    )
+
+
+def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_settings, old):
+    config, best = resolve([], settings), checkpoints.find(old, "best")
+    tensors = build_parts(config).state_dict()
+    assert config.start.model == str(best.resolve())
+    assert all(torch.equal(tensors[name], x) for name, x in of_lm(old).items())
+    assert config.model == resolve([], tiny_settings).model
+    drawn = build_parts(resolve([], tiny_settings | {"seed": 1})).agent.projection.weight
+    assert torch.equal(tensors["agent.projection.weight"], drawn)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, old, tmp_path, frozen):
+    config = resolve([], merge(settings, {"start": {"frozen": frozen}, "train": {"agent_learning_rate": 1e-2}}))
+    whole = run(config, tmp_path / "whole")
+    shutil.rmtree(old)
+    first = checkpoints.load(checkpoints.complete(tmp_path / "whole" / "checkpoints")[0])
+    again = resolve([], {}, first.state["config"])
+    assert again == config
+    assert run(again, tmp_path / "resumed", resume=first) == whole
+    assert all(torch.equal(x, of_lm(tmp_path / "whole")[name]) for name, x in of_lm(tmp_path / "resumed").items())
+    with pytest.raises(FileNotFoundError):
+        build_parts(config)
+
+
+def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
+    stored = checkpoints.load_state(checkpoints.find(old))["config"]
+    del stored["start"], stored["train"]["agent_learning_rate"]
+    assert resolve([], {}, stored).start.model is None
+    assert resolve([], {"start": settings["start"]}, stored) == resolve([], settings | {"seed": 0})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": {"width": 32}}, r"model\.width = 32: the run that start\.model names has 16"),
+        ({"start": {"model": None, "frozen": True}}, r"start\.frozen = True: expected start\.model=RUN"),
+        ({"start": {"frozen": True}, "agent": {"name": "uniform"}}, r"agent\.name = 'uniform', which does not learn"),
+        ({"start": {"model": "nowhere"}}, r"no complete checkpoint in nowhere"),
+    ],
+)
+def test_mistakes_are_told(settings, wrong, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        build_parts(resolve([], merge(settings, wrong)))
+    assert resolve([], merge(settings, {"model": {"width": 16}})).model.width == 16  # the same is no mistake
+
+
+def test_a_model_of_another_shape_is_refused_by_one_message(old):
+    with pytest.raises(ValueError, match=r"start\.model = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
+        load_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
+
+
+def test_a_model_of_another_type_is_refused_by_one_message(old):
+    path = checkpoints.find(old)
+    tensors, state = checkpoints.load_model(path)
+    lm = build_parts(resolve([], {}, state["config"]), pretrained=False).lm
+    name = "lm.head.weight"
+    checkpoints.save_file(tensors | {name: tensors[name].to(torch.int64)}, path / checkpoints.MODEL)
+    write_digests(path)
+    with pytest.raises(ValueError, match=r"has shape \(.*\) of int64 there and \(.*\) of float32 in this run \(1 such"):
+        load_lm(lm, str(path))
+
+
+def test_a_flat_policy_draws_at_the_rate():
+    torch.manual_seed(0)
+    agent = Learned(8, rate=0.3, window=2, flat=True).eval()
+    td = {keys.ENCODING: torch.randn(4, 8), keys.LAST_ACTIONS: torch.ones(4, 2), keys.DECISION_MASK: torch.ones(4) > 0}
+    dist = agent.get_dist(TensorDict(td | {keys.POSITION: torch.ones(4, dtype=torch.long)}, batch_size=4))
+    assert dist.mean.tolist() == pytest.approx([0.3] * 4)
+    dist.log_prob(torch.ones(4)).sum().backward()
+    assert agent.projection.weight.grad.abs().min() > 0
+
+
+def test_a_frozen_model_needs_a_trained_early_exit_for_rewards(tiny_settings, settings, tmp_path):
+    run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}})), tmp_path / "even")
+    changes = merge(settings, {"start": {"model": str(tmp_path / "even"), "frozen": True}})
+    with pytest.raises(UserError, match=r"its early exit was not trained.* loss\.early=0\.1"):
+        build_parts(resolve([], changes))
+    build_parts(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
+    wanted = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
+    run(resolve([], merge(tiny_settings, wanted)), tmp_path / "wanted")
+    build_parts(resolve([], merge(changes, {"start": {"model": str(tmp_path / "wanted")}})))

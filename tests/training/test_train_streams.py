@@ -1,0 +1,86 @@
+"""Training on a streamed data set: reading ahead, stopping, failing and going on."""
+
+import os
+import signal
+import threading
+
+import pytest
+import ranks as support
+from tiny import settings
+
+from tokenv.config.files import resolve
+from tokenv.core.errors import UserError
+from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.hub.shards import Shards
+from tokenv.storage import checkpoints
+from tokenv.training.trainer import train
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    support.write_tables(folder)
+    data = {"source": f"hub:{folder}", "shuffle_buffer": 16, "validation": 0.05}
+    return resolve([], settings(data=data, train={"symbols": 2048}))
+
+
+def trained(config, folder, *, resume=None, log=lambda *_: None):
+    """History without the clock, and the last checkpoint's cursors."""
+    _, history = train(config, folder, log, resume=resume)
+    state = checkpoints.load(checkpoints.complete(folder)[-1]).state["data"]
+    return {name: values for name, values in history.items() if "per_second" not in name}, state
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    return trained(config, tmp_path_factory.mktemp("whole"))
+
+
+def reading_ahead():
+    return [thread for thread in threading.enumerate() if thread.name == "tokenv reads ahead"]
+
+
+def test_reading_ahead_changes_no_bit(config, whole, tmp_path, monkeypatch):
+    assert not reading_ahead()
+    seen = []
+
+    def told(*_):
+        seen.append(len(reading_ahead()))
+
+    assert trained(config, tmp_path / "ahead", log=told) == whole
+    assert max(seen) == 1
+    corpus = load_corpus(config.data)
+    assert corpus.streamed
+    monkeypatch.setattr(Corpus, "streamed", property(lambda _: False, lambda *_: None), raising=False)
+    seen.clear()
+    assert trained(config, tmp_path / "direct", log=told) == whole
+    assert max(seen) == 0
+
+
+def test_stopped_and_gone_on_with_it_is_the_same_run(config, whole, tmp_path):
+    def interrupt(name, _, seen):
+        if name == "train/flops" and seen == 768:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "one", interrupt)
+    assert not reading_ahead()
+    saved = checkpoints.complete(tmp_path / "one")[-1]
+    assert checkpoints.load(saved).state["symbols"] == 768
+    assert trained(config, tmp_path / "two", resume=checkpoints.load(saved)) == whole
+
+
+def test_what_cannot_be_read_is_the_users_own_message(config, tmp_path, monkeypatch):
+    real = Shards.rows
+
+    def broken(self, shard, first=0):
+        for number, row in real(self, shard, first):
+            if begun:
+                raise UserError("hub data set cannot be read: the line is dead: expected a connection")
+            yield number, row
+
+    begun = []
+    monkeypatch.setattr(Shards, "rows", broken)
+    with pytest.raises(UserError, match="the line is dead: expected a connection"):
+        train(config, tmp_path, lambda name, *_: begun.append(name))
+    assert not reading_ahead()

@@ -1,1 +1,0 @@
-"""Speed, memory and the cost of learning boundaries."""

@@ -1,0 +1,215 @@
+"""What a comparison wants to know of one finished run, measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from tokenv.compare.forecast_comparison import score_forecasts
+from tokenv.compare.run_evaluation import (
+    VERSION,
+    Agreement,
+    Assessment,
+    AtRate,
+    Calibration,
+    Forecasts,
+    Learned,
+    Passage,
+    Wishes,
+    assessed,
+    keep,
+)
+from tokenv.config import registry
+from tokenv.config.components import Parts
+from tokenv.config.hardware import prepare
+from tokenv.config.schema import Config
+from tokenv.core import keys
+from tokenv.core.errors import UserError
+from tokenv.core.rates import mean_rate
+from tokenv.data.chunks import SequenceBatch
+from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.series.windows import SeriesData, load_series
+from tokenv.data.text.tokenizer import train_bpe
+from tokenv.evaluation.boundary_stats import habits
+from tokenv.evaluation.calibration import calibrate, split_for_calibration
+from tokenv.evaluation.evaluator import (
+    boundary_scores,
+    drawn_share,
+    evaluate,
+    held_out_rollouts,
+    joined,
+    sequence_losses,
+    sequence_sums,
+    shifted,
+)
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.evaluation.rate_curve import losses_at_rates
+from tokenv.evaluation.report import drawn_windows
+
+LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
+
+
+def assess(folder: Path, wishes: Wishes) -> Assessment:
+    """Measure a finished run on its held-out data, or read what was measured before.
+
+    Args:
+        folder: of the run.
+        wishes: what is to be measured.
+
+    Raises:
+        MissingFileError: the run has no checkpoint.
+        UserError: there is too little held-out data to calibrate on.
+    """
+    known = assessed(folder, wishes)
+    if known is not None:
+        return known
+    made = _measure(folder, wishes)
+    keep(made, folder)
+    return made
+
+
+def _measure(folder: Path, wishes: Wishes) -> Assessment:
+    trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
+    config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
+    prepare(config.hardware)
+    series = load_series(config.data) if config.data.kind == "series" else None
+    corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
+    held_out, bias = corpus.validation(config.validation.sequences), None
+    if wishes.calibrate and parts.agent.learns:
+        held_out, own = split_for_calibration(corpus, config.validation.sequences)
+        bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
+    references = _references(config, corpus, wishes.bpe_vocabulary) if series is None else {}
+    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
+    of = joined(
+        [
+            sequence_sums(td, codec)
+            | {
+                "action": td[keys.ACTION].cpu(),
+                "decides": td[keys.DECISION_MASK].cpu(),
+                "prob": shifted(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
+            }
+            | {name: reference(td).cpu() for name, reference in references.items()}
+            for td in held_out_rollouts(parts, held_out, **how)
+        ]
+    )
+    action_BT = of["action"]
+    late_B, early_B = sequence_losses(of)
+    agreement = {name: _agreement(action_BT, of[name]) for name in references}
+    if held_out.gold_BN is not None:
+        truth = "true tokens" if series is None else "change points"
+        agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1] & of["decides"], config.data.tolerance)
+    shown = (held_out, of["prob"][: wishes.passages], action_BT[: wishes.passages])
+    return Assessment(
+        version=VERSION,
+        checkpoint=trained.path.name,
+        wishes=wishes,
+        fingerprint=corpus.fingerprint,
+        unit=codec.unit,
+        loss=late_B.tolist(),
+        document=held_out.document_B.tolist(),
+        loss_early=None if early_B is None else early_B.mean().item(),
+        loss_test=None if series is None else _test_loss(parts, series, config, how),
+        boundary_rate=drawn_share(action_BT, of["decides"]),
+        calibration=None if bias is None else _before(parts, held_out, config, bias),
+        token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
+        agreement=agreement,
+        passages=_passages(*shown) if series is None else [],
+        windows=[] if series is None else drawn_windows(*shown),
+        learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
+        at_rates=at_rates(parts, config, wishes.rates, corpus),
+        forecast=_forecasts(config, parts, series, wishes, how["logit_bias"]),
+    )
+
+
+def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+    """A run at rates that it is asked for, on its held-out sequences; on half of them if there are no others.
+
+    Args:
+        parts: model and agent.
+        config: of the run.
+        rates: boundaries per symbol.
+        corpus: held-out sequences to measure, and others to calibrate on.
+
+    Raises:
+        UserError: there is but one held-out sequence.
+    """
+    if not rates:
+        return []
+    most = config.validation.sequences
+    both = corpus.validation(2 * most)
+    if len(both) < 2:
+        raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
+    some = most if len(both) > most else len(both) // 2
+    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
+    measured = losses_at_rates(parts, config, rates, both[:some], both[some:], **how)
+    return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
+
+
+def _forecasts(
+    config: Config, parts: Parts, series: SeriesData | None, wishes: Wishes, logit_bias: float
+) -> Forecasts | None:
+    if wishes.forecast is None or series is None:
+        return None
+    return score_forecasts(config, parts, series, wishes.forecast, logit_bias)
+
+
+def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
+    """What the run is without the bias."""
+    plain = evaluate(parts, held_out, batch_size=config.validation.batch_size)
+    return Calibration(bias, plain.loss, plain.boundary_rate)
+
+
+def _test_loss(parts: Parts, series: SeriesData, config: Config, how: dict[str, Any]) -> float | None:
+    try:
+        test = series.test(config.validation.sequences)
+    except ValueError:  # too short for a window
+        return None
+    return evaluate(parts, test, **how).loss
+
+
+def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:
+    return [
+        Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
+        for symbol_N, prob_T, action_T in zip(held_out.symbol_BN, prob_BT, action_BT, strict=False)
+    ]
+
+
+def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Callable[[TensorDictBase], Tensor]]:
+    """Agents whose boundaries in text people know, by name: from a rollout to their actions [B, T]."""
+    wanted: dict[str, dict[str, Any]] = {
+        "whitespace": {},
+        "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))},
+    }
+
+    def drawing(agent: Any) -> Callable[[TensorDictBase], Tensor]:
+        return lambda td: agent.draw(td, torch.zeros(td.shape, device=td.device))[keys.ACTION]
+
+    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
+    return {
+        name: drawing(registry.build("agent", {"name": name} | options, registry.AGENTS, **context))
+        for name, options in wanted.items()
+    }
+
+
+def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
+    """Without the first symbol, where everybody draws a boundary."""
+    scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
+    return Agreement(**{name.removeprefix("boundary_"): value for name, value in scores.items()})
+
+
+def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
+    """How many tokens have 1, 2, ... symbols; what follows a sequence's last boundary is no token.
+
+    Args:
+        action_BT: 1 where a token ends; the first symbol always does, and is left out.
+        longest: tokens of so many symbols or more are counted together, as the last entry.
+    """
+    row, place = action_BT.nonzero(as_tuple=True)
+    same = row[1:] == row[:-1]
+    length = (place[1:] - place[:-1])[same].clamp(max=longest)
+    return torch.bincount(length, minlength=longest + 1)[1:].tolist()

@@ -1,0 +1,334 @@
+"""Work in processes of their own, forked from one that has imported everything, which takes seconds, once."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from tokenv.compare.gpus import gpus_for
+from tokenv.compare.job import Order, Outcome
+from tokenv.compare.locks import Claim, Elsewhere, claim
+from tokenv.compare.store import find_run
+from tokenv.core.errors import REPORT
+from tokenv.storage import processes, trust
+
+PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
+# Where processes cannot fork, each imports everything itself.
+LOST = 255  # what multiprocessing says of a process whose exit status nobody can tell it
+_LOCK = threading.Lock()  # starting one process asks after all others, and each tells its exit status only once
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class Job:
+    """A function at work in a session of its own, told to end as by SIGTERM when this process is gone.
+
+    Args:
+        function: its name, such as ``package.module:function``.
+        arguments: what it is called with.
+        log: file that takes what it prints, errors included.
+        threads: of torch; 0 for its own choice.
+        environment: what is added to this process's own.
+    """
+
+    # What this process's user trusts, where it finds modules, and its environment go along.
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        log: Path,
+        threads: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        context: Any = multiprocessing.get_context(_METHOD)
+        if _METHOD == "forkserver":
+            context.set_forkserver_preload(PRELOADED)
+        # As ``python -m`` would find modules: in the current folder first.
+        paths = list(dict.fromkeys(str(Path(path).absolute()) for path in ("", *sys.path)))
+        what = (
+            function,
+            tuple(arguments),
+            str(log),
+            threads,
+            trust.granted(),
+            paths,
+            {**os.environ, **(environment or {})},
+        )
+        self._process = context.Process(target=_work, args=what)
+        with _LOCK:
+            self._process.start()
+        self._told = processes.described(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return int(self._process.pid)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Its exit status; None if it is still at work after so many seconds.
+
+        ``LOST`` where the process that forks all others was killed: this one may have come to its end nevertheless.
+        """
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        wait([self._process.sentinel], seconds)
+        with _LOCK:
+            code: int | None = self._process.exitcode
+        while code == LOST and self.pid in (processes.living(self._told) or ()):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.1)
+        return code
+
+    def interrupt(self) -> None:
+        """Tell it to end as by Ctrl-C."""
+        os.kill(self.pid, signal.SIGINT)
+
+
+def _work(
+    function: str,
+    arguments: Sequence[Any],
+    log: str,
+    threads: int,
+    trusted: bool | list[str],
+    paths: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    os.setsid()
+    written = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    sys.path[:] = paths
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_parent, daemon=True, name="end with parent").start()
+    if threads:
+        torch.set_num_threads(threads)
+    trust.allow(trusted)
+    module, _, name = function.partition(":")
+    getattr(import_module(module), name)(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+PATIENCE = 60.0  # seconds for a run that was told to stop to save
+
+
+class Remote:
+    """Has a run in a process of its own: a function that a scheduler can send to a worker."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, order: Order) -> Outcome:
+        """See to it here that a run is had."""
+        if order.unseen or order.stopped():
+            return Outcome(failed=order.unseen, stopped=not order.unseen)
+        order.papers.mkdir(exist_ok=True)
+        errors = order.papers / "errors"
+        with errors.open("wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                cwd=order.here,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                start_new_session=True,  # what tells a whole group to end, tells the worker
+            )
+        with self._process as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(pickle.dumps(order))
+                process.stdin.flush()
+            told = process.stdout.read()  # its input stays open until then
+        if process.returncode == 0 and told:
+            return Outcome(**json.loads(told))
+        lines = errors.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), f"exit status {process.returncode}")
+        return Outcome(failed=last, lost=process.returncode < 0)
+
+    def checkpoint(self, order: Order) -> Any:
+        """For submitit, before a job is preempted or out of time: the run saves, and another job goes on with it."""
+        from submitit.helpers import DelayedSubmission
+
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            until = PATIENCE
+            while process.poll() is None and until > 0:  # not wait(): this interrupts one
+                threading.Event().wait(0.2)
+                until -= 0.2
+        return DelayedSubmission(self, order)
+
+    __submitit_checkpoint__ = checkpoint
+
+
+def main() -> None:
+    """Have the run that standard input tells of; tell standard output what has become of it."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if hasattr(signal, "SIGUSR2"):  # Slurm tells every process of a job of its end; the worker heeds it
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints is no answer
+    order: Order = pickle.load(sys.stdin.buffer)
+
+    def heed() -> None:
+        sys.stdin.buffer.read()
+        stop.set()
+
+    threading.Thread(target=heed, daemon=True, name="heed the worker").start()
+    sys.path += [path for path in order.paths if path not in sys.path]
+
+    from tokenv.compare.worker import have  # torch, which takes seconds
+    from tokenv.storage import trust
+
+    trust.allow(order.trusted)
+    outcome = have(order, lambda: stop.is_set() or order.stopped())
+    if outcome.stopped and not order.stopped():
+        outcome = Outcome(failed="its worker was told to end", lost=True)
+    with suppress(BrokenPipeError), os.fdopen(answer, "wb") as out:
+        out.write(json.dumps(asdict(outcome)).encode())
+    os._exit(0)  # the thread that reads would hold up an orderly end
+
+
+if __name__ == "__main__":
+    main()
+
+
+INTERRUPTED = 130  # a command's exit status after Ctrl-C or SIGTERM
+
+
+class _EndedError(Exception):
+    """A job did not come to its end; ``args`` holds what has become of the order."""
+
+
+def have(order: Order, stopped: Callable[[], bool] | None = None) -> Outcome:
+    """Have one run, unless somebody else is at it. The current folder is the order's.
+
+    Args:
+        order: which.
+        stopped: whether to stop; the order's own word if None.
+    """
+    store = Path(order.store)
+    stopped = stopped or order.stopped
+    if order.unseen or stopped():
+        return Outcome(failed=order.unseen, stopped=not order.unseen)
+    try:
+        order.papers.mkdir(exist_ok=True)
+        claimed = claim(order.config, store)
+    except OSError as error:
+        return Outcome(failed=f"{store}: cannot be written to ({error.strerror})")
+    if isinstance(claimed, Elsewhere):
+        return Outcome(elsewhere=claimed.who)
+    try:
+        return Outcome(run=_have(order, claimed, stopped))
+    except _EndedError as ended:
+        outcome: Outcome = ended.args[0]
+        return outcome
+    finally:
+        claimed.release()
+
+
+def _have(order: Order, claimed: Claim, stopped: Callable[[], bool]) -> str:
+    """Train and measure what is not yet, under a claim; the name of the run's folder."""
+    store = Path(order.store)
+    run = find_run(order.config, store)
+    if run is None or not run.finished:
+        source = order.papers / "run.yaml" if run is None else f"resume={run.folder}"
+        (order.papers / "run.yaml").write_text(yaml.safe_dump(order.config.as_dict()))
+        words = ["train", "with", str(source), *trust.words(), "-F", order.store]
+        _do(*trainer(words, order.ranks), order.ranks, order, claimed, stopped)
+        run = find_run(order.config, store)
+        if run is None or not run.finished:
+            raise _EndedError(Outcome(failed=f"it ended, but {store} holds no finished run of its configuration"))
+    if order.wishes is not None:
+        _do("tokenv.compare.evaluate_run:assess", [run.folder, order.wishes], 1, order, claimed, stopped)
+    return run.folder.name
+
+
+def trainer(words: list[str], ranks: int) -> tuple[str, list[Any]]:
+    """What trains: a function's name and its arguments; of several ranks, torchrun.
+
+    Args:
+        words: what follows ``tokenv``.
+        ranks: processes of the run, all on this machine.
+    """
+    if ranks == 1:
+        return "tokenv.cli.main:main", [words]
+    return "torch.distributed.run:main", [["--standalone", f"--nproc-per-node={ranks}", "-m", "tokenv", *words]]
+
+
+def _do(
+    function: str, arguments: list[Any], gpus: int, order: Order, claimed: Claim, stopped: Callable[[], bool]
+) -> None:
+    """See a job through, on GPUs of its own where it takes any; look once a second.
+
+    Raises:
+        _EndedError: it failed or was killed, or it was told to stop and has.
+    """
+    log = order.papers / "log"
+    with gpus_for(order.config.hardware.device, gpus, claimed.refresh, stopped) as seen:
+        if seen is None:
+            raise _EndedError(Outcome(stopped=True))
+        job = Job(function, arguments, log, order.threads, seen)
+        with suppress(OSError):  # where the store is gone, the process will tell
+            claimed.tell(job.pid)
+        told = False
+        while (code := job.wait(1)) is None:
+            if stopped():
+                told = True
+                job.interrupt()
+                job.wait()
+            claimed.refresh()
+    if told:
+        raise _EndedError(Outcome(stopped=True))
+    if code:
+        raise _EndedError(ended(log, code))
+
+
+def ended(log: Path, code: int) -> Outcome:
+    """What has become of a process that did not come to its end.
+
+    Args:
+        log: what it has printed. A killed process says nothing, and torchrun says more after what its ranks have said.
+        code: its exit status; a negative one, or a rank's, is a signal.
+    """
+    said = log.read_text(errors="replace")
+    first = re.search(
+        r"exitcode +: (-\d+)", said.partition("Root Cause")[2]
+    )  # it ends the other ranks, by a signal, too
+    killed = int(first[1]) if first else code
+    if killed < 0:
+        return Outcome(failed=f"killed by signal {-killed}", lost=True)
+    if code == LOST:
+        return Outcome(failed="the process that forks all others was killed", lost=True)
+    if code == INTERRUPTED:
+        return Outcome(failed="stopped, but not by this comparison", lost=True)
+    lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]
+    own = [line for line in lines if line.startswith("tokenv: ")]
+    return Outcome(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))

@@ -1,0 +1,261 @@
+"""What a person may write for a value, by its annotation: one rule for dataclasses and for anybody's constructors.
+
+An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Path``, ``None``, a ``Literal``, a union, list, tuple or
+dictionary of these, or a dataclass. Values of anything else, or of no annotation, pass as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tokenv.core.errors import UserError, nearest
+
+T = TypeVar("T")
+Limit = Annotated[float, "or .inf"]  # a number that may be infinite
+Figure = Annotated[float, "measured"]  # any float, for what was measured may be infinite or NaN
+Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
+Section = dict[str, Plain]  # a name and the options of what it names
+SECTION_TEXTS = ("name", "load", "tokenizer")  # of these options, those that take any text
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+WORDS |= {
+    Limit: "a number or .inf",
+    Figure: "a number",
+    Plain: "a number, text, true or false, null, or a list or section of these",
+}
+
+
+def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = "") -> None:
+    """Refuse keys that a dataclass has not.
+
+    Args:
+        values: nested dictionaries, possibly a part of all values.
+        where: the file or command line they come from, for the message.
+        kind: dataclass they should fit.
+        prefix: of the keys, for the message.
+
+    Raises:
+        UserError: names the file, the key and the nearest known one.
+    """
+    known, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    for key, value in values.items():
+        if key in earlier:
+            raise UserError(f"{where}: {prefix}{key} is now called {prefix}{earlier[key]}: write that instead")
+        if key not in known:
+            raise UserError(f"{where}: unknown key {prefix}{key}: {nearest(str(key), known)}")
+        if known[key] == Section and not isinstance(value, Mapping):
+            raise UserError(
+                f"{where}: {prefix}{key} = {value!r}: expected a section such as {prefix}{key}.name={value}"
+            )
+        if is_dataclass(known[key]):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
+            check_keys(value, where, known[key], f"{prefix}{key}.")
+
+
+def _earlier_names(kind: type) -> dict[str, str]:
+    """What fields of a dataclass were called in earlier versions, to what they are called now."""
+    return {item.metadata["was"]: item.name for item in fields(kind) if "was" in item.metadata}
+
+
+def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that an earlier version stored, by their present names.
+
+    A field that this version lacked gets its ``stored_default``, where the default would make another run of it.
+
+    Args:
+        kind: dataclass they should fit.
+        values: nested dictionaries, complete as a run stores them.
+    """
+    hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    nested = {key for key, value in values.items() if is_dataclass(hints.get(key)) and isinstance(value, Mapping)}
+    added = {item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata}
+    return added | {
+        earlier.get(key, key): renamed(hints[key], value) if key in nested else value for key, value in values.items()
+    }
+
+
+def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Turn nested dictionaries into a checked dataclass.
+
+    Raises:
+        UserError: a key is unknown or missing, or a value has the wrong type or is out of range; the message names its
+            key.
+    """
+    check_keys(values, "configuration", kind, prefix)
+    hints = get_type_hints(kind, include_extras=True)
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise UserError(f"{prefix}{item.name} is missing: expected {in_words(hints[item.name])}")
+    return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+
+
+def hint_at(kind: type, key: str) -> Any:
+    """Return the annotation of a dotted key, such as ``data.source``; Any where there is none.
+
+    The keys of a field ``config`` stand beside those of its dataclass, as on the command line. What a dictionary holds
+    is said by its field's metadata: ``holds`` a type, or ``each`` of its values is one (``Self``: this dataclass).
+
+    Args:
+        kind: dataclass that the key belongs to.
+        key: names with dots between.
+    """
+    first, _, rest = key.partition(".")
+    hints = get_type_hints(kind, include_extras=True)
+    if first not in hints and is_dataclass(hints.get("config")):
+        return hint_at(hints["config"], key)
+    hint = hints.get(first, Any)
+    if not rest:
+        return hint
+    if hint == Section:
+        return str if rest in SECTION_TEXTS else Any
+    inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
+    metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
+    if "each" in metadata:
+        inner = kind if metadata["each"] is Self else metadata["each"]
+        _, dot, rest = rest.partition(".")
+        if not dot:
+            return inner
+    inner = metadata.get("holds", inner)
+    return hint_at(inner, rest) if is_dataclass(inner) and rest else Any  # type: ignore[arg-type]
+
+
+def parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A constructor's parameters by name, annotations resolved where they can be."""
+    try:
+        return inspect.signature(found, eval_str=True).parameters
+    except (NameError, AttributeError, SyntaxError, TypeError):  # names that only type checkers see
+        return inspect.signature(found).parameters
+
+
+def convert(value: Any, hint: Any, key: str) -> Any:
+    """A value as its annotation wants it: 1e6 may be a whole number, 1 a float, and ``true`` a switch that is on.
+
+    Args:
+        value: as YAML, JSON or the command line gives it.
+        hint: the annotation.
+        key: for the message.
+
+    Raises:
+        UserError: it cannot be that; the message says what was expected.
+    """
+    if is_dataclass(hint):
+        if type(value) is hint:
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"{key} = {value!r}: expected {in_words(hint)}")
+        return make(hint, value, f"{key}.")  # type: ignore[arg-type]
+    if get_origin(hint) in (Union, UnionType) and isinstance(value, Mapping):
+        for part in filter(is_dataclass, get_args(hint)):
+            return make(part, value, f"{key}.")  # type: ignore[arg-type]
+    if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
+        return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
+    hint = Section if hint == Plain and isinstance(value, Mapping) else hint
+    if get_origin(hint) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
+    try:
+        return _read(value, hint)
+    except (ValueError, OverflowError):
+        infinite = hint is float and isinstance(value, float) and not math.isfinite(value)
+        large = hint is int and isinstance(value, int | float) and abs(value) >= 2**63
+        words = "a finite number" if infinite else "a whole number below 2**63" if large else in_words(hint)
+        raise UserError(f"{key} = {value!r}: expected {words}") from None
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """As ``convert``, but whatever does not fit is an unspoken ValueError."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint == Plain:
+        return _plain(value)
+    if hint == Figure:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else _refuse()
+    if hint == Limit or kind in (int, float):
+        return _number(value, hint)
+    if kind in (Union, UnionType):
+        return _union(value, [part for part in parts if not is_dataclass(part) or type(value) is part])
+    if kind is Literal:
+        return _choice(value, parts)
+    if kind in (list, tuple, Sequence):
+        return _list(value, parts, tuple if kind is tuple else list)
+    if kind is Path:
+        return Path(value) if isinstance(value, str | Path) else _refuse()
+    if kind in (bool, str, NoneType, dict, Mapping):
+        return value if isinstance(value, kind) and (kind not in (dict, Mapping) or _worded(value)) else _refuse()
+    return value
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+def _worded(value: Mapping[Any, Any]) -> bool:
+    return all(isinstance(name, str) for name in value)
+
+
+def _number(value: Any, hint: Any) -> int | float:
+    number = float(value) if isinstance(value, str) and hint is not int else value  # Sacred reads inf as text
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError
+    if hint is int:
+        return int(number) if number == int(number) and abs(number) < 2**63 else _refuse()
+    return float(number) if math.isfinite(number) or (hint == Limit and number == number) else _refuse()
+
+
+def _union(value: Any, parts: Sequence[Any]) -> Any:
+    for part in sorted(parts, key=lambda part: type(value) is not (get_origin(part) or part)):  # its own type first
+        with suppress(ValueError, OverflowError):
+            return _read(value, part)
+    return _refuse()
+
+
+def _choice(value: Any, choices: Sequence[Any]) -> Any:
+    if isinstance(value, bool) and value not in choices:
+        value = "on" if value else "off"
+    return value if any(type(value) is type(choice) and value == choice for choice in choices) else _refuse()
+
+
+def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    hints = [part for part in parts if part is not Ellipsis] or [Any]
+    if kind is list or Ellipsis in parts or not parts:
+        hints = hints * len(value)
+    return kind(_read(each, hint) for each, hint in zip(value, hints, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping) and _worded(value):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else _refuse()
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation asks for, in words."""
+    kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
+    if hint in WORDS:
+        return WORDS[hint]
+    if is_dataclass(hint):
+        return f"a section of {' and '.join(item.name for item in fields(hint))}"
+    if kind in (Union, UnionType):
+        return _either(map(in_words, parts))
+    if kind is Literal:
+        return _either(map(str, parts))
+    if kind in (list, tuple, Sequence):
+        each = [PLURALS.get(part) or in_words(part) for part in parts] if len(parts) == 1 else map(in_words, parts)
+        return ", ".join([*each, "in a list such as [a, b]"])
+    return "a section whose keys are words" if kind in (dict, Mapping) else str(hint)
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,144 @@
+"""What docstrings say of names and keys, for people. Nothing is imported but dataclasses of options."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from tokenv.config.conversion import Limit, Section, in_words
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange
+
+SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
+HOPS = 5  # modules that a name is passed on through
+# What keys of numbers and of texts are tried with, to hear what they expect.
+WRONG = {(int, float, Limit, int | None, float | None, float | RateRange): -1, (str, str | None): "?"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that a user may set.
+
+    Attributes:
+        name: with its sections, such as ``train.symbols``.
+        default: its value; ``dataclasses.MISSING`` for a key that must be given.
+        meaning: what the docstring says of it.
+        expected: what it may be: its own check's words, or its type's.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    expected: str
+
+
+def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
+    """All keys of a dataclass of options, those of sections included, in order.
+
+    Args:
+        sample: an instance that its checks let pass.
+        prefix: of the keys' names.
+    """
+    kind = type(sample)
+    hints, told = get_type_hints(kind, include_extras=True), meanings(kind)
+    for item in dataclasses.fields(kind):
+        value, name = getattr(sample, item.name), f"{prefix}{item.name}"
+        if is_dataclass(hints[item.name]):
+            yield from keys_of(value, f"{name}.")
+        elif hints[item.name] == Section:
+            yield Key(f"{name}.name", value["name"], told[item.name], f"a name that tokenv list {item.name}s shows")
+        else:
+            default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+            yield Key(name, default, told[item.name], _expected(sample, item.name, hints[item.name]))
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What a class's docstring, and those of its bases, say of each argument or attribute, on one line."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        _, *rest = SECTION.split(inspect.cleandoc(each.__doc__ or ""), maxsplit=1)
+        found |= {name: plain(text) for name, text in ENTRY.findall("".join(rest))}
+    return found
+
+
+def plain(text: str) -> str:
+    """A docstring's text on one line, without marks of code."""
+    return " ".join(text.replace("`", "").split())
+
+
+def _expected(sample: Any, name: str, hint: Any) -> str:
+    """What a check says when it refuses a value; where it lets anything of the type pass, the type in words."""
+    for kinds, wrong in WRONG.items():
+        try:
+            dataclasses.replace(sample, **({name: wrong} if hint in kinds else {}))
+        except UserError as error:
+            said = re.search(rf"\b{name}\b.*?expected (.+?)(?:: |; |$)", str(error))
+            if said:
+                return said[1]
+    return in_words(hint)
+
+
+def sentence(target: str) -> str:
+    """The first paragraph of a docstring on one line; nothing of what it documents is imported.
+
+    Args:
+        target: ``package.module:attribute``, or a module.
+
+    Raises:
+        LookupError: there is no such thing to be seen; the message says what is missing.
+    """
+    module, _, attribute = target.partition(":")
+    node = _node(module, attribute) if attribute else _tree(module)
+    return plain((ast.get_docstring(node) or "").partition("\n\n")[0])
+
+
+def _node(module: str, attribute: str, hops: int = HOPS) -> ast.ClassDef | ast.FunctionDef:
+    """Where a class or function is written, also if a module only passes it on."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
+            return node
+        if isinstance(node, ast.ImportFrom) and hops:
+            for alias in node.names:
+                if (alias.asname or alias.name) == attribute:
+                    return _node(_absolute(module, node), alias.name, hops - 1)
+    raise LookupError(f"{module} has no {attribute}")
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    spec = _spec(module)
+    base = module.split(".") + ([""] if spec.submodule_search_locations is not None else [])
+    return ".".join([*base[: -node.level], *([node.module] if node.module else [])])
+
+
+def _tree(module: str) -> ast.Module:
+    origin = _spec(module).origin
+    try:
+        return ast.parse(Path(origin or "").read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise LookupError(f"{module} cannot be read: {error}") from None
+
+
+def _spec(module: str) -> ModuleSpec:
+    """Where a module lies; its packages are not imported, as ``find_spec`` would."""
+    top, *rest = module.split(".")
+    spec = find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
+    name = top
+    for part in rest:
+        where = getattr(sys.modules.get(name), "__path__", spec and spec.submodule_search_locations)
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, where) if where else None
+    if spec is None:
+        raise LookupError(f"there is no module {module}")
+    return spec

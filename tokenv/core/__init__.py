@@ -1,0 +1,1 @@
+"""Shared definitions: TensorDict keys, contracts, errors, rates, distributed batches. Imports no other room."""

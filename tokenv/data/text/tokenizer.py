@@ -1,0 +1,94 @@
+"""Training a byte-level BPE tokenizer on a corpus, for agents that draw its boundaries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from tokenv.core.errors import UserError
+from tokenv.data.corpus import Corpus
+from tokenv.storage.atomic import write_atomically
+
+BYTES = 256
+# GPT-2's way of splitting text into words, for bytes: each is one character, and all from 128 on count as letters,
+# because most of them belong to letters of other scripts.
+WORDS = (
+    r"'(?:[sdmt]|ll|ve|re)"
+    r"| ?[A-Za-z\u0080-\u00ff]+"
+    r"| ?[0-9]+"
+    r"| ?[^ \t\n\r\f\vA-Za-z0-9\u0080-\u00ff]+"
+    r"|[ \t\n\r\f\v]+(?![^ \t\n\r\f\v])"
+    r"|[ \t\n\r\f\v]+"
+)
+
+
+def user_cache() -> Path:
+    """The folder of this user's caches: ``$XDG_CACHE_HOME/tokenv`` or ``~/.cache/tokenv``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenv"
+
+
+def train_bpe(
+    corpus: Corpus,
+    vocabulary_size: int,
+    cache: str | Path | None = None,
+    *,
+    max_bytes: int = 100_000_000,
+    progress: bool = False,
+) -> Path:
+    """Train a tokenizer on a corpus' training sequences, or find the one trained on them before.
+
+    A byte b is the character ``chr(b)``, so that any bytes are a text, and a token's offsets are bytes. Words are
+    split as for GPT-2 before pairs are merged; tokens never cross them.
+
+    Args:
+        corpus: its training split is read, each sequence once.
+        vocabulary_size: tokens, the 256 bytes included; fewer come of a text in which no pair repeats any more.
+        cache: folder for tokenizers, by what they were trained on; None for the user's (``user_cache() / "bpe"``).
+        max_bytes: read no more than so many.
+        progress: show a bar.
+
+    Returns:
+        The tokenizer's JSON file.
+
+    Raises:
+        UserError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
+    """
+    if vocabulary_size < BYTES:
+        raise UserError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
+    if max_bytes < 1:
+        raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
+    folder = user_cache() / "bpe" if cache is None else Path(cache)
+    told = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
+    path = folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
+    if path.is_file():
+        return path
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        min_frequency=2,
+        initial_alphabet=[chr(byte) for byte in range(BYTES)],
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(_training_texts(corpus, max_bytes), trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, tokenizer.to_str(pretty=True))
+    return path
+
+
+def _training_texts(corpus: Corpus, max_bytes: int, at_a_time: int = 64) -> Iterator[list[str]]:
+    """Every training sequence once; the stream is endless, and begins to repeat after an epoch."""
+    stream, seen = corpus.train(seed=0), set[str]()
+    for _ in range(0, max_bytes, at_a_time * corpus.seq_len):
+        batch = stream.next(at_a_time)
+        first = {origin: row for row, origin in reversed(list(enumerate(batch.origin)))}
+        fresh = sorted(row for origin, row in first.items() if origin not in seen)
+        seen.update(first)
+        yield [bytes(batch.symbol_BN[row].tolist()).decode("latin-1") for row in fresh]
+        if len(fresh) < len(batch):
+            return

@@ -1,0 +1,188 @@
+"""Questions in the words of the lm-evaluation-harness, zero-shot.
+
+A task's rows come from the Hugging Face hub or from local files with the same fields. Prompts and answers follow
+https://github.com/EleutherAI/lm-evaluation-harness: an answer is a blank and its text, as one continuation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenv.core.errors import MissingFileError, UserError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context and the ways in which it may go on.
+
+    Attributes:
+        context: What stands before the answer, at least one byte.
+        choices: Possible continuations, each with the blank that it begins with.
+        gold: Index of the right one.
+
+    Raises:
+        UnicodeEncodeError: If one of them holds a lone surrogate.
+        UserError: If the context or a choice is empty, or there is no choice `gold`.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.context:
+            raise UserError("the context is empty; expected at least one byte to predict the answer from")
+        if not all(self.choices):
+            raise UserError("an answer is empty; expected at least one byte")
+        for text in (self.context, *self.choices):
+            text.encode()  # JSON can hold lone surrogates, which have no bytes
+        if not 0 <= self.gold < len(self.choices):
+            raise UserError(f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a task's rows are, and how a row becomes a question.
+
+    Attributes:
+        hub: Name of the data set on the Hugging Face hub.
+        hub_config: Its configuration, if it has several.
+        split: Its split.
+        question: From a row to a question.
+    """
+
+    hub: str
+    hub_config: str | None
+    split: str
+    question: Callable[[Row], Question]
+
+
+def _answers(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f" {text}" for text in texts)
+
+
+def _piqa(row: Row) -> Question:
+    return Question(f"Question: {row['goal']}\nAnswer:", _answers([row["sol1"], row["sol2"]]), int(row["label"]))
+
+
+def _arc(row: Row) -> Question:
+    choices = row["choices"]
+    return Question(
+        f"Question: {row['question']}\nAnswer:", _answers(choices["text"]), choices["label"].index(row["answerKey"])
+    )
+
+
+def _without_titles(text: str) -> str:
+    """WikiHow's headings and other bracketed marks, which HellaSwag's texts are full of, out of a text."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def _hellaswag(row: Row) -> Question:
+    context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+    endings = [_without_titles(ending) for ending in row["endings"]]
+    return Question(_without_titles(context), _answers(endings), int(row["label"]))
+
+
+def _lambada(row: Row) -> Question:
+    context, _, word = row["text"].rpartition(" ")
+    return Question(context, _answers([word]))
+
+
+TASKS = {
+    "piqa": Task("baber/piqa", None, "validation", _piqa),
+    "hellaswag": Task("Rowan/hellaswag", None, "validation", _hellaswag),
+    "arc_easy": Task("allenai/ai2_arc", "ARC-Easy", "test", _arc),
+    "lambada": Task("EleutherAI/lambada_openai", "default", "test", _lambada),
+}
+
+
+def check_tasks(names: Sequence[str]) -> None:
+    """Refuse names that are no tasks.
+
+    Raises:
+        UserError: If a name is unknown.
+    """
+    for name in names:
+        if name not in TASKS:
+            raise UserError(f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between")
+
+
+def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | None = None) -> list[Question]:
+    """Read a task's questions.
+
+    Args:
+        name: A key of `TASKS`.
+        files: The rows' .jsonl or .json file, and perhaps a file with one label a line (as PIQA is published); if
+            there are none, the rows come from the hub.
+        limit: Read only so many, the first.
+
+    Raises:
+        MissingFileError: If a file does not exist.
+        UserError: If the task is unknown, `limit` is below 1, a file or the hub cannot be read or holds nothing,
+            or a row lacks a field.
+    """
+    check_tasks([name])
+    if limit is not None and limit < 1:
+        raise UserError(f"limit is {limit}; expected at least 1 question: raise it or leave it out")
+    task = TASKS[name]
+    rows = _local_rows(name, [Path(file) for file in files]) if files else _hub_rows(name, limit)
+    questions = []
+    for number, row in enumerate(rows[:limit]):
+        try:
+            questions.append(task.question(row))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            what = f"lacks the field {error}" if isinstance(error, KeyError) else f"is no question: {error}"
+            where = files[0] if files else task.hub
+            raise UserError(f"task {name}, {where}, row {number} {what}; expected fields as in {task.hub}") from error
+    if not questions:
+        raise UserError(f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some")
+    return questions
+
+
+def _hub_rows(name: str, limit: int | None) -> list[Row]:
+    from datasets import load_dataset
+
+    task = TASKS[name]
+    try:
+        rows = load_dataset(task.hub, task.hub_config, split=task.split)
+    except Exception as error:  # of the hub's many kinds
+        raise UserError(
+            f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
+            f"task_files.{name}=PATH"
+        ) from error
+    return list(rows if limit is None else rows.select(range(min(limit, len(rows)))))
+
+
+def _local_rows(name: str, files: list[Path]) -> list[Row]:
+    for file in files:
+        if not file.is_file():
+            raise MissingFileError(f"task {name}: {file} does not exist; expected a .jsonl or .json file")
+    if len(files) > 2:
+        raise UserError(f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels")
+    try:
+        text = files[0].read_text(encoding="utf-8")
+        if files[0].suffix == ".json":
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")
+    if len(files) == 1:
+        return rows
+    try:
+        labels = files[1].read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise UserError(f"task {name}: {files[1]} cannot be read as labels in UTF-8: {error}") from error
+    if len(labels) != len(rows):
+        raise UserError(f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each")
+    return [row | {"label": label} for row, label in zip(rows, labels, strict=True)]

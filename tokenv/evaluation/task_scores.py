@@ -1,0 +1,131 @@
+"""What a model makes of a task: bits per byte of the right answers, and how often it prefers them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tokenv.config.components import Parts
+from tokenv.core import keys
+from tokenv.evaluation.evaluator import evaluating
+from tokenv.evaluation.task_formats import Question
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """A task's figures.
+
+    Attributes:
+        questions: how many.
+        bits_per_byte: ``-log2 p(answer | context) / bytes of the answer`` of the right answers, mean over questions.
+            The blank before an answer is one of its bytes.
+        standard_error: of that mean, over questions.
+        accuracy: share of questions whose right answer has the fewest bits per byte; None where there is no choice.
+        accuracy_standard_error: of that share.
+    """
+
+    questions: int
+    bits_per_byte: float
+    standard_error: float
+    accuracy: float | None = None
+    accuracy_standard_error: float | None = None
+
+    def __str__(self) -> str:
+        bits = f"{self.bits_per_byte:.4f} ± {self.standard_error:.4f} bits per byte"
+        if self.accuracy is None:
+            return bits
+        return f"{bits}, accuracy {self.accuracy:.3f} ± {self.accuracy_standard_error:.3f}"
+
+
+def score(
+    parts: Parts,
+    questions: Sequence[Question],
+    *,
+    seq_len: int,
+    batch_size: int,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
+    progress: bool = False,
+) -> TaskScore:
+    """Score a model's answers to questions.
+
+    Args:
+        parts: model and agent; left in the mode they were in.
+        questions: at least one.
+        seq_len: symbols that the model was trained on; longer contexts lose their beginning. An answer is never cut.
+        batch_size: sequences of one pass.
+        seed: of the drawn boundaries.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        logit_bias: see ``tokenv.evaluation.evaluator.evaluating``.
+        rate: see there.
+        progress: show a bar.
+    """
+    pairs = [(q.context.encode(), choice.encode()) for q in questions for choice in q.choices]
+    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
+    bits = answer_bits(parts, pairs, seq_len=seq_len, batch_size=batch_size, progress=progress, **how)
+    per_byte = iter((bits / torch.tensor([len(answer) for _, answer in pairs])).tolist())
+    each = [[next(per_byte) for _ in q.choices] for q in questions]
+    gold_Q = torch.tensor([of[q.gold] for q, of in zip(questions, each, strict=True)], dtype=torch.float64)
+    result = {"bits_per_byte": gold_Q.mean().item(), "standard_error": _standard_error(gold_Q)}
+    if all(len(q.choices) > 1 for q in questions):
+        right = [of.index(min(of)) == q.gold for q, of in zip(questions, each, strict=True)]
+        right_Q = torch.tensor(right, dtype=torch.float64)
+        result |= {"accuracy": right_Q.mean().item(), "accuracy_standard_error": _standard_error(right_Q)}
+    return TaskScore(len(questions), **result)
+
+
+def _standard_error(value_Q: Tensor) -> float:
+    return (value_Q.std() / math.sqrt(len(value_Q))).item() if len(value_Q) > 1 else math.nan
+
+
+def answer_bits(
+    parts: Parts,
+    pairs: Sequence[tuple[bytes, bytes]],
+    *,
+    seq_len: int,
+    batch_size: int,
+    seed: int = 0,
+    threshold: bool = False,
+    logit_bias: float = 0.0,
+    rate: float | None = None,
+    progress: bool = False,
+) -> Tensor:
+    """``-log2 p(answer | context)`` of every pair of context and answer, both of at least one byte.
+
+    Contexts are cut from the left to ``seq_len`` symbols, answer included, but to no less than one byte. Sequences of
+    like lengths share a pass. The arguments are those of ``score``.
+
+    Returns:
+        float64 [P], on the CPU.
+    """
+    device = parts.lm.head.weight.device
+    rows = [context[-max(seq_len - len(answer), 1) :] + answer for context, answer in pairs]
+    by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
+    bits_P = torch.zeros(len(rows), dtype=torch.float64)
+    starts = range(0, len(rows), batch_size)
+    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
+        for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
+            chosen = by_length[start : start + batch_size]
+            symbol_BN, length_B = _pad([rows[p] for p in chosen], device)
+            td = draw(symbol_BN, length_B)
+            position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # of what is predicted
+            begin_B = length_B - torch.tensor([len(pairs[p][1]) for p in chosen], device=device)
+            # The padding's likelihoods are zero.
+            nats_BT = td[keys.LOG_LIKELIHOOD].double().where(position_T >= begin_B[:, None], 0.0)
+            bits_P[chosen] = -nats_BT.sum(-1).cpu() / math.log(2)
+    return bits_P
+
+
+def _pad(rows: Sequence[bytes], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Symbols [B, N], zero in the padding, and lengths [B]."""
+    length = max(map(len, rows))
+    symbol_BN = torch.tensor([list(row.ljust(length, b"\0")) for row in rows], device=device)
+    return symbol_BN, torch.tensor([len(row) for row in rows], device=device)

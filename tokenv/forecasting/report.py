@@ -1,0 +1,186 @@
+"""Forecasts: a picture with history, patches, intervals and yardsticks, a CSV file, and what is printed of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from tokenv.forecasting.contexts import Array
+from tokenv.forecasting.forecast_batch import Made
+from tokenv.forecasting.scores import ForecastScore
+from tokenv.plotting.canvas import save_png, titled_figure
+from tokenv.plotting.console import write_csv
+from tokenv.plotting.series_plots import date_labels, draw_values
+from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY
+
+_TRUTH = "0.15"
+_YARDSTICKS = (GREEN, SKY, PINK, "0.5")
+CLEARLY = 2.0  # standard errors between two forecasts that can be told apart
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One forecast, as it is drawn and written.
+
+    Attributes:
+        name: of the series or window.
+        columns: names of its C channels.
+        history_LC: what was known, NaN where missing.
+        boundary_L: where patches end in it.
+        mean_HC: expected values.
+        quantile_QHC: of the probabilities asked for.
+        point_HC: yardsticks and peers, by name.
+        truth_HC: what came; None if unknown.
+        date_N: of history and horizon; None if unknown.
+    """
+
+    name: str
+    columns: list[str]
+    history_LC: Array
+    boundary_L: Array
+    mean_HC: Array
+    quantile_QHC: Array
+    point_HC: dict[str, Array]
+    truth_HC: Array | None
+    date_N: list[Any] | None
+
+    @property
+    def ahead_H(self) -> list[Any]:
+        """Dates of the horizon; empty texts where they are unknown."""
+        horizon = len(self.mean_HC)
+        return [""] * horizon if self.date_N is None else self.date_N[-horizon:]
+
+    @property
+    def title(self) -> str:
+        """Its name, and when it is."""
+        return self.name if self.date_N is None else f"{self.name}, {self.ahead_H[0]} to {self.ahead_H[-1]}"
+
+    def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
+        """For JSON: arrays of steps and channels [H, C]."""
+        each = {f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)}
+        found = {"series": self.name, "columns": self.columns, "mean": self.mean_HC, "quantiles": each}
+        if self.date_N is not None:
+            found["date"] = [str(date) for date in self.ahead_H]
+        return found if self.truth_HC is None else found | {"truth": self.truth_HC}
+
+
+def shown(made: Made) -> Iterator[Shown]:
+    """The forecasts of a batch, one by one."""
+    batch, mean_BHC = made.batch, made.forecast.law.mean_BHC
+    history_BLC = batch.symbol_BL[..., 0].numpy()
+    for row, name in enumerate(batch.names):
+        yield Shown(
+            name=name,
+            columns=batch.series[row].columns,
+            history_LC=history_BLC[row],
+            boundary_L=made.forecast.boundary_BL[row],
+            mean_HC=mean_BHC[row],
+            quantile_QHC=made.quantile_BQHC[row],
+            point_HC={point: value_BHC[row] for point, value_BHC in made.point_BHC.items()},
+            truth_HC=None if batch.truth_BHC is None else batch.truth_BHC[row],
+            date_N=batch.date_BN[row],
+        )
+
+
+def draw_forecasts(
+    some: Sequence[Shown], quantiles: Sequence[float], source: str, path: Path, *, title: str, context: int = 0
+) -> Path:
+    """Draw histories with their patches as bands, then the middle and the outermost quantiles, and yardsticks.
+
+    Args:
+        some: Forecasts, from top to bottom.
+        quantiles: Probabilities of the Q quantiles, ascending.
+        source: What they are of.
+        path: The PNG to write, in an existing folder; it is replaced in one step.
+        title: Written above, literally.
+        context: Leading steps of the histories that nothing is predicted of.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    figure = titled_figure(13, 0.9 + 2.6 * len(some), dpi=110, title=title)
+    for each, axes in zip(some, figure.subplots(len(some), 1, squeeze=False)[:, 0], strict=True):
+        draw_values(axes, each.history_LC, each.boundary_L, title=each.title, context=context)
+        _draw_ahead(axes, each, quantiles, source)
+        if each.date_N is not None:
+            axes.set_xticks(*date_labels(each.date_N), fontsize="small")
+    axes.set_xlabel("bands are patches of the history" if each.date_N else "step; bands are patches of the history")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return save_png(figure, path)
+
+
+def _draw_ahead(axes: Axes, each: Shown, quantiles: Sequence[float], source: str) -> None:
+    middle, known = len(quantiles) // 2, len(each.history_LC)
+    step_H = np.arange(known, known + len(each.mean_HC))
+    for channel in range(each.mean_HC.shape[1]):
+        first = channel == 0
+        low_H, middle_H, high_H = each.quantile_QHC[[0, middle, -1], :, channel]
+        label = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile {source}" if first else None
+        axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=label)
+        for (name, value_HC), colour in zip(each.point_HC.items(), _YARDSTICKS, strict=False):
+            label = name if first else None
+            axes.plot(step_H, value_HC[:, channel], color=colour, linewidth=0.9, linestyle="--", label=label)
+        label = f"{quantiles[middle]:g} quantile" if first else None
+        axes.plot(step_H, middle_H, color=ORANGE, linewidth=1.4, label=label)
+        if each.truth_HC is not None:
+            label = "what came" if first else None
+            axes.plot(step_H, each.truth_HC[:, channel], color=_TRUTH, linewidth=1.0, linestyle=":", label=label)
+    axes.set_ylabel(", ".join(each.columns), fontsize="small", parse_math=False)
+    axes.set_xlim(-0.5, step_H[-1] + 0.5)
+
+
+def write_forecasts(all_of_them: Iterable[Shown], quantiles: Sequence[float], path: Path) -> Path:
+    """Write one row a series, channel and step: date, mean, quantiles and, where it is known, what came."""
+    header = ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
+    return write_csv(path, header, (row for each in all_of_them for row in _rows(each)))
+
+
+def _rows(each: Shown) -> Iterator[list[Any]]:
+    dates = [str(date) for date in each.ahead_H]
+    for channel, column in enumerate(each.columns):
+        value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
+        truth_H = [""] * len(dates) if each.truth_HC is None else each.truth_HC[:, channel].tolist()
+        for step, (date, values, truth) in enumerate(zip(dates, value_HQ, truth_H, strict=True), 1):
+            yield [each.name, column, step, date, *values, truth]
+
+
+def told(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
+    """Rows of the table of scores.
+
+    Args:
+        score: of some windows.
+        total: how many there are.
+        horizon: steps of each.
+    """
+    rows = {
+        name: f"{getattr(score, name.lower()):.4f} ± {getattr(score, f'{name.lower()}_error'):.4f}"
+        for name in ("MSE", "MAE", "CRPS")
+    }
+    low, high = score.quantiles[0], score.quantiles[-1]
+    if low < high:
+        held = f"holds {score.inside:.1%} ± {score.inside_error:.1%}"
+        rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = held
+    below = ", ".join(f"{q:g}: {share:.1%}" for q, share in zip(score.quantiles, score.below, strict=True))
+    rows["values at most a quantile"] = below
+    for name, peer in score.against.items():
+        skills = f"{peer.skill_mse:+.3f} {peer.skill_mae:+.3f} {peer.skill_crps:+.3f}"
+        rows[f"against {name}"] = f"{peer.mse:.4f}, {peer.mae:.4f}; {skills}"
+    rows["against"] = "MSE, MAE; skill: 1 - the model's MSE, MAE, CRPS / its"
+    rows["of"] = f"{score.windows:,} of {total:,} windows, {horizon} steps, standardised"
+    return rows
+
+
+def warnings_of(score: ForecastScore, total: int) -> list[str]:
+    """What the number of windows does not tell."""
+    near = [name for name, peer in score.against.items() if not abs(peer.apart) >= CLEARLY]
+    if not near or score.windows >= total:
+        return []
+    return [
+        f"{score.windows:,} of {total:,} windows cannot tell the model from {', '.join(near)}: their MSE are less than "
+        f"{CLEARLY:g} standard errors apart, window by window; windows=0 takes all"
+    ]

@@ -1,0 +1,137 @@
+"""Boundary probabilities as a web page that needs nothing but itself."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from tokenv.plotting.characters import Character, visible
+from tokenv.plotting.theme import BLUE, DARK, LIGHT, PALETTE, ink, level
+
+
+def segment_page(
+    passages: Mapping[str, Iterable[Character]],
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    scale: tuple[float, float] = (0.0, 1.0),
+    links: Mapping[str, str] | None = None,
+    tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
+) -> str:
+    """Draw passages coloured by boundary probability, with a thin line at each boundary.
+
+    Args:
+        passages: Heading → text, in order; up to some 100 kB together keeps the page quick.
+        title: The page's title.
+        facts: Name → value of the small table on top: run, boundary rate, bits per byte and so on.
+        scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
+            legend says so.
+        links: Name → address of pages that belong to it; none if None.
+        tables: Heading → rows of cells, the first of which names the columns; they follow the text.
+
+    Returns:
+        One HTML document, to be written as UTF-8. It loads nothing and runs no script.
+
+    Raises:
+        ValueError: If ``scale`` is not an increasing pair within [0, 1].
+    """
+    return render(
+        "report/segment.html.jinja",
+        title=visible(title),
+        facts=[(visible(name), visible(value)) for name, value in facts.items()],
+        passages=[(visible(heading), coloured(text, scale)) for heading, text in passages.items()],
+        links=list((links or {}).items()),
+        tables=[(visible(name), [[*map(visible, row)] for row in rows]) for name, rows in (tables or {}).items()],
+        **legend(scale),
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template; whatever text comes in is escaped.
+
+    Args:
+        template: Its file, from the package's own folder on, such as ``report/segment.html.jinja``.
+        values: What its variables stand for.
+
+    Returns:
+        The document.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
+    """What ``passage.jinja`` draws the colours and their legend from.
+
+    Args:
+        scale: The probabilities that get the first and the last colour.
+
+    Returns:
+        ``palette``, pairs of background and text colour, and ``labels``, five from left to right.
+
+    Raises:
+        ValueError: If ``scale`` is not an increasing pair within [0, 1].
+    """
+    low, high = scale
+    level(low, scale)  # refuses a bad scale even where there is no text to colour
+    ticks = [f"{low + (high - low) * i / 4:.3g}" for i in range(5)]
+    return {
+        "palette": [(colour, ink(colour)) for colour in PALETTE],
+        "labels": [("≤ " if low > 0 else "") + ticks[0], *ticks[1:4], ("≥ " if high < 1 else "") + ticks[4]],
+    }
+
+
+def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
+    """Style classes, tooltip and text of stretches of one colour, for ``passage.jinja`` to draw.
+
+    A stretch ends at a boundary, which is a stretch of its own, as a line break is: a long text has few of them.
+    """
+    drawn = []
+    for _, run in itertools.groupby(characters, _Stretches(scale)):
+        stretch = list(run)
+        drawn.append((_classes(stretch[-1], scale), _tip(stretch), "".join(visible(c.text) for c in stretch)))
+    return drawn
+
+
+class _Stretches:
+    """Numbers characters so that those of one stretch have the same number."""
+
+    def __init__(self, scale: tuple[float, float]) -> None:
+        self.scale, self.number, self.before = scale, 0, ""
+
+    def __call__(self, char: Character) -> int:
+        alone = char.boundary or char.text == "\n"
+        classes = "" if alone else _classes(char, self.scale)
+        if alone or classes != self.before:
+            self.number += 1
+        self.before = classes
+        return self.number
+
+
+def _classes(char: Character, scale: tuple[float, float]) -> str:
+    names = f"p{level(char.probability, scale)}"
+    return names + " b" if char.boundary else names
+
+
+def _tip(stretch: list[Character]) -> str:
+    start, last = stretch[0].start, stretch[-1].end - 1
+    place = f"byte {last}" if start == last else f"bytes {start}–{last}"
+    low, high = (_digits(end(c.probability for c in stretch)) for end in (min, max))
+    probability = low if low == high else f"{low} to {high}"
+    return f"π = {probability} · {place}" + (" · boundary" if stretch[-1].boundary else "")
+
+
+def _digits(probability: float) -> str:
+    # Two decimals would show a probability of 0.002, usual where boundaries are rare, as none at all.
+    return f"{probability:.2f}" if 0.1 <= probability <= 0.9 else f"{probability:.4f}"
+
+
+@cache
+def _environment() -> Environment:
+    folder = files("tokenv")
+    loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
+    return made

@@ -1,1 +1,0 @@
-"""A page that cuts a text as one types it: starlette and uvicorn carry it, the extra ``serve``."""
