@@ -1,33 +1,33 @@
 """Who draws the boundaries. Agents read TensorDict keys only and know neither model, environment nor estimator."""
 
-from tokenv.core.lazy import face
+from tokenv.core.lazy import lazy_exports
 
 CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy"),
     "learned": ("Learned",),
-    "strict": ("Strict",),
-    "conditional": ("Conditional",),
+    "strict": ("ExactCount",),
+    "conditional": ("ConditionalBernoulli",),
     "nawrot": ("Nawrot",),
     "hnet": ("HNet",),
-    "fixed": ("Mixed", "Never", "Random", "Uniform"),
+    "fixed": ("RandomRate", "NoBoundaries", "Random", "Uniform"),
     "heuristic": ("Entropy", "Whitespace"),
     "bpe": ("BPE",),
-    "pretrained": ("Loaded",),
+    "pretrained": ("PretrainedAgent",),
 }
 
 AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
-    "strict": "tokenv.agents.strict:Strict",
-    "conditional": "tokenv.agents.conditional:Conditional",
+    "strict": "tokenv.agents.strict:ExactCount",
+    "conditional": "tokenv.agents.conditional:ConditionalBernoulli",
     "nawrot": "tokenv.agents.nawrot:Nawrot",
     "hnet": "tokenv.agents.hnet:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",
     "random": "tokenv.agents.fixed:Random",
-    "mixed": "tokenv.agents.fixed:Mixed",
-    "never": "tokenv.agents.fixed:Never",
+    "mixed": "tokenv.agents.fixed:RandomRate",
+    "never": "tokenv.agents.fixed:NoBoundaries",
     "whitespace": "tokenv.agents.heuristic:Whitespace",
     "entropy": "tokenv.agents.heuristic:Entropy",
     "bpe": "tokenv.agents.bpe:BPE",
 }
 
-__getattr__, __dir__ = face(__name__, CLASSES)
+__getattr__, __dir__ = lazy_exports(__name__, CLASSES)

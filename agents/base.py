@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tokenv.agents.step_state import Memory
+from tokenv.agents.step_state import StepState
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
@@ -20,7 +20,7 @@ def forced_action(observation: TensorDictBase) -> Tensor:
     return (observation[keys.POSITION] == 0).long()
 
 
-def certain(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
+def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
     """What a deterministic agent answers.
 
     Args:
@@ -136,7 +136,7 @@ class BoundaryDistribution(Distribution):
         )
 
 
-def refuse_other_counts(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
+def check_exact_count(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
     """Refuse boundaries that a policy with an exact count would never draw.
 
     Args:
@@ -169,7 +169,7 @@ class Agent(TensorDictModuleBase, ABC):
         rates: those that an agent is trained for which is told them, by ``target_rate`` among its ``in_keys``; None for
             one that is not. A constructor that takes ``rates`` is given the run's range.
         whole: whether a decision reads all symbols that are decided at, later ones too, so that none of them may be
-            predicted (``tokenv.core.contracts.check_sight``).
+            predicted (``tokenv.core.contracts.check_causal``).
     """
 
     in_keys: list[str]
@@ -221,11 +221,11 @@ class Agent(TensorDictModuleBase, ABC):
     def repeat_rows(self, times: int) -> None:
         """Go on acting for ``times`` rows, side by side, in place of each: what was remembered of it holds for all.
 
-        An agent that remembers otherwise than in a ``tokenv.agents.step_state.Memory`` of its own repeats that, too.
+        An agent that remembers otherwise than in a ``tokenv.agents.step_state.StepState`` of its own repeats that, too.
         """
         for module in self.modules():
             for value in vars(module).values():
-                if isinstance(value, Memory):
+                if isinstance(value, StepState):
                     value.repeat(times)
 
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tokenv.agents.base import Agent, certain
+from tokenv.agents.base import Agent, deterministic_output
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 
@@ -71,7 +71,7 @@ class BPE(Agent):
         for begins_T, encoding in zip(begins_BT, self.tokenizer.encode_batch(texts), strict=True):
             begins_T[[begin for begin, _ in encoding.offsets]] = True
         boundary_BT = begins_BT.to(symbol_BT.device)
-        return certain(observation, boundary_BT.expand(noise.shape), noise.dtype)
+        return deterministic_output(observation, boundary_BT.expand(noise.shape), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse to act at one position.

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import BoundaryDistribution, Policy, boundary_count, forced_action, refuse_other_counts
+from tokenv.agents.base import BoundaryDistribution, Policy, boundary_count, check_exact_count, forced_action
 from tokenv.core import keys
 
 NEVER = -1e30  # log of a sum without a term, and log odds of what cannot be; finite, so that gradients are numbers
 
 
-def log_sums(log_odds: Tensor, most: int) -> Tensor:
+def log_elementary_symmetric(log_odds: Tensor, most: int) -> Tensor:
     """``log R(c, i)`` of all suffixes and counts c up to ``most``: a loop over T of vectors of ``most + 1``.
 
     Args:
@@ -58,7 +58,7 @@ def decision_logits(log_odds: Tensor, after: Tensor, left: Tensor) -> Tensor:
     return log_odds + with_one - without
 
 
-class Conditional(Policy):
+class ConditionalBernoulli(Policy):
     """The conditional Bernoulli law: independent decisions, given that floor(N * rate) of them are boundaries.
 
     Of all ways to draw that many, each has a probability proportional to ``prod_i exp(a_i l_i)``; drawing and
@@ -131,7 +131,7 @@ class Conditional(Policy):
     def _law(self, observation: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Log odds [.., T], and ``log R(., i + 1)`` [.., T, count]: one boundary is the first symbol's."""
         log_odds = self._log_odds(observation)
-        return log_odds, log_sums(log_odds, self.count - 1)[..., 1:, :]
+        return log_odds, log_elementary_symmetric(log_odds, self.count - 1)[..., 1:, :]
 
     def _distribution(
         self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, left: Tensor
@@ -153,11 +153,11 @@ class Conditional(Policy):
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries, one position after the other: the count so far decides."""
         log_odds, after = self._law(observation)
-        action = self._settle(observation, log_odds.detach(), after.detach(), noise)
+        action = self._solve_actions(observation, log_odds.detach(), after.detach(), noise)
         return self._given(observation, log_odds, after, action).answer(action)
 
     @torch.no_grad()
-    def _settle(self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor) -> Tensor:
+    def _solve_actions(self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor) -> Tensor:
         decides, first = observation[keys.DECISION_MASK], forced_action(observation)
         remain = decides.flip(-1).cumsum(-1).flip(-1)
         threshold = torch.logit(noise)
@@ -183,7 +183,7 @@ class Conditional(Policy):
             ValueError: this policy would never draw them.
         """
         dist = self._given(observation, *self._law(observation), action)
-        refuse_other_counts(dist, action, "conditional", self.count)
+        check_exact_count(dist, action, "conditional", self.count)
         return dist.answer(action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

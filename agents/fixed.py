@@ -4,8 +4,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, boundary_count, boundary_counts, certain, forced_action
-from tokenv.agents.step_state import Memory
+from tokenv.agents.base import Agent, boundary_count, boundary_counts, deterministic_output, forced_action
+from tokenv.agents.step_state import StepState
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
@@ -13,7 +13,7 @@ ROUNDINGS = ("down", "random")
 ALIGNMENTS = ("start", "end")
 
 
-def _answer(action: Tensor, prob: Tensor) -> TensorDict:
+def _output(action: Tensor, prob: Tensor) -> TensorDict:
     """What an agent answers that draws with given probabilities: [..], [..]."""
     log_prob = torch.where(action.bool(), prob, 1 - prob).log()
     return TensorDict(
@@ -30,7 +30,7 @@ def _answer(action: Tensor, prob: Tensor) -> TensorDict:
 class _Fixed(Agent):
     """Common to agents that draw a given number of boundaries per sequence.
 
-    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.step_state.Memory``.
+    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.step_state.StepState``.
 
     Args:
         rate: boundaries per symbol.
@@ -55,7 +55,7 @@ class _Fixed(Agent):
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
         self.rounding, self.mean = rounding, self.places * rate
-        self._memory = Memory()
+        self._memory = StepState()
         if rates is not None:
             self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]
 
@@ -91,7 +91,7 @@ class _Fixed(Agent):
             so_far = so_far + action
             actions.append(action)
             probs.append(prob)
-        return _answer(torch.stack(actions, -1), torch.stack(probs, -1))
+        return _output(torch.stack(actions, -1), torch.stack(probs, -1))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position.
@@ -105,7 +105,7 @@ class _Fixed(Agent):
         count = self._count(noise, tensordict)
         if self.rounding == "random":
             count = self._memory.keep(count, position)
-        return tensordict.update(_answer(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
+        return tensordict.update(_output(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
 
 
 class Uniform(_Fixed):
@@ -141,7 +141,7 @@ class Uniform(_Fixed):
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """All positions at once: nothing depends on the count so far."""
         count = self._count(noise[..., :1], observation[..., :1])
-        return _answer(*self._act(observation, torch.zeros_like(count), count, noise))
+        return _output(*self._act(observation, torch.zeros_like(count), count, noise))
 
 
 class Random(_Fixed):
@@ -151,14 +151,14 @@ class Random(_Fixed):
         return (count - token_count) / (self.places - position).clamp(min=1)
 
 
-class Mixed(Agent):
+class RandomRate(Agent):
     """Independent boundaries at a rate that each sequence draws for itself, uniformly between two bounds.
 
     ``rate = low + (high - low) u_0``, ``a_i = [u_i < rate]``: the noise at the first symbol, where nobody decides, is
     the sequence's rate, so that boundaries are a function of the noise and every sample of a text has its own rate. A
     language model that is trained so serves boundaries of all these rates: a start for comparing estimators.
 
-    Acting at one position remembers every row's rate; see ``tokenv.agents.step_state.Memory``.
+    Acting at one position remembers every row's rate; see ``tokenv.agents.step_state.StepState``.
 
     Args:
         low: smallest boundaries per symbol.
@@ -178,7 +178,7 @@ class Mixed(Agent):
                 "such as 0.05 and 0.4"
             )
         self.low, self.high = low, high
-        self._memory = Memory()
+        self._memory = StepState()
 
     def _rate(self, first_noise: Tensor) -> Tensor:
         return self.low + (self.high - self.low) * first_noise
@@ -186,7 +186,7 @@ class Mixed(Agent):
     @staticmethod
     def _act(observation: TensorDictBase, rate: Tensor, noise: Tensor) -> TensorDict:
         prob = torch.where(observation[keys.DECISION_MASK], rate, forced_action(observation).to(noise.dtype))
-        return _answer((noise < prob).long(), prob)
+        return _output((noise < prob).long(), prob)
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once."""
@@ -204,7 +204,7 @@ class Mixed(Agent):
         return tensordict.update(self._act(tensordict, self._memory.keep(self._rate(noise), position), noise))
 
 
-class Never(Agent):
+class NoBoundaries(Agent):
     """No boundary but the first symbol's: one token, which says next to nothing.
 
     With attention over the whole sequence (``model.window`` of ``data.seq_len``) the U-Net is then a plain
@@ -215,7 +215,7 @@ class Never(Agent):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw nothing, everywhere at once."""
-        return certain(observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype)
+        return deterministic_output(observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draw nothing at one position."""

@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, certain
-from tokenv.agents.step_state import Memory
+from tokenv.agents.base import Agent, deterministic_output
+from tokenv.agents.step_state import StepState
 from tokenv.core import keys
-from tokenv.core.distributed import sharers
+from tokenv.core.distributed import current_group
 
 # Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
 # UTF-8 continuation bytes | the first bytes of UTF-8 characters.
@@ -22,12 +22,12 @@ class Rule(Agent):
     """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
 
     Acting at one position (``forward``) remembers the value of the position before: see
-    ``tokenv.agents.step_state.Memory``.
+    ``tokenv.agents.step_state.StepState``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._memory = Memory()
+        self._memory = StepState()
 
     @abstractmethod
     def _value(self, observation: TensorDictBase) -> Tensor:
@@ -42,7 +42,7 @@ class Rule(Agent):
         value = self._value(observation)
         # The first symbol's neighbour is arbitrary: its boundary is forced.
         previous = torch.cat([value[..., :1], value[..., :-1]], -1)
-        return certain(observation, self._boundary(value, previous).expand(noise.shape), noise.dtype)
+        return deterministic_output(observation, self._boundary(value, previous).expand(noise.shape), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position, the one after the last call's or 0 in every row.
@@ -51,9 +51,9 @@ class Rule(Agent):
             ValueError: a row is at any other position.
         """
         value, noise = self._value(tensordict), tensordict.get(keys.NOISE)
-        boundary = self._boundary(value, self._memory.swap(value, tensordict[keys.POSITION]))
+        boundary = self._boundary(value, self._memory.exchange(value, tensordict[keys.POSITION]))
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
-        return tensordict.update(certain(tensordict, boundary, dtype))
+        return tensordict.update(deterministic_output(tensordict, boundary, dtype))
 
 
 class Whitespace(Rule):
@@ -128,13 +128,13 @@ class Entropy(Rule):
         """Draw all boundaries at once, K samples K times the same; in training mode, theta then learns from them."""
         drawn = super().draw(observation, noise)
         if self.training:
-            value, batch = self._value(observation), sharers()
+            value, batch = self._value(observation), current_group()
             compared = batch.gather(self._compared(value, value.roll(1, -1)))
-            self._follow(compared[batch.gather(observation[keys.DECISION_MASK])])
+            self._update_threshold(compared[batch.gather(observation[keys.DECISION_MASK])])
         return drawn
 
     @torch.no_grad()
-    def _follow(self, compared: Tensor) -> None:
+    def _update_threshold(self, compared: Tensor) -> None:
         if not len(compared):
             return
         quantile = torch.quantile(compared, 1 - self.rate).to(self.theta)

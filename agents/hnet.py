@@ -6,7 +6,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from tokenv.agents.base import Agent, forced_action
-from tokenv.agents.step_state import Memory
+from tokenv.agents.step_state import StepState
 from tokenv.core import keys
 
 MARGIN = 1e-4  # logits are those of a p that stays this far from 0 and 1
@@ -20,7 +20,7 @@ class HNet(Agent):
     loss.
 
     An observation holds X_t and not X_{t-1}. ``draw`` and ``score`` see whole sequences; acting at one position
-    (``forward``) remembers the encodings of the position before: see ``tokenv.agents.step_state.Memory``.
+    (``forward``) remembers the encodings of the position before: see ``tokenv.agents.step_state.StepState``.
 
     Args:
         width: model width D.
@@ -36,7 +36,7 @@ class HNet(Agent):
         self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         for linear in (self.query, self.key):
             nn.init.eye_(linear.weight)
-        self._memory = Memory()
+        self._memory = StepState()
 
     def _probability(self, observation: TensorDictBase, previous: Tensor) -> Tensor:
         encoding = observation[keys.ENCODING].to(self.key.weight.dtype)
@@ -81,5 +81,5 @@ class HNet(Agent):
             ValueError: a row is at any other position.
         """
         encoding, position = tensordict[keys.ENCODING], tensordict[keys.POSITION]
-        prob = self._probability(tensordict, self._memory.swap(encoding, position))
+        prob = self._probability(tensordict, self._memory.exchange(encoding, position))
         return tensordict.update(self._answer(prob, (prob > 0.5).long()))

@@ -13,7 +13,7 @@ from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
 
-class ToldRate(nn.Module):
+class RateFiLM(nn.Module):
     """Gains and shifts of a policy's outputs as functions of the rate (FiLM, Perez et al. 2018, arXiv 1709.07871).
 
     ``(g, h) = V tanh(U z + b)`` with ``z = (logit(rate) - m) / r``, -1 and 1 at the ends of the range; V starts at 0,
@@ -49,7 +49,7 @@ class Learned(Policy):
     ``l_raw_i = W_0 X_i + sum_{j=1..w} a_{i-j} (W_j X_i)`` (eq. 21), ``l = softcap(l_raw / scale + logit(rate))``
     (eq. 22, 23; no softcap in evaluation), ``a_i ~ Bernoulli(sigmoid(l_i))``.
 
-    With ``rates`` it is told the rate of every sequence: with z a number that stands for it (``ToldRate``),
+    With ``rates`` it is told the rate of every sequence: with z a number that stands for it (``RateFiLM``),
     ``W_j X_i`` becomes ``(1 + g_j(z)) W_j X_i + scale h_j(z)``, and ``logit(rate)`` is that rate's own. g and h are
     learned and start at 0, where this is the policy of that one rate.
 
@@ -94,13 +94,13 @@ class Learned(Policy):
         if rates is not None:
             self.rates, self.bias = rates, 0.0
             self.in_keys = [*self.in_keys, keys.TARGET_RATE]
-            self.told = ToldRate(rates, window + 1)
+            self.told = RateFiLM(rates, window + 1)
 
     def _project(self, encoding: Tensor) -> Tensor:
         """All W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
         return self.projection(encoding.to(self.projection.weight.dtype))
 
-    def _hear(self, observation: TensorDictBase) -> Tensor:
+    def _condition_on_rate(self, observation: TensorDictBase) -> Tensor:
         """All W_j X_i, and where the policy is told a rate, what becomes of them: [.., w + 1]."""
         projected = self._project(observation[keys.ENCODING])
         if self.rates is None:
@@ -131,7 +131,7 @@ class Learned(Policy):
         return [F.pad(action_T, (j, 0))[..., :length] for j in range(1, self.window + 1)]
 
     @torch.no_grad()
-    def _settle(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
+    def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
         """Solve ``a_i = [l_i(a_{i-1}, ..., a_{i-w}) > logit(u_i)]`` for all i at once.
 
         The system is triangular, so it has exactly one solution and Jacobi iteration ends there: after r rounds at
@@ -161,18 +161,18 @@ class Learned(Policy):
         return action, before
 
     def compile_draw(self) -> None:
-        """Compile most of the rounds of Jacobi iteration; see ``_settle``."""
+        """Compile most of the rounds of Jacobi iteration; see ``_solve_actions``."""
         self._foresee = torch.compile(self._rounds, dynamic=False)
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
-        projected = self._hear(observation)
-        action = self._settle(projected.detach(), noise, observation)
+        projected = self._condition_on_rate(observation)
+        action = self._solve_actions(projected.detach(), noise, observation)
         return self._given(projected, action, observation).answer(action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
-        return self._given(self._hear(observation), action, observation).answer(action)
+        return self._given(self._condition_on_rate(observation), action, observation).answer(action)
 
     def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
         """The distribution of every decision, given all earlier ones."""
@@ -191,5 +191,5 @@ class Learned(Policy):
                 f"observations hold {len(earlier)} earlier actions and the policy reads {self.window}: "
                 f"make the environment with window={self.window} or more"
             )
-        logits = self._logits(self._hear(tensordict), earlier)
+        logits = self._logits(self._condition_on_rate(tensordict), earlier)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))

@@ -8,7 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv.agents.base import Agent
-from tokenv.agents.step_state import Memory
+from tokenv.agents.step_state import StepState
 from tokenv.core import keys
 
 
@@ -23,7 +23,7 @@ class Reads(Protocol):
 
 
 class Encodes(Protocol):
-    """What ``Loaded`` asks of an encoder, which is a module; see ``tokenv.lm.encoder.Encoder``."""
+    """What ``PretrainedAgent`` asks of an encoder, which is a module; see ``tokenv.lm.encoder.Encoder``."""
 
     def encode(self, symbol_BN: Tensor) -> Tensor:
         """[B, N, *symbol_shape] -> [B, N, D]."""
@@ -32,14 +32,14 @@ class Encodes(Protocol):
         """[.., D] -> [..]."""
 
 
-class Loaded(Agent):
+class PretrainedAgent(Agent):
     """An agent together with the encoder that it was trained on, so that it knows nothing of the model at work.
 
     It reads symbols, encodes them itself, and decides as it did for its old model (ReinPatch, arXiv 2603.26097,
     detaches its patcher from the backbone for this end). Its encoder costs one more forward pass of these layers.
 
     Acting at one position (``forward``) remembers what was read: positions must come in order, as in
-    ``tokenv.agents.step_state.Memory``. TorchRL's ``get_dist`` is not there: stored single observations cannot be encoded.
+    ``tokenv.agents.step_state.StepState``. TorchRL's ``get_dist`` is not there: stored single observations cannot be encoded.
 
     Args:
         agent: what decides.
@@ -59,7 +59,7 @@ class Loaded(Agent):
         self.rates = agent.rates
         self.learns = agent.learns and not frozen
         self._make_reader, self._reader = reader, (0, reader(0))
-        self._order = Memory()
+        self._order = StepState()
         if frozen:
             self.requires_grad_(requires_grad=False)
             self.train(False)
@@ -69,7 +69,7 @@ class Loaded(Agent):
         """As the agent's."""
         return self.agent.autoregressive
 
-    def train(self, mode: bool = True) -> "Loaded":
+    def train(self, mode: bool = True) -> "PretrainedAgent":
         """Frozen, it stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
@@ -95,7 +95,7 @@ class Loaded(Agent):
             ValueError: a row is at any other position.
         """
         symbol_B, position_B = tensordict[keys.SYMBOL], tensordict[keys.POSITION]
-        self._order.swap(position_B, position_B)
+        self._order.exchange(position_B, position_B)
         if self._reader[0] != len(position_B):
             self._reader = len(position_B), self._make_reader(len(position_B))
         own = self._observe(tensordict, self._reader[1].read(symbol_B, position_B))

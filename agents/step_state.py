@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-class Memory:
+class StepState:
     """Values of earlier positions, for agents that compare neighbours or remember how a sequence began.
 
     An observation holds one position only, so an agent that acts at one position at a time must see every row's
@@ -13,7 +13,7 @@ class Memory:
     def __init__(self) -> None:
         self._last: tuple[Tensor, Tensor] | None = None  # values and positions
 
-    def swap(self, value: Tensor, position: Tensor) -> Tensor:
+    def exchange(self, value: Tensor, position: Tensor) -> Tensor:
         """Give the values of the positions before, and keep these (detached) for the next call.
 
         Args:
@@ -41,7 +41,7 @@ class Memory:
             [.., *shape].
 
         Raises:
-            ValueError: as ``swap``.
+            ValueError: as ``exchange``.
         """
         start = (position == 0).view(*position.shape, *(1,) * (value.dim() - position.dim()))
         kept = value.detach().where(start, self._before(value, position))

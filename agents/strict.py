@@ -8,15 +8,15 @@ from tokenv.agents.base import (
     BoundaryDistribution,
     boundary_count,
     boundary_counts,
+    check_exact_count,
     forced_action,
-    refuse_other_counts,
 )
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
 
-class Strict(Learned):
+class ExactCount(Learned):
     """``Learned``, tilted by how many boundaries are left: exactly floor(N * rate) in every sequence.
 
     With r boundaries left to be drawn in m places, ``l_i = l_learned + log(r / (m - r)) - logit(rate)``: never where
@@ -83,7 +83,7 @@ class Strict(Learned):
         return BoundaryDistribution(tilted, decides & free, forced)
 
     @torch.no_grad()
-    def _settle(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
+    def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
         """One position after the other: the count so far decides, and it changes too often for Jacobi rounds."""
         actions: list[Tensor] = []
         count = torch.zeros(noise.shape[:-1], dtype=torch.long, device=noise.device)
@@ -107,8 +107,8 @@ class Strict(Learned):
             ValueError: this policy would never draw them.
         """
         with torch.no_grad():
-            dist = self._given(self._hear(observation), action, observation)
-        refuse_other_counts(dist, action, "strict", self.count if self.rates is None else "the asked number of")
+            dist = self._given(self._condition_on_rate(observation), action, observation)
+        check_exact_count(dist, action, "strict", self.count if self.rates is None else "the asked number of")
         return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:

@@ -3,10 +3,10 @@
 What builds an estimator of your own can be taken from here: ``from tokenv.estimators import Part, chain, Discount``.
 """
 
-from tokenv.core.lazy import face
+from tokenv.core.lazy import lazy_exports
 
 PARTS = {
-    "base": ("Chain", "Part", "chain"),
+    "base": ("Chain", "Stage", "chain"),
     "credit": ("EarlyExit", "Likelihood"),
     "credit": ("BoundaryCredit", "Discount", "LambdaReturn"),
     "critic": ("TextCritic",),
@@ -18,7 +18,7 @@ PARTS = {
     "off_policy": ("FixedRateProposal",),
     "antithetic": ("ARM", "ARMS", "DisARM"),
     "branching": ("BitFlip", "Branch"),
-    "control_variates": ("Rebar", "Relax"),
+    "control_variates": ("REBAR", "RELAX"),
     "straight_through": ("GumbelRao", "GumbelSigmoid", "PathGradient", "ReinMax", "StraightThrough"),
     "rate_targets": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
 }
@@ -38,4 +38,4 @@ RATE_TARGETS = {  # rate targets by name
     "ratio": "tokenv.estimators.rate_targets:RatioLoss",
 }
 
-__getattr__, __dir__ = face(__name__, PARTS)
+__getattr__, __dir__ = lazy_exports(__name__, PARTS)

@@ -10,16 +10,16 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.surrogates import logit_loss
 
 
-class _Coupled(Part):
+class _Coupled(Stage):
     """A part that couples samples and turns their credits into a gradient of the logits."""
 
     in_keys = [keys.ADVANTAGE, keys.ACTION, keys.BOUNDARY_LOGITS, keys.NOISE, keys.DECISION_MASK]
     out_keys = [keys.LOSS_POLICY]
-    independent = True
+    requires_factorised_policy = True
     samples = 2
 
     def gradient(self, tensordict: TensorDictBase) -> Tensor:

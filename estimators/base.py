@@ -48,7 +48,7 @@ ROLLOUT_KEYS: frozenset[NestedKey] = frozenset(
 HOOKS = ("couple", "propose", "relax", "relaxations")
 
 
-class Part(TensorDictModuleBase, ABC):
+class Stage(TensorDictModuleBase, ABC):
     """One step from rewards to a loss.
 
     Attributes:
@@ -70,7 +70,7 @@ class Part(TensorDictModuleBase, ABC):
     in_keys: list[Any]
     out_keys: list[Any]
     unbiased: bool = True
-    independent: bool = False
+    requires_factorised_policy: bool = False
     samples: int = 1
     even: bool = False
     reward_only: bool = False
@@ -147,7 +147,7 @@ class Chain(TensorDictModuleBase):
             samples than there are, or two parts want to decide the same of a rollout.
     """
 
-    def __init__(self, *parts: Part, num_samples: int | None = None) -> None:
+    def __init__(self, *parts: Stage, num_samples: int | None = None) -> None:
         super().__init__()
         if not parts:
             raise ValueError("chain() without parts: expected at least one, such as ScoreFunction()")
@@ -157,7 +157,7 @@ class Chain(TensorDictModuleBase):
         self.sampling = Sampling(
             num_samples=num_samples,
             reward_only=num_samples is not None and any(part.reward_only for part in parts),
-            **{name: _hook(name, parts) for name in HOOKS},
+            **{name: _find_hook(name, parts) for name in HOOKS},
         )
         known = set(ROLLOUT_KEYS)
         if self.sampling.relaxations is not None:
@@ -183,7 +183,7 @@ class Chain(TensorDictModuleBase):
         self.reads_early_exit = bool(found & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
         self.flops = sum(part.flops for part in parts)
         self.unbiased = all(part.unbiased for part in parts)
-        self.independent = any(part.independent for part in parts)
+        self.requires_factorised_policy = any(part.requires_factorised_policy for part in parts)
         self.num_epochs = max(part.num_epochs for part in parts)
         self.head_epochs = max(part.head_epochs for part in parts)
 
@@ -206,21 +206,21 @@ class Chain(TensorDictModuleBase):
         return tensordict
 
 
-def chain(*parts: Part, num_samples: int | None = None) -> Chain:
+def chain(*parts: Stage, num_samples: int | None = None) -> Chain:
     """Chain parts into an estimator; see ``Chain``."""
     return Chain(*parts, num_samples=num_samples)
 
 
-def _hook(name: str, parts: tuple[Part, ...]) -> Any:
+def _find_hook(name: str, parts: tuple[Stage, ...]) -> Any:
     """The one part's method that overrides a hook, if any."""
-    owners = [part for part in parts if getattr(type(part), name) is not getattr(Part, name)]
+    owners = [part for part in parts if getattr(type(part), name) is not getattr(Stage, name)]
     if len(owners) > 1:
         first, second = (type(part).__name__ for part in owners[:2])
         raise ValueError(f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them")
     return getattr(owners[0], name) if owners else None
 
 
-def _check_samples(part: Part, num_samples: int | None) -> None:
+def _check_samples(part: Stage, num_samples: int | None) -> None:
     name, given = type(part).__name__, num_samples or 1
     if given < part.samples:
         raise ValueError(
@@ -231,7 +231,7 @@ def _check_samples(part: Part, num_samples: int | None) -> None:
         raise ValueError(f"num_samples = {num_samples}: {name} draws pairs, so the number must be even")
 
 
-def _missing(key: NestedKey, number: int, parts: tuple[Part, ...]) -> str:
+def _missing(key: NestedKey, number: int, parts: tuple[Stage, ...]) -> str:
     name = type(parts[number]).__name__
     later = [type(part).__name__ for part in parts[number + 1 :] if key in part.out_keys]
     hint = f"move {later[0]} before it" if later else "put a part that writes it before this one"

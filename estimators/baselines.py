@@ -4,11 +4,11 @@ import torch
 from tensordict import TensorDictBase
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import any_over, masked_mean, mean_of_others, mean_over, mean_over_batch
+from tokenv.estimators.base import Stage
+from tokenv.estimators.statistics import any_over, leave_one_out_mean, masked_mean, mean_over, mean_over_batch
 
 
-class BatchCentre(Part):
+class BatchCentre(Stage):
     """Centre the advantage over the batch, position by position.
 
     ``A_{i,b} = G_{i,b} - mean_b' G_{i,b'}`` (arXiv 2602.13940, eq. 17).
@@ -28,7 +28,7 @@ class BatchCentre(Part):
         return tensordict.set(keys.ADVANTAGE, advantage - mean)
 
 
-class LeaveOneOutBatch(Part):
+class LeaveOneOutBatch(Stage):
     """Subtract the mean over the other sequences of the batch, position by position.
 
     ``A_{i,b} = G_{i,b} - 1/(B-1) sum_{b' != b} G_{i,b'}``: ``BatchCentre`` times B / (B - 1).
@@ -43,11 +43,11 @@ class LeaveOneOutBatch(Part):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``advantage``: [.., B, T]."""
         advantage = tensordict[keys.ADVANTAGE]
-        others = mean_of_others(advantage, tensordict[keys.DECISION_MASK], -2)
+        others = leave_one_out_mean(advantage, tensordict[keys.DECISION_MASK], -2)
         return tensordict.set(keys.ADVANTAGE, advantage - others)
 
 
-class LeaveOneOut(Part):
+class LeaveOneOut(Stage):
     """Subtract the mean over the other samples of the same sequence (RLOO).
 
     ``A_k = G_k - 1/(K-1) sum_{k' != k} G_{k'}`` (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!";
@@ -126,7 +126,7 @@ class ShrunkLeaveOneOut(LeaveOneOut):
         return tensordict.set(keys.ADVANTAGE, centred)
 
 
-class GroupRelative(Part):
+class GroupRelative(Stage):
     """Standardise over the samples of one sequence (GRPO's group-relative advantage, as in ReinPatch).
 
     ``A_k = (G_k - mean_k' G_k') / (std_k' G_k' + epsilon)`` (Shao et al. 2024, arXiv 2402.03300; for patches arXiv
@@ -167,7 +167,7 @@ class GroupRelative(Part):
         return tensordict.set(keys.ADVANTAGE, centred / (spread + self.epsilon))
 
 
-class MovingAverage(Part):
+class MovingAverage(Stage):
     """Subtract a running mean of earlier batches' credits, position by position.
 
     ``A_i = G_i - m_i``, and only then ``m_i <- decay m_i + (1 - decay) mean_b G_{i,b}`` (Williams 1992; Mnih & Gregor

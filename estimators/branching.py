@@ -5,7 +5,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.surrogates import logit_loss
 
 
@@ -36,7 +36,7 @@ def choose_positions(
     return chosen
 
 
-def inverse_chance(decision_mask: Tensor, chosen: Tensor, positions: int) -> Tensor:
+def inverse_probability(decision_mask: Tensor, chosen: Tensor, positions: int) -> Tensor:
     """``1 / P(chosen)``: the length of the stretch that a chosen decision lies in; 0 where not chosen."""
     mask = decision_mask.expand(chosen.shape)
     number = mask.cumsum(-1) - 1
@@ -47,7 +47,7 @@ def inverse_chance(decision_mask: Tensor, chosen: Tensor, positions: int) -> Ten
     return length.to(torch.get_default_dtype()).where(chosen, 0.0)
 
 
-class BitFlip(Part):
+class BitFlip(Stage):
     """Force one random decision both ways and compare.
 
     Two samples share all random numbers; at one random position i (of d) the first is forced to 1 and the second to 0:
@@ -92,7 +92,7 @@ class BitFlip(Part):
         with_one, with_zero = credit[..., ::2, :, :], credit[..., 1::2, :, :]
         chosen = (noise[..., ::2, :, :] == 0) & (noise[..., 1::2, :, :] == 1)
         prob = tensordict[keys.BOUNDARY_LOGITS].detach().sigmoid()[..., ::2, :, :]
-        weight = inverse_chance(mask[..., ::2, :, :], chosen, self.positions).to(prob.dtype)
+        weight = inverse_probability(mask[..., ::2, :, :], chosen, self.positions).to(prob.dtype)
         gradient = weight * prob * (1 - prob) * (with_one - with_zero)
         tensordict.set(keys.LOSS_POLICY, logit_loss(gradient.repeat_interleave(2, -3), tensordict))
         if self.positions == 1:
@@ -102,7 +102,7 @@ class BitFlip(Part):
         return tensordict
 
 
-class Branch(Part):
+class Branch(Stage):
     """Draw normally, and once more with some boundaries forced, by a forward pass only.
 
     Sample 0 is the policy's own. In the others, with the same random numbers, a boundary is forced at chosen positions
@@ -146,7 +146,7 @@ class Branch(Part):
         own, further = credit[..., :1, :, :], credit[..., 1:, :, :]
         chosen = tensordict[keys.NOISE][..., 1:, :, :] == 0
         prob = tensordict[keys.BOUNDARY_LOGITS].detach().sigmoid()[..., :1, :, :]
-        weight = inverse_chance(mask[..., 1:, :, :], chosen, self.positions).to(prob.dtype)
+        weight = inverse_probability(mask[..., 1:, :, :], chosen, self.positions).to(prob.dtype)
         absent = tensordict[keys.ACTION][..., :1, :, :] == 0
         gradient = (weight * prob * absent * (further - own)).mean(-3, keepdim=True)
         # The loss is a mean over all K samples, and only sample 0 carries it.

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.core.distributed import uniform_like
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.surrogates import logit_loss
 
 RELAXED_LOGITS = "relaxed_logits"  # z and z~ of every decision: float [.., T, 2]
 
 
-class Rebar(Part):
+class REBAR(Stage):
     """Score function less a relaxed control variate, whose expected gradient is added back by reparametrisation.
 
     With ``z = l - logit(u)``, ``a = [z > 0]``, and z~ a second draw of z given a::
@@ -45,7 +45,7 @@ class Rebar(Part):
         keys.LOG_LIKELIHOOD_EARLY,
     ]
     out_keys = [keys.LOSS_POLICY]
-    independent = True
+    requires_factorised_policy = True
 
     def __init__(self, temperature: float = 0.5, scale: float = 1.0) -> None:
         super().__init__()
@@ -98,12 +98,12 @@ class Rebar(Part):
         return tensordict.set(keys.LOSS_POLICY, logit_loss(gradient, tensordict) + size - size.detach())
 
 
-class Relax(Rebar):
+class RELAX(REBAR):
     """REBAR with a learned part: ``c_i(z) = eta sum_t R_t(sigmoid(z / tau)) + r(X_i, z_i)``, r a small network.
 
     Trained, as eta is, on a single-sample estimate of g's variance (Grathwohl et al. 2018, arXiv 1711.00123).
 
-    Bias: none for window 0; refused otherwise. Cost: as ``Rebar`` and r's two passes.
+    Bias: none for window 0; refused otherwise. Cost: as ``REBAR`` and r's two passes.
 
     Args:
         width: model width D.

@@ -6,11 +6,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import mean_of_others
+from tokenv.estimators.base import Stage
+from tokenv.estimators.statistics import leave_one_out_mean
 
 
-class Likelihood(Part):
+class Likelihood(Stage):
     """The plain reward: ``R_{i+1} = log p(x_{i+1} | x_<=i, a_<=i)``, detached (arXiv 2602.13940, eq. 12).
 
     Bias: none. Cost: none. Its variance holds all that makes a text easy or hard, whatever the boundaries.
@@ -24,7 +24,7 @@ class Likelihood(Part):
         return tensordict.set(keys.REWARD, tensordict[keys.LOG_LIKELIHOOD].detach().unsqueeze(-1))
 
 
-class EarlyExit(Part):
+class EarlyExit(Stage):
     """Reward relative to the model's own early exit.
 
     ``R_{i+1} = log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)``, detached (Dauncey & Wattenhofer
@@ -60,7 +60,7 @@ def _check_factor(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value}: expected a factor in [0, 1], such as 0.99")
 
 
-class Discount(Part):
+class Discount(Stage):
     """Credit action a_i with the discounted rewards that follow it.
 
     ``G_i = sum_{j>=0} gamma^j R_{i+j+1}`` (arXiv 2602.13940, eq. 16). The first reward that a_i can touch is the
@@ -97,7 +97,7 @@ class Discount(Part):
         return tensordict.set(keys.ADVANTAGE, (1 - self.gamma) * credit if self.scaled else credit)
 
 
-class BoundaryCredit(Part):
+class BoundaryCredit(Stage):
     """Credit action a_i with the rewards before the k-th next boundary.
 
     ``G_i = sum_{j=0..m-i-1} gamma^j R_{i+j+1}``, m the place of the k-th boundary after i (no end where there are
@@ -145,7 +145,7 @@ class BoundaryCredit(Part):
         return tensordict.set(keys.ADVANTAGE, credit - alpha * beyond)
 
 
-class LambdaReturn(Part):
+class LambdaReturn(Stage):
     """Generalised discounting with the batch as critic: no network, two knobs.
 
     ``A_i = sum_{j>=0} (gamma lambda)^j (R_{i+j+1} + gamma V_{i+j+1} - V_{i+j})``, generalised advantage estimation
@@ -177,6 +177,6 @@ class LambdaReturn(Part):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., B, T] in nats."""
         reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
-        value = mean_of_others(discounted_sum(reward, self.gamma), mask, -2)
+        value = leave_one_out_mean(discounted_sum(reward, self.gamma), mask, -2)
         surprise = reward + self.gamma * F.pad(value[..., 1:], (0, 1)) - value
         return tensordict.set(keys.ADVANTAGE, discounted_sum(surprise, self.gamma * self.lam))

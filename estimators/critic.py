@@ -6,10 +6,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 
 
-class TextCritic(Part):
+class TextCritic(Stage):
     """Subtract what a small network expects of each reward, given the text.
 
     ``R_{i+1} <- R_{i+1} - c(X_i, X_{i+1}, log p_early(x_{i+1} | x_<=i))``. Credited with a discount, an action's

@@ -7,11 +7,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import mean_over
 
 
-class FixedRateProposal(Part):
+class FixedRateProposal(Stage):
     """Draw boundaries from a fixed-rate Bernoulli instead of the policy, and weigh rewards by importance.
 
     ``R_{t+1} <- R_{t+1} prod_{j=t-h..t} pi(a_j | .) / q(a_j)`` with q(1) = rate, so that

@@ -7,11 +7,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
-from tokenv.estimators.statistics import masked_mean, mean_of_like, mean_over
+from tokenv.estimators.base import Stage
+from tokenv.estimators.statistics import kernel_weighted_mean, masked_mean, mean_over
 
 
-class RateTarget(Part):
+class RateTarget(Stage):
     """Common to all rate targets. None estimates a gradient of the reward: they move the policy, at whatever cost.
 
     Where a rollout holds ``target_rate``, that is each sequence's target, and ``rate`` is what they are on average.
@@ -37,12 +37,12 @@ class RateTarget(Part):
         self.rate = rate
 
 
-class _AmongLike(RateTarget):
+class _RateConditioned(RateTarget):
     """Common to rate targets that hold the batch's mean to the target; where targets differ, a mean over like ones.
 
     Over the whole batch, sequences that are asked for few boundaries would trade with those that are asked for many.
     One by one, each would be held to its target, whatever its text. So means are taken over the sequences with about
-    the same target: ``mean_of_like`` at logit(target). Equal targets give the batch's mean.
+    the same target: ``kernel_weighted_mean`` at logit(target). Equal targets give the batch's mean.
 
     Args:
         rate: see ``RateTarget``.
@@ -63,10 +63,10 @@ class _AmongLike(RateTarget):
     def _mean_of_like(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         """[.., B, T], its mask and the targets to [B, 1]."""
         target_B = target[(0,) * (target.dim() - 2)][:, 0]
-        return mean_of_like(x, mask, torch.logit(target_B.to(x.dtype)), self.bandwidth)
+        return kernel_weighted_mean(x, mask, torch.logit(target_B.to(x.dtype)), self.bandwidth)
 
 
-class LogitPressure(_AmongLike):
+class LogitPressure(_RateConditioned):
     """An even push on all logits, up or down.
 
     ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
@@ -74,7 +74,7 @@ class LogitPressure(_AmongLike):
     ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with like targets the push is even, and at every rate
     it is in proportion to how far logits are off, for ``dp = p (1 - p) dl``. It vanishes for all rates only where
     the mean probability is the target at every rate: a kernel's mean of an excess is 0 everywhere only if that is.
-    Cost: O(T) elementwise. For the arguments, see ``_AmongLike``.
+    Cost: O(T) elementwise. For the arguments, see ``_RateConditioned``.
     """
 
     in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
@@ -118,7 +118,7 @@ class BinomialPrior(RateTarget):
         return tensordict.set(keys.LOSS_RATE, loss * mask)
 
 
-class RatioLoss(_AmongLike):
+class RatioLoss(_RateConditioned):
     """H-Net's ratio loss (Hwang et al. 2025, arXiv 2507.07955).
 
     ``L = n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with ``n = 1 / target``, F the fraction of boundaries drawn and G
@@ -132,7 +132,7 @@ class RatioLoss(_AmongLike):
         rate: target boundaries per symbol, in (0, 1).
         over: ``batch``, as published, padding left out; or ``sequence``: F and G of each sequence, over its decisions,
             which holds every sequence to the target.
-        bandwidth: of ``over=batch``; see ``_AmongLike``.
+        bandwidth: of ``over=batch``; see ``_RateConditioned``.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), ``bandwidth`` not positive, or another ``over``.

@@ -1,7 +1,7 @@
 """Estimators by name: a few lines of parts each. Every one can be taken apart and put together anew."""
 
 from tokenv.estimators import antithetic, branching, control_variates, straight_through
-from tokenv.estimators.base import Chain, Part, chain
+from tokenv.estimators.base import Chain, Stage, chain
 from tokenv.estimators.baselines import (
     BatchCentre,
     GroupRelative,
@@ -16,7 +16,7 @@ from tokenv.estimators.off_policy import FixedRateProposal
 from tokenv.estimators.surrogates import Clip, ClippedSurrogate, ScoreFunction, Standardise
 
 
-def _surrogate(head_epochs: int) -> Part:
+def _surrogate(head_epochs: int) -> Stage:
     return ClippedSurrogate(epochs=1, head_epochs=head_epochs) if head_epochs else ScoreFunction()
 
 
@@ -257,7 +257,7 @@ def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollou
     return chain(EarlyExit(), FixedRateProposal(rate, horizon, rollouts), Discount(gamma), ScoreFunction())
 
 
-def _coupled(part: Part, gamma: float, num_samples: int) -> Chain:
+def _coupled(part: Stage, gamma: float, num_samples: int) -> Chain:
     return chain(EarlyExit(), Discount(gamma), part, num_samples=num_samples)
 
 
@@ -288,12 +288,12 @@ def branch(gamma: float = 0.99, positions: int = 1, num_samples: int = 2) -> Cha
 
 def rebar(temperature: float = 0.5) -> Chain:
     """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control_variates.Rebar``; window 0 only."""
-    return chain(EarlyExit(), Discount(1.0), control_variates.Rebar(temperature))
+    return chain(EarlyExit(), Discount(1.0), control_variates.REBAR(temperature))
 
 
 def relax(width: int, temperature: float = 0.5) -> Chain:
     """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control_variates.Relax``; window 0 only."""
-    return chain(EarlyExit(), Discount(1.0), control_variates.Relax(width, temperature))
+    return chain(EarlyExit(), Discount(1.0), control_variates.RELAX(width, temperature))
 
 
 def straight() -> Chain:

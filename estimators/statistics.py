@@ -8,7 +8,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.core.distributed import sharers, summed
+from tokenv.core.distributed import all_reduce_sum, current_group
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -17,14 +17,14 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     0 where nothing is.
     """
     weight = mask.to(x.dtype)
-    total, count = summed((x * weight).sum(), weight.sum())
+    total, count = all_reduce_sum((x * weight).sum(), weight.sum())
     return total / count.where(count > 0, 1.0)
 
 
-def masked_mean_share(x: Tensor, mask: Tensor) -> Tensor:
+def local_masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """This process's part of ``masked_mean``, for losses, whose parts add up: [..], [..] -> []."""
     weight = mask.to(x.dtype)
-    (count,) = summed(weight.sum())
+    (count,) = all_reduce_sum(weight.sum())
     return (x * weight).sum() / count.where(count > 0, 1.0)
 
 
@@ -36,7 +36,7 @@ def _over_batch(x: Tensor, dim: int | tuple[int, ...]) -> bool:
 def _sums_over(x: Tensor, weight: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, ...]:
     """Weighted sum and sum of weights along some dimensions, which stay with size 1."""
     sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
-    return summed(*sums) if _over_batch(x, dim) else sums
+    return all_reduce_sum(*sums) if _over_batch(x, dim) else sums
 
 
 def mean_over(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -49,7 +49,7 @@ def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
     """Whether ``mask`` is True anywhere along some dimensions, which vanish."""
     if not _over_batch(mask, dim):
         return mask.any(dim) if dim else mask
-    (count,) = summed(mask.sum(dim))
+    (count,) = all_reduce_sum(mask.sum(dim))
     return count > 0
 
 
@@ -58,7 +58,7 @@ def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:
     return mean_over(x, mask, -2)
 
 
-def mean_of_like(x: Tensor, mask: Tensor, place_B: Tensor, width: float) -> Tensor:
+def kernel_weighted_mean(x: Tensor, mask: Tensor, place_B: Tensor, width: float) -> Tensor:
     """Mean over the batch as each sequence sees it: others count the less, the further off they stand.
 
     ``sum_c K_bc sum_t x_ct / sum_c K_bc n_c``, ``K_bc = exp(-((s_b - s_c) / width)^2 / 2)`` (Nadaraya and Watson's
@@ -84,16 +84,16 @@ def mean_of_like(x: Tensor, mask: Tensor, place_B: Tensor, width: float) -> Tens
 
 def _of_everyone(rows: Tensor) -> Tensor:
     """The whole batch's rows, of which these are some: [B, ..] -> [R, ..]. Gradients flow."""
-    group = sharers()
+    group = current_group()
     if group.size == 1:
         return rows
     before, after = group.rank * len(rows), (group.size - group.rank - 1) * len(rows)
     nothing = rows.new_zeros(before, *rows.shape[1:]), rows.new_zeros(after, *rows.shape[1:])
-    (every,) = summed(torch.cat([nothing[0], rows, nothing[1]]))
+    (every,) = all_reduce_sum(torch.cat([nothing[0], rows, nothing[1]]))
     return every
 
 
-def mean_of_others(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+def leave_one_out_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Mean along ``dim`` of all but the entry itself, where ``mask`` is True; 0 where there are no others."""
     weight = mask.to(x.dtype)
     total, count = _sums_over(x, weight, dim)
@@ -108,7 +108,7 @@ def conditional_noise(prob: Tensor, action: Tensor, uniform: Tensor) -> Tensor:
 
 def mean_over_decisions(td: TensorDictBase, key: NestedKey) -> Tensor:
     """Mean of a loss over all decisions, 0 where nobody has written it; of a shared batch this process's part: []."""
-    return masked_mean_share(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
+    return local_masked_mean(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
 
 
 def policy_objective(td: TensorDictBase) -> Tensor:

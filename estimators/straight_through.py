@@ -13,11 +13,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import conditional_noise
 
 
-class PathGradient(Part):
+class PathGradient(Stage):
     """The gradient comes through the language model's loss; nothing is left to be estimated.
 
     For agents that make their own differentiable ``boundary`` (H-Net's router with confidence straight-through, Hwang

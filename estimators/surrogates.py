@@ -4,11 +4,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import masked_mean
 
 
-class Standardise(Part):
+class Standardise(Stage):
     """Divide the advantage by its standard deviation over all decisions of the batch, after centring it.
 
     ``A <- (A - mean A) / (std A + epsilon)``, as implementations of PPO do (Schulman et al. 2017, arXiv 1707.06347).
@@ -36,7 +36,7 @@ class Standardise(Part):
         return tensordict.set(keys.ADVANTAGE, centred / (deviation + self.epsilon))
 
 
-class Clip(Part):
+class Clip(Stage):
     """Cut advantages off at plus and minus ``limit``.
 
     Bias: towards zero where credits are large, in exchange for fewer outliers. Cost: O(T) elementwise.
@@ -72,7 +72,7 @@ def logit_loss(gradient: Tensor, tensordict: TensorDictBase) -> Tensor:
     return -(gradient.detach() * logits).where(tensordict[keys.DECISION_MASK], 0.0)
 
 
-class ScoreFunction(Part):
+class ScoreFunction(Stage):
     """The score-function (REINFORCE) surrogate.
 
     ``L_i = -log pi(a_i | x_<=i, a_<i) detach(A_i)`` (Williams 1992; arXiv 2602.13940, eq. 18).
@@ -89,7 +89,7 @@ class ScoreFunction(Part):
         return tensordict.set(keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach())
 
 
-class ClippedSurrogate(Part):
+class ClippedSurrogate(Stage):
     """PPO's clipped surrogate, for several gradient steps on one rollout.
 
     ``L_i = -min(rho_i A_i, clip(rho_i, 1 - epsilon, 1 + epsilon) A_i)`` with ``rho_i = pi(a_i) / pi_old(a_i)``

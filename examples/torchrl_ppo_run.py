@@ -20,7 +20,7 @@ from torchrl.objectives.value import GAE
 
 import tokenv
 from tokenv.core import keys
-from tokenv.data.corpus import CorpusOpener
+from tokenv.data.corpus import CorpusFactory
 
 BATCH, PRICE = 32, 0.5
 
@@ -29,7 +29,7 @@ def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[di
     """Train, and print mean reward (nats a symbol, without the price) and boundary rate of every batch."""
     model = tokenv.load(run)
     torch.manual_seed(seed)
-    base = tokenv.TokenizationEnv(model.lm, CorpusOpener(model.config.data), BATCH, window=4)
+    base = tokenv.TokenizationEnv(model.lm, CorpusFactory(model.config.data), BATCH, window=4)
     normalise = ObservationNorm(in_keys=[keys.ENCODING], out_keys=[keys.ENCODING], standard_normal=True)
     env = TransformedEnv(base, Compose(normalise))
     env.set_seed(seed)

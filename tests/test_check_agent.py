@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tokenv.agents.base import Agent, BoundaryDistribution, certain, forced_action
-from tokenv.agents.conditional import Conditional
+from tokenv.agents.base import Agent, BoundaryDistribution, deterministic_output, forced_action
+from tokenv.agents.conditional import ConditionalBernoulli
 from tokenv.agents.fixed import Random
 from tokenv.agents.learned import Learned
 from tokenv.config import registry
@@ -33,9 +33,9 @@ def test_options_reach_the_agent(options):
     check_agent("learned", **options)
 
 
-def conditional(width: int, rate: float, seq_len: int) -> Conditional:
+def conditional(width: int, rate: float, seq_len: int) -> ConditionalBernoulli:
     """One that has learned something: at its start it draws as if it read nothing."""
-    agent = Conditional(width, seq_len, rate)
+    agent = ConditionalBernoulli(width, seq_len, rate)
     nn.init.normal_(agent.out.weight)
     return agent
 
@@ -106,8 +106,8 @@ class Padded(Own):
 
 
 class Drunk(Own):
-    def _settle(self, projected, noise, observation):
-        return super()._settle(projected, torch.rand_like(noise), observation)
+    def _solve_actions(self, projected, noise, observation):
+        return super()._solve_actions(projected, torch.rand_like(noise), observation)
 
 
 class OwnWay(Own):
@@ -199,7 +199,7 @@ class Unforced(Agent):
     in_keys = [keys.POSITION, keys.DECISION_MASK]
 
     def draw(self, observation, noise):
-        return certain(observation, noise > 2, noise.dtype).set(
+        return deterministic_output(observation, noise > 2, noise.dtype).set(
             keys.ACTION, torch.zeros(noise.shape, dtype=torch.int64)
         )
 
@@ -265,7 +265,7 @@ class Plain(Agent):
 
     def draw(self, observation, noise):
         boundary = (observation[keys.POSITION] % 3 == 0).expand(noise.shape)
-        return certain(observation, boundary, noise.dtype)
+        return deterministic_output(observation, boundary, noise.dtype)
 
     def forward(self, tensordict):
         return tensordict.update(self.draw(tensordict, tensordict[keys.NOISE]))

@@ -8,7 +8,7 @@ import torch
 from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.estimators.antithetic import ARM
-from tokenv.estimators.base import Part, chain
+from tokenv.estimators.base import Stage, chain
 from tokenv.estimators.baselines import MovingAverage
 from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.surrogates import ScoreFunction
@@ -68,14 +68,14 @@ class Leaky(MovingAverage):
         return super().forward(td)
 
 
-class Scaled(Part):
+class Scaled(Stage):
     in_keys = out_keys = [keys.ADVANTAGE]
 
     def forward(self, td):
         return td.set(keys.ADVANTAGE, 1.1 * td[keys.ADVANTAGE])
 
 
-class Unmasked(Part):
+class Unmasked(Stage):
     """Centres over the batch, padding included."""
 
     in_keys = out_keys = [keys.ADVANTAGE]
@@ -86,14 +86,14 @@ class Unmasked(Part):
         return td.set(keys.ADVANTAGE, td[keys.ADVANTAGE] - symbols)
 
 
-class Drunk(Part):
+class Drunk(Stage):
     in_keys = out_keys = [keys.ADVANTAGE]
 
     def forward(self, td):
         return td.set(keys.ADVANTAGE, td[keys.ADVANTAGE] + torch.randn(()))
 
 
-class Forgetful(Part):
+class Forgetful(Stage):
     """Keeps its state where no state_dict finds it."""
 
     in_keys = out_keys = [keys.ADVANTAGE]
@@ -108,7 +108,7 @@ class Forgetful(Part):
         return td.set(keys.ADVANTAGE, advantage - last)
 
 
-class Detached(Part):
+class Detached(Stage):
     in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]
     out_keys = [keys.LOSS_POLICY]
 
@@ -117,7 +117,7 @@ class Detached(Part):
         return td.set(keys.LOSS_POLICY, -td[keys.ADVANTAGE] * log_prob)
 
 
-class Everywhere(Part):
+class Everywhere(Stage):
     """Has a loss where nobody decides."""
 
     in_keys = [keys.ADVANTAGE, keys.BOUNDARY_LOGITS]
@@ -129,17 +129,17 @@ class Everywhere(Part):
 
 
 class CarelessARM(ARM):
-    independent = False
+    requires_factorised_policy = False
 
 
-class Halting(Part):
+class Halting(Stage):
     in_keys = out_keys = [keys.ADVANTAGE]
 
     def forward(self, td):
         return td.set(keys.ADVANTAGE, td[keys.ADVANTAGE] / 0.0)
 
 
-class Trailing(Part):
+class Trailing(Stage):
     in_keys = [keys.ADVANTAGE, keys.ACTION_LOG_PROB]
     out_keys = [keys.LOSS_POLICY]
 
@@ -178,7 +178,7 @@ def test_a_refusal_that_does_not_come_is_caught(monkeypatch):
         check_estimator("arm", windows=(2,))
 
 
-class Indexes(Part):
+class Indexes(Stage):
     """Takes it that there are samples."""
 
     in_keys = out_keys = [keys.ADVANTAGE]

@@ -31,7 +31,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = settings(train={"symbols": 768}, validation={**often, "sequences": 4}, checkpoint=often)
     folder = tmp_path_factory.mktemp("trained")
     train(resolve([], tiny), folder / "checkpoints", lambda *_: None)
-    assert len(checkpoints.complete(folder / "checkpoints")) == 3
+    assert len(checkpoints.list_complete(folder / "checkpoints")) == 3
     return folder
 
 
@@ -83,7 +83,7 @@ def test_another_runs_file_is_noticed(name: str, tmp_path: Path) -> None:
 
 def test_earlier_versions_checkpoints_have_no_digests_and_are_read(run: Path) -> None:
     before = load_run(str(run)).parts.state_dict()
-    for path in checkpoints.complete(run / "checkpoints"):
+    for path in checkpoints.list_complete(run / "checkpoints"):
         (path / DIGESTS).unlink()
     after = load_run(str(run)).parts.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -95,7 +95,7 @@ def test_earlier_versions_checkpoints_have_no_digests_and_are_read(run: Path) ->
 def test_readers_take_the_newest_sound_one_and_say_so(
     which: str, name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second, third = checkpoints.complete(run / "checkpoints")
+    first, second, third = checkpoints.list_complete(run / "checkpoints")
     wanted = checkpoints.find(run, which)
     flip(wanted / name, 999)
     trained = load_run(str(run), which)
@@ -115,7 +115,7 @@ def test_readers_take_the_newest_sound_one_and_say_so(
 
 @pytest.mark.parametrize("name", [*FILES, DIGESTS])
 def test_resuming_names_the_sound_one_and_takes_none_by_itself(name: str, run: Path) -> None:
-    second, third = checkpoints.complete(run / "checkpoints")[1:]
+    second, third = checkpoints.list_complete(run / "checkpoints")[1:]
     flip(third / name, 777)
     with pytest.raises(checkpoints.DamagedError, match=f"resume={second} goes on from it"):
         stored_config("resume", str(run), [])
@@ -123,7 +123,7 @@ def test_resuming_names_the_sound_one_and_takes_none_by_itself(name: str, run: P
 
 
 def test_a_damaged_state_does_not_stop_a_run_that_saves(run: Path) -> None:
-    paths = checkpoints.complete(run / "checkpoints")
+    paths = checkpoints.list_complete(run / "checkpoints")
     flip(paths[0] / "state.json", 99)
     checkpoint = checkpoints.load(paths[-1])
     checkpoint.state["step"] = 4
@@ -233,7 +233,7 @@ def test_an_optimizer_of_another_model_is_not_loaded(
 
 
 def test_moments_are_of_the_precision_that_a_run_goes_on_in(run: Path, tmp_path: Path) -> None:
-    resume = checkpoints.load(checkpoints.complete(run / "checkpoints")[0])
+    resume = checkpoints.load(checkpoints.list_complete(run / "checkpoints")[0])
     config = resolve([], {"hardware": {"precision": "float64"}}, base=resume.state["config"])
     _, history = train(config, tmp_path / "new", lambda *_: None, resume=resume)
     assert history["train/flops"][0][-1] == 768

@@ -15,7 +15,7 @@ import tokenv
 from tokenv.cli.experiment import experiment
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
-from tokenv.data.text.documents import keep_documents
+from tokenv.data.text.documents import write_documents
 
 with warnings.catch_warnings():  # Sacred's own, of pkg_resources
     warnings.simplefilter("ignore")
@@ -184,7 +184,7 @@ def test_texts_that_one_has_are_trained_on(tiny_settings: dict[str, Any], texts:
     assert told["status"] == "COMPLETED"
     (kept,) = Path("runs/_texts").iterdir()
     assert model.config.data.source == str(kept.resolve())
-    assert kept.name == keep_documents(TEXTS, Path("elsewhere")).name  # whichever way they come
+    assert kept.name == write_documents(TEXTS, Path("elsewhere")).name  # whichever way they come
     run_command("train", ["with", "resume=runs/1/checkpoints/step-00000004"])  # the texts are still there
     results = [json.loads(Path(f"runs/{run}/run.json").read_text())["result"] for run in (1, 2)]
     assert results[0] == results[1]

@@ -10,7 +10,7 @@ import tokenv
 import tokenv.agents
 import tokenv.estimators
 from tokenv.agents.base import Agent
-from tokenv.estimators.base import Part
+from tokenv.estimators.base import Stage
 
 FACES = [tokenv, tokenv.agents, tokenv.estimators]
 
@@ -27,7 +27,7 @@ def test_another_name_is_an_attribute_error(package):
         _ = package.nothing
 
 
-@pytest.mark.parametrize(("package", "kind"), [(tokenv.agents, Agent), (tokenv.estimators, Part)])
+@pytest.mark.parametrize(("package", "kind"), [(tokenv.agents, Agent), (tokenv.estimators, Stage)])
 def test_nothing_public_is_forgotten(package, kind):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         for name, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):

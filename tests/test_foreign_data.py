@@ -10,15 +10,15 @@ import yaml
 
 import tokenv
 from tokenv.cli.main import run_command
-from tokenv.compare.evaluate_run import assess
+from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.run_evaluation import Wishes
+from tokenv.compare.run_evaluation import EvaluationRequest
 from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.library.environments import PlayedBytesEnv
+from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import checkpoints, trust
 from tokenv.storage.checksums import write_digests
 
@@ -46,7 +46,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant(source: str, key: str = "source") -> None:
     """What somebody who passes a run on may make it name."""
-    for path in checkpoints.complete(Path("runs/1/checkpoints")):
+    for path in checkpoints.list_complete(Path("runs/1/checkpoints")):
         state = json.loads((path / "state.json").read_text())
         state["config"]["data"][key] = source
         (path / "state.json").write_text(json.dumps(state))
@@ -73,7 +73,7 @@ def test_ones_own_runs_go_on_and_are_measured_without_a_word(words: list[str], m
     another_process(monkeypatch)
     run_command("train", ["with", "runs/1/config.json", "-u"])
     another_process(monkeypatch)
-    assess(Path("runs/1"), Wishes(1, 260))
+    evaluate_run(Path("runs/1"), EvaluationRequest(1, 260))
     assert trust.remembered() == {str(Path("books").resolve())}
     assert (Path("state") / "tokenv" / "data-sources.jsonl").stat().st_mode & 0o77 == 0
 
@@ -92,7 +92,7 @@ def test_no_command_reads_what_only_a_stored_run_names(
             run_command(command, line)
     another_process(monkeypatch)
     with pytest.raises(UserError, match="which would be read as its data"):
-        PlayedBytesEnv(run="runs/1").reset(seed=0)
+        TrainedModelBytesEnv(run="runs/1").reset(seed=0)
     another_process(monkeypatch)
     run_command("segment", ["with", "run=runs/1", "text=abc", "out=null"])  # reads nothing of it
     for word in (f"trust={private}", "trust=True", "trust=['a:b','~/x','" + str(private) + "']"):
@@ -102,7 +102,7 @@ def test_no_command_reads_what_only_a_stored_run_names(
     with pytest.raises(UserError, match="names"):  # the word held for that command
         run_command("evaluate", ["with", *READERS["evaluate"]])
     run_command("evaluate", ["with", *READERS["evaluate"], f"data.{key}=others"])
-    assert PlayedBytesEnv(run="runs/1", trust=str(private)).reset(seed=0)
+    assert TrainedModelBytesEnv(run="runs/1", trust=str(private)).reset(seed=0)
 
 
 def test_what_is_named_in_python_is_the_users(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_comparisons_read_what_their_user_names(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their jobs too, where nothing is remembered, as on a machine with another home."""
-    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     common = {"data": {"source": "books"}}

@@ -26,7 +26,7 @@ def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def weights(run: Path) -> bytes:
-    return (checkpoints.complete(run / "checkpoints")[-1] / "model.safetensors").read_bytes()
+    return (checkpoints.list_complete(run / "checkpoints")[-1] / "model.safetensors").read_bytes()
 
 
 def test_a_full_disk_keeps_what_was_saved(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_full_disk_keeps_what_was_saved(words: list[str], monkeypatch: pytest.
         with pytest.raises(UserError, match=r"runs/2: cannot be written to \(No space left on device\); go on with"):
             run_command("train", ["with", *words])
     folder = Path("runs/2/checkpoints")
-    assert len(checkpoints.complete(folder)) == 2
+    assert len(checkpoints.list_complete(folder)) == 2
     assert not list(folder.glob(".partial-*"))
     assert json.loads(Path("runs/2/run.json").read_text())["status"] == "FAILED"
     run_command("train", ["with", "resume=runs/2"])
@@ -56,7 +56,7 @@ def test_a_store_that_vanishes_is_not_made_again(words: list[str], monkeypatch: 
     save = training.checkpoints.save
 
     def vanish(folder: Path, *of: Any, **more: Any) -> Path:
-        if checkpoints.complete(folder):
+        if checkpoints.list_complete(folder):
             shutil.move("runs", "away")
         return save(folder, *of, **more)
 
@@ -99,7 +99,7 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     (run,) = small_disk.glob("[0-9]*")
     told = json.loads((run / "run.json").read_text())  # whole, though perhaps not the last word
     assert told["experiment"]["name"] == "tokenv-train"
-    kept = checkpoints.complete(run / "checkpoints")
+    kept = checkpoints.list_complete(run / "checkpoints")
     assert kept
     steps = checkpoints.load_state(kept[-1])["step"]
     ballast.unlink()
@@ -109,7 +109,7 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     home.mkdir()
     done = train([f"resume={run}", "checkpoint.keep=1"], home)
     assert done.returncode == 0, done.stderr
-    assert checkpoints.load_state(checkpoints.complete(home / "1" / "checkpoints")[-1])["step"] > steps
+    assert checkpoints.load_state(checkpoints.list_complete(home / "1" / "checkpoints")[-1])["step"] > steps
     done = train([*words, "train.symbols=25600"], home)
     assert done.returncode == 0, done.stderr
     assert weights(home / "1") == weights(home / "2")

@@ -13,7 +13,7 @@ from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, outcome, try
 from malformed_http import http_outcome, http_request
 from malformed_work import CALLS, try_call, working_line
 
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
 from tokenv.training.trainer import train
@@ -41,7 +41,7 @@ def place(tmp_path_factory):
         "series": {"context": 4, "count": 4, "length": 200},
     }
     for name, data in ((RUN, words), (SERIES_RUN, {"data": series, "codec": {"name": "series"}})):
-        train(make(Config, merge(small, data)), folder / name / "checkpoints", lambda *_: None)
+        train(from_dict(Config, merge(small, data)), folder / name / "checkpoints", lambda *_: None)
     shutil.copytree(folder / RUN, folder / "again")
     (folder / "small.yaml").write_text(yaml.safe_dump(merge(small, words)))
     return folder

@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDict
 
 from tokenv.agents.learned import Learned
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.sources import TensorSource, staged
+from tokenv.data.sources import TensorSource, stage_batch
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
@@ -144,10 +144,10 @@ def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
     for compiled in (False, True):
         if compiled:
             lm.pack_tokens()
-            lm.attend_in_small_blocks()
+            lm.use_small_flex_blocks()
             lm.compile_layers()
         lm.zero_grad()
-        y = lm.read_out(lm.encode(symbol_BN), action_BN)
+        y = lm.decode_hidden(lm.encode(symbol_BN), action_BN)
         late = lm.log_prob(y[:, :-1], symbol_BN[:, 1:])
         late.mean().backward()
         results.append([late.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
@@ -156,14 +156,16 @@ def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
 
 
 def test_the_gradient_of_gathering_is_the_same_every_time():
-    newest_BT = (torch.rand(4, 3000, device="cuda") < 0.2).long().cumsum(1)
+    token_index_BT = (torch.rand(4, 3000, device="cuda") < 0.2).long().cumsum(1)
     x_BMD = torch.randn(4, 800, 64, device="cuda").bfloat16().requires_grad_()
     weight = torch.randn(4, 3000, 64, device="cuda").bfloat16()
-    found = [torch.autograd.grad((SortedGather.apply(x_BMD, newest_BT) * weight).sum(), x_BMD)[0] for _ in range(3)]
+    found = [
+        torch.autograd.grad((SortedGather.apply(x_BMD, token_index_BT) * weight).sum(), x_BMD)[0] for _ in range(3)
+    ]
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
     expected = torch.zeros(4, 800, 64, dtype=torch.float64, device="cuda")
-    expected.scatter_add_(1, newest_BT.unsqueeze(-1).expand(-1, -1, 64), weight.double())
+    expected.scatter_add_(1, token_index_BT.unsqueeze(-1).expand(-1, -1, 64), weight.double())
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-2, atol=1e-2)
 
 
@@ -203,10 +205,10 @@ def test_a_run_trains_and_resumes_bit_for_bit(agent, tiny_settings, tmp_path):
     """Kernels that add in any order would show here."""
     settings = settings_on_gpu(tiny_settings, agent={"name": agent})
     whole = run(settings, tmp_path / "whole")
-    saved = checkpoints.complete(tmp_path / "whole")
+    saved = checkpoints.list_complete(tmp_path / "whole")
     resumed = run(settings, tmp_path / "resumed", resume=checkpoints.load(saved[0]))
     assert resumed == whole
-    last, expected = (checkpoints.load(checkpoints.complete(tmp_path / name)[-1]) for name in ("resumed", "whole"))
+    last, expected = (checkpoints.load(checkpoints.list_complete(tmp_path / name)[-1]) for name in ("resumed", "whole"))
     for name, tensor in (expected.tensors | expected.optimizer).items():
         assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
 
@@ -222,7 +224,7 @@ def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings,
     monkeypatch.setattr(update, "total_loss", broken)
     with pytest.raises(NotFiniteError, match=r"step 4: grad_norm_lm = nan.*step-00000004"):
         run(settings_on_gpu(tiny_settings), tmp_path)
-    saved = checkpoints.complete(tmp_path)
+    saved = checkpoints.list_complete(tmp_path)
     assert [path.name for path in saved] == ["step-00000004"]
     assert all(tensor.isfinite().all() for tensor in checkpoints.load(saved[0]).tensors.values())
 
@@ -231,13 +233,13 @@ def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings,
 def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     """For its draws and the number of its tokens; see tests/run/test_waits.py."""
     config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
-    parts = build_parts(config)
+    parts = build_components(config)
     parts.train()
-    team, passes = Ranks().team(config.train, together=parts.remembers), config.train.accumulate
+    team, passes = Ranks().team(config.train, together=parts.has_cross_step_state), config.train.accumulate
 
     class Pinned(TensorSource):
         def next(self, count):
-            return staged(super().next(count), torch.device("cuda"))
+            return stage_batch(super().next(count), torch.device("cuda"))
 
     source = Pinned(torch.randint(256, (8, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
@@ -245,9 +247,11 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     optimizer = update.make_optimizer(config.train, parameters)
 
     def one_update():
-        figures, _ = update.accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
-        with update.sparing(optimizer, figures.odd):
-            update.descend(optimizer, parameters, config.train.clip)
+        figures, _ = update.accumulate_gradients(
+            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
+        )
+        with update.skip_if_nonfinite(optimizer, figures.odd):
+            update.optimizer_step(optimizer, parameters, config.train.clip)
 
     for _ in range(3):
         one_update()

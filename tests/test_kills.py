@@ -45,7 +45,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
-    tokenv.compare.worker.Job = shrunk.InThisProcess  # type: ignore[assignment,misc]
+    tokenv.compare.worker.WorkerProcess = shrunk.InThisProcess  # type: ignore[assignment,misc]
     try:
         run_command(name, ["with", *words])
     except BaseException:
@@ -108,7 +108,7 @@ def killed_at_random(
 
 def weights_and_metrics(folder: Path) -> Any:
     """The bytes of parameters and moments, and all that was measured but the clock's."""
-    path = checkpoints.complete(folder)[-1]
+    path = checkpoints.list_complete(folder)[-1]
     state = json.loads((path / "state.json").read_text())
     told = {name: values for name, values in state["history"].items() if name != "train/symbols_per_second"}
     files = [(path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
@@ -126,7 +126,7 @@ def test_training(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.
 
     def newest(folder: Path) -> Path | None:
         runs = sorted(folder.glob("runs/[0-9]*"), key=lambda path: int(path.name), reverse=True)
-        return next((run for run in runs if checkpoints.complete(run / "checkpoints")), None)
+        return next((run for run in runs if checkpoints.list_complete(run / "checkpoints")), None)
 
     def line(folder: Path) -> Line:
         run = newest(folder)

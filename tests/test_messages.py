@@ -18,7 +18,7 @@ from test_fuzz import place  # noqa: F401
 from tokenv.cli import main as cli
 from tokenv.config.literals import check_plain, read_words
 from tokenv.config.registry import ESTIMATORS, find
-from tokenv.core.errors import FailedError, MissingFileError, UserError
+from tokenv.core.errors import MissingFileError, RunFailedError, UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.series.config import SeriesConfig
@@ -133,7 +133,7 @@ def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, c
     [
         (UserError("odd\nvalue \x1b[1m"), r"odd value \x1b[1m", 2),
         (MissingFileError("none"), "none", 2),
-        (FailedError("the loss is NaN"), "the loss is NaN", 1),
+        (RunFailedError("the loss is NaN"), "the loss is NaN", 1),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", 2),
         (PermissionError(errno.EACCES, "Permission denied", "runs/1"), "runs/1: Permission denied", 2),
         (FileExistsError(errno.EEXIST, "File exists", "runs"), "runs: File exists", 2),

@@ -179,7 +179,7 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
     shrunk.stand_ins(tmp_path)
     before, space = set(sys.modules), {"__name__": "readme"}
     for language, text, file in pieces((shrunk.ROOT / document).read_text()):

@@ -62,7 +62,7 @@ def run(tiny_settings: dict[str, Any], tmp_path: Path) -> Path:
 
 def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the configuration in all checkpoints of a run, as somebody would who passes it on."""
-    for path in checkpoints.complete(run / "checkpoints"):
+    for path in checkpoints.list_complete(run / "checkpoints"):
         state = json.loads((path / "state.json").read_text())
         change(state["config"])
         (path / "state.json").write_text(json.dumps(state))
@@ -143,7 +143,7 @@ def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_pat
 def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: str, tmp_path: Path) -> None:
     name = f"{code}:agent"
     plant(run, lambda config: config.update(agent={"name": name}))
-    for path in checkpoints.complete(run / "checkpoints"):  # the agent that is planted has no tensors
+    for path in checkpoints.list_complete(run / "checkpoints"):  # the agent that is planted has no tensors
         saved = checkpoints.load_file(path / checkpoints.MODEL)
         of_lm = {owned: tensor for owned, tensor in saved.items() if owned.startswith("lm.")}
         checkpoints.save_file(of_lm, path / checkpoints.MODEL)
@@ -164,7 +164,7 @@ def test_what_the_user_trains_with_is_his_own(
 ) -> None:
     words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
     run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
-    assert trust.words() == [f"trust=['{code}:rloo']"]
+    assert trust.as_cli_args() == [f"trust=['{code}:rloo']"]
     monkeypatch.setattr(trust, "_allowed", set())  # another process
     with pytest.raises(UserError, match=f"add trust={code}:rloo"):
         run_command("train", ["with", "resume=runs/1"])
@@ -197,7 +197,7 @@ def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, 
     ],
 )
 def test_what_a_user_names_must_build_what_is_asked_for(
-    kind: str, table: registry.Table, name: str, message: str, code: str, tmp_path: Path
+    kind: str, table: registry.Registry, name: str, message: str, code: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
         registry.build(kind, {"name": name.replace("CODE", code), "command": "touch called"}, table)

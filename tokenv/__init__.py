@@ -14,7 +14,7 @@ Parts of estimators are in ``tokenv.estimators``, agents in ``tokenv.agents``.
 
 from pathlib import Path
 
-from tokenv.core.lazy import face
+from tokenv.core.lazy import lazy_exports
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parent.parent
 if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and configs lie beside this folder, not in it
     __path__.append(str(_ROOT))
 
-__getattr__, __dir__ = face(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "core.contracts": ("Sampling",),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 from tokenv.agents.bpe import BPE
 from tokenv.cli.main import run_command
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
@@ -165,7 +165,7 @@ def test_a_run_trains_its_tokenizer_once_and_carries_it(tiny_settings, tmp_path,
 def test_a_damaged_stored_tokenizer_is_one_message(content, tmp_path):
     if content == b"NO BYTES":
         content = Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()
-    parts = Parts(None, BPE(tokenizer=save(tmp_path / "t.json", ["hello"])), None, None)
+    parts = Components(None, BPE(tokenizer=save(tmp_path / "t.json", ["hello"])), None, None)
     state = {"agent._extra_state": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
     with pytest.raises(UserError, match="the checkpoint's agent cannot be loaded: the stored tokenizer"):
         parts.load_state_dict(state)

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
-from tokenv.agents.pretrained import Loaded
+from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.cli.main import run_command
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
@@ -28,7 +28,7 @@ from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
-from tokenv.lm.incremental import Reader
+from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
@@ -53,7 +53,7 @@ def make_agent(kind):
 def load(lm, agent, **options):
     encoder = Encoder(lm.config, lm.codec, lm.compute_dtype).double()
     encoder.load_state_dict({name: x for name, x in lm.state_dict().items() if name in encoder.state_dict()})
-    return Loaded(agent, encoder, partial(Reader, encoder), **options)
+    return PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), **options)
 
 
 @settings(deadline=None, max_examples=15)
@@ -143,7 +143,7 @@ def tensors(folder):
 @pytest.mark.parametrize("frozen", [True, False])
 def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, frozen):
     config = on_bursts(series_settings, old_run, frozen=frozen)
-    parts = build_parts(config)
+    parts = build_components(config)
     before = checkpoints.load_model(checkpoints.find(old_run, "best"))[0]
     assert torch.equal(parts.agent.agent.projection.weight, before["agent.projection.weight"])
     assert torch.equal(parts.agent.encoder.down[0].qkv.weight, before["lm.down.0.qkv.weight"])
@@ -152,7 +152,7 @@ def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, fro
     same = [torch.equal(after["agent.agent.projection.weight"], before["agent.projection.weight"])]
     same += [torch.equal(after["agent.encoder.down.0.qkv.weight"], before["lm.down.0.qkv.weight"])]
     assert same == [frozen, frozen]
-    assert not torch.equal(after["lm.head.weight"], build_parts(config).lm.head.weight)
+    assert not torch.equal(after["lm.head.weight"], build_components(config).lm.head.weight)
     assert (max(history["train/grad_norm_policy"][1]) == 0) is frozen
     assert (last.loss_early is None) is frozen
 
@@ -161,14 +161,14 @@ def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(series_sett
     config = on_bursts(series_settings, old_run, frozen=False)
     _, whole = train(config, tmp_path / "whole" / "checkpoints", lambda *_: None)
     shutil.rmtree(old_run)
-    found = checkpoints.complete(tmp_path / "whole" / "checkpoints")
+    found = checkpoints.list_complete(tmp_path / "whole" / "checkpoints")
     again = resolve([], {}, checkpoints.load(found[0]).state["config"])
     assert again == config
     _, resumed = train(again, tmp_path / "resumed" / "checkpoints", lambda *_: None, resume=checkpoints.load(found[0]))
     for name in whole.keys() - {"train/symbols_per_second"}:
         assert resumed[name] == whole[name], name
     with pytest.raises(FileNotFoundError):
-        build_parts(config)
+        build_components(config)
 
 
 def test_a_loaded_agent_can_be_loaded(series_settings, old_run, tmp_path):
@@ -176,7 +176,7 @@ def test_a_loaded_agent_can_be_loaded(series_settings, old_run, tmp_path):
     train(first, tmp_path / "first" / "checkpoints", lambda *_: None)
     second = on_bursts(series_settings, tmp_path / "first")
     assert second.agent["trained"] == first.agent["trained"]
-    one, other = (build_parts(config).agent.state_dict() for config in (first, second))
+    one, other = (build_components(config).agent.state_dict() for config in (first, second))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -209,7 +209,7 @@ def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run
             section = reduce(dict.__getitem__, above, changed["agent"])
             section[key] = wrong
             try:
-                build_parts(resolve([], {}, changed), torch.device("meta"), pretrained=False)
+                build_components(resolve([], {}, changed), torch.device("meta"), pretrained=False)
             except UserError:
                 refused += 1
     assert refused > 100
@@ -227,11 +227,11 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     base = resolve([], series_settings).as_dict()
     asked = {"agent": {"load": str(old_run)}}
     with pytest.raises(ValueError, match=r"rate = 0\.3: the agent that .* expected rate=0\.2"):
-        build_parts(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
+        build_components(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
     with pytest.raises(ValueError, match="load an agent that was trained on data of this kind"):
-        build_parts(resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta"))
+        build_components(resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta"))
     train(
         resolve([], series_settings | {"agent": {"name": "uniform"}}), tmp_path / "u" / "checkpoints", lambda *_: None
     )
     with pytest.raises(ValueError, match=r"its agent 'uniform' has learned nothing: set agent\.name=uniform"):
-        build_parts(resolve([], {"agent": {"load": str(tmp_path / "u")}}, base), torch.device("meta"))
+        build_components(resolve([], {"agent": {"load": str(tmp_path / "u")}}, base), torch.device("meta"))

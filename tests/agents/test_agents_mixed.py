@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv.agents.fixed import Mixed
+from tokenv.agents.fixed import RandomRate
 from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.data.sources import TensorSource
@@ -24,7 +24,7 @@ def observe(batch, length, length_B=None):
 
 
 def test_every_sample_of_every_sequence_has_a_rate_of_its_own():
-    agent, noise = Mixed(0.1, 0.5), torch.rand(2, 3, 20_001)
+    agent, noise = RandomRate(0.1, 0.5), torch.rand(2, 3, 20_001)
     drawn = agent.draw(observe(3, 20_001), noise)
     rate = 0.1 + 0.4 * noise[..., 0]
     assert (drawn[keys.ACTION][..., 0] == 1).all()
@@ -34,7 +34,7 @@ def test_every_sample_of_every_sequence_has_a_rate_of_its_own():
 
 
 def test_rates_are_even_between_the_bounds():
-    agent = Mixed()
+    agent = RandomRate()
     prob = agent.draw(observe(10_000, 2), torch.rand(10_000, 2))[keys.BOUNDARY_PROB][:, 1]
     at = torch.linspace(0.05, 0.95, 19)
     torch.testing.assert_close(prob.quantile(at), 0.05 + 0.35 * at, atol=0.01, rtol=0)
@@ -42,7 +42,7 @@ def test_rates_are_even_between_the_bounds():
 
 def test_probabilities_are_those_of_the_draws():
     """Forced boundaries are certain, and nobody draws in the padding."""
-    drawn = Mixed().draw(observe(2, 8, torch.tensor([8, 4])), torch.rand(2, 8))
+    drawn = RandomRate().draw(observe(2, 8, torch.tensor([8, 4])), torch.rand(2, 8))
     action, prob = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
     assert not action[1, 4:].any()
     torch.testing.assert_close(drawn[keys.ACTION_LOG_PROB].exp(), torch.where(action.bool(), prob, 1 - prob))
@@ -53,7 +53,7 @@ def test_probabilities_are_those_of_the_draws():
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 1000))
 def test_one_position_at_a_time_equals_one_pass(batch, length, seed):
     torch.manual_seed(seed)
-    agent, noise = Mixed(), torch.rand(batch, length)
+    agent, noise = RandomRate(), torch.rand(batch, length)
     observation = observe(batch, length, torch.randint(1, length + 1, (batch,)))
     drawn = agent.draw(observation, noise)
     for i in range(length):
@@ -63,7 +63,7 @@ def test_one_position_at_a_time_equals_one_pass(batch, length, seed):
 
 
 def test_rows_that_start_anew_get_a_new_rate():
-    agent = Mixed()
+    agent = RandomRate()
 
     def act(position, noise):
         td = observe(2, 9)[:, 0].set(keys.POSITION, torch.tensor(position))
@@ -80,7 +80,7 @@ def test_rows_that_start_anew_get_a_new_rate():
 
 def test_the_environment_steps_as_it_passes(tiny_lm):
     source = TensorSource(torch.randint(256, (4, 10)))
-    env, agent = TokenizationEnv(tiny_lm, source, 2, window=0), Mixed()
+    env, agent = TokenizationEnv(tiny_lm, source, 2, window=0), RandomRate()
     noise = torch.rand(2, 9)
     stepped = env.rollout(9, lambda td: agent(td.set(keys.NOISE, noise[:, td[keys.POSITION][0]])))
     symbol_BN = torch.cat([stepped[keys.SYMBOL], stepped["next", keys.SYMBOL][:, -1:]], 1)
@@ -92,13 +92,13 @@ def test_the_environment_steps_as_it_passes(tiny_lm):
 
 def test_without_noise_a_row_keeps_the_rate_that_it_drew(tiny_lm):
     env = TokenizationEnv(tiny_lm, TensorSource(torch.randint(256, (4, 10))), 2, window=0)
-    prob = env.rollout(9, Mixed())[keys.BOUNDARY_PROB][:, 1:]
+    prob = env.rollout(9, RandomRate())[keys.BOUNDARY_PROB][:, 1:]
     assert torch.equal(prob, prob[:, :1].expand_as(prob))
     assert prob[0, 0] != prob[1, 0]
 
 
 def test_writing_on_draws_as_one_pass_does(tiny_lm):
-    prompt, agent = torch.randint(256, (3, 4)), Mixed()
+    prompt, agent = torch.randint(256, (3, 4)), RandomRate()
     written = generate(tiny_lm, agent, prompt, 8, generator=torch.Generator().manual_seed(5))
     noise = torch.rand(3, 12, generator=torch.Generator().manual_seed(5))
     drawn = agent.draw(observe(3, 12), noise)
@@ -113,10 +113,10 @@ def test_a_language_model_trains_on_it(tiny_settings, tmp_path):
     train(config, tmp_path, lambda name, value, step: logged.setdefault(name, []).append(value))
     assert all(0.05 < rate < 0.4 for rate in logged["train/boundary_rate"])
     assert "train/advantage_std" not in logged
-    assert not Mixed.learns
+    assert not RandomRate.learns
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.4), (0.5, 0.4), (0.1, 1.2)])
 def test_impossible_rates_are_refused(low, high):
     with pytest.raises(ValueError, match=rf"agent\.low = {low}, agent\.high = {high}"):
-        Mixed(low, high)
+        RandomRate(low, high)

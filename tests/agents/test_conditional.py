@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from tokenv.agents.conditional import NEVER, Conditional, decision_logits, log_sums
+from tokenv.agents.conditional import NEVER, ConditionalBernoulli, decision_logits, log_elementary_symmetric
 from tokenv.core import keys
 
 WIDTH = 8
@@ -37,7 +37,7 @@ def observe(batch, length, ahead=1, dtype=torch.float64):
 
 
 def make(length, rate, spread=3.0):
-    agent = Conditional(WIDTH, length, rate=rate, reach=2, hidden=6).double()
+    agent = ConditionalBernoulli(WIDTH, length, rate=rate, reach=2, hidden=6).double()
     nn.init.normal_(agent.out.weight, std=spread)
     return agent
 
@@ -45,7 +45,7 @@ def make(length, rate, spread=3.0):
 @pytest.mark.parametrize(("places", "count"), [(7, 0), (7, 1), (7, 3), (7, 6), (7, 7), (1, 1)])
 def test_the_sums_are_those_over_all_subsets(places, count):
     log_odds = 2 * torch.randn(2, places, dtype=torch.float64)
-    found = log_sums(log_odds, count)
+    found = log_elementary_symmetric(log_odds, count)
     for i, c in itertools.product(range(places + 1), range(count + 1)):
         some = subsets(places - i, c).double()
         if len(some):
@@ -104,7 +104,7 @@ def test_the_gradient_of_a_draws_log_probability_is_the_draw_less_the_marginals(
     drawn = subsets(places, count)
     left = count - (drawn.cumsum(-1) - drawn)
     remain = places - torch.arange(places)
-    logits = decision_logits(log_odds, log_sums(log_odds, count)[1:], left)
+    logits = decision_logits(log_odds, log_elementary_symmetric(log_odds, count)[1:], left)
     free = (left > 0) & (left < remain)
     each = torch.where(free, drawn * logits - nn.functional.softplus(logits), 0.0).sum(-1)
     prob_C = each.detach().exp()
@@ -117,13 +117,13 @@ def test_the_gradient_of_a_draws_log_probability_is_the_draw_less_the_marginals(
 
 def test_at_its_start_all_draws_are_equally_likely_and_an_even_push_changes_nothing():
     length = 9
-    agent, seen = Conditional(WIDTH, length, rate=0.45).double(), observe(1, length)
+    agent, seen = ConditionalBernoulli(WIDTH, length, rate=0.45).double(), observe(1, length)
     drawn = torch.cat([torch.ones(math.comb(7, 3), 1, dtype=torch.long), subsets(7, 3)], 1)[:, None]
     log_prob = agent.score(seen, drawn)[keys.ACTION_LOG_PROB].sum((1, 2))
     torch.testing.assert_close(log_prob, torch.full_like(log_prob, -math.log(math.comb(7, 3))))
     log_odds = torch.randn(5, dtype=torch.float64)
     left = torch.full((5,), 1)
-    logits = [decision_logits(x, log_sums(x, 2)[1:], left)[:3] for x in (log_odds, log_odds + 4)]
+    logits = [decision_logits(x, log_elementary_symmetric(x, 2)[1:], left)[:3] for x in (log_odds, log_odds + 4)]
     torch.testing.assert_close(*logits)
 
 
@@ -176,7 +176,7 @@ def test_what_it_reads_reaches_to_both_ends_of_the_history_and_not_beyond():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Conditional(WIDTH, 20, **options)
+        ConditionalBernoulli(WIDTH, 20, **options)
 
 
 def test_other_numbers_of_boundaries_are_refused():

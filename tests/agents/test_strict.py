@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv.agents.strict import Strict
+from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import early_exit
@@ -34,7 +34,7 @@ def observe(batch, length):
 
 
 def make(length, rate, window=2, spread=2.0):
-    agent = Strict(WIDTH, length, rate=rate, window=window, scale=1.0).double()
+    agent = ExactCount(WIDTH, length, rate=rate, window=window, scale=1.0).double()
     with torch.no_grad():
         agent.projection.weight.normal_(std=spread)
     return agent

@@ -16,7 +16,7 @@ from tokenv.cli.help import SAMPLES, command_keys, show
 from tokenv.cli.list import KINDS
 from tokenv.cli.main import COMMANDS, run_command
 from tokenv.config import registry
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.field_docs import keys_of, sentence
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -56,7 +56,7 @@ def test_defaults_that_are_told_are_those_that_are_taken() -> None:
         values: dict = {last: key.default}
         for section in reversed(sections):
             values = {section: values}
-        assert make(Config, values) == Config()
+        assert from_dict(Config, values) == Config()
 
 
 @pytest.mark.parametrize("command", SAMPLES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli import main
-from tokenv.cli.main import COMMANDS, USAGE, module_of, run_command
+from tokenv.cli.main import COMMANDS, USAGE, command_module, run_command
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
 
 def test_every_command_has_a_file_and_a_line() -> None:
     for name in COMMANDS:
-        assert find_spec(module_of(name)), name
+        assert find_spec(command_module(name)), name
         assert f"\n  tokenv {name}" in USAGE
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tokenv.cli import console_log
 from tokenv.cli.main import run_command
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.storage import trust
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def config(tiny_settings: dict[str, Any]) -> Config:
-    return make(Config, tiny_settings)
+    return from_dict(Config, tiny_settings)
 
 
 def test_the_first_line_says_what_runs(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,4 +123,4 @@ def test_a_stored_configuration_runs_no_code_that_nobody_named(trained: Path) ->
     path.write_text(json.dumps(json.loads(path.read_text()) | {"agent": {"name": "theirs:Agent"}}))
     with pytest.raises(UserError, match="names code, 'theirs:Agent'"):
         run_command("train", ["print_config", "with", str(path)])
-    assert trust.words() == []
+    assert trust.as_cli_args() == []

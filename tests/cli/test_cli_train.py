@@ -84,7 +84,7 @@ def test_a_run_killed_while_it_drew_is_completed(status: str, trained: Path) -> 
     os.utime(trained / "run.json", (0, 0))  # and it has given no sign of life since
     found = read_run(trained)
     assert found is not None
-    assert found.can_go_on
+    assert found.is_resumable
 
     assert run_command("train", ["with", f"resume={trained}"]) == before["result"]
     after = json.loads((trained / "run.json").read_text())

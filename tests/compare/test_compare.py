@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
-from tokenv.compare.evaluate_run import LONGEST, assess, token_lengths
+from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.plan import compared_run
-from tokenv.compare.run_evaluation import Agreement, Assessment, Wishes, _owner, assessed
+from tokenv.compare.run_evaluation import Agreement, EvaluationRequest, RunEvaluation, _owner, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import write_json
@@ -115,7 +115,7 @@ def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
     for task in options.tasks():
         found = find_run(task.config, comparison / "runs")
         assert found.status == "INTERRUPTED"
-        assert found.can_go_on
+        assert found.is_resumable
 
 
 def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
@@ -136,9 +136,9 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     set_status("QUEUED")
     assert find_run(config, store) is None
     set_status("FAILED")
-    assert find_run(config, store).can_go_on
+    assert find_run(config, store).is_resumable
     set_status("INTERRUPTED")
-    assert find_run(config, store).can_go_on
+    assert find_run(config, store).is_resumable
     set_status("RUNNING")
     assert find_run(config, store) is None  # somebody is at it
     os.utime(store / "1" / "run.json", (0, 0))
@@ -146,7 +146,7 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     set_status("RUNNING", host={})
     assert find_run(config, store) is None
     os.utime(store / "1" / "run.json", (1, 1))  # nobody has heard of it for long
-    assert find_run(config, store).can_go_on
+    assert find_run(config, store).is_resumable
     assert [run.folder for run in same_runs(config, store)] == [store / "1"]
     (store / "1" / "run.json").write_text("{")
     assert find_run(config, store) is None
@@ -161,44 +161,44 @@ def keep_values(told, folder):
 def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     train(agent={"name": "whitespace"})
     folder = comparison / "runs" / "1"
-    assert assessed(folder, Wishes(1, 300)) is None
-    found = assess(folder, Wishes(1, 300))
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
+    found = evaluate_run(folder, EvaluationRequest(1, 300))
     validation = json.loads((folder / "run.json").read_text())["result"]
     assert sum(found.loss) / len(found.loss) == pytest.approx(validation["bits_per_byte"])
     assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
     assert found.agreement["whitespace"] == Agreement(1.0, 1.0, 1.0) or found.boundary_rate < 0.04
     assert 0 <= found.agreement["bpe"].f1 <= 1
     assert len(found.passages) == 1
-    assert assessed(folder, Wishes(1, 300)) == found
-    assert assessed(folder, Wishes(2, 300)) is None
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) == found
+    assert load_evaluation(folder, EvaluationRequest(2, 300)) is None
     path = folder / "assessment.json"
     sound = path.read_text()
     told = json.loads(sound)
     path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))  # as by a flipped bit
-    assert assessed(folder, Wishes(1, 300)) is None
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     assert found.learned is not None
     drawn = sum(share * rate for share, rate in found.learned.classes.values())
     length = len(found.passages[0].action)  # the first byte of each sequence, where all draw a boundary, is left out
     assert drawn == pytest.approx((found.boundary_rate * length - 1) / (length - 1))
     earlier = {name: value for name, value in told.items() if name not in ("learned", "of", "sha256")}
     path.write_text(json.dumps(earlier))
-    assert assessed(folder, Wishes(1, 300)) is None  # without a digest it is measured again
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None  # without a digest it is measured again
     for name, value in itertools.product(told.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})):
         keep_values(told | {name: value}, folder)
-        read = assessed(folder, Wishes(1, 300))
-        assert read is None or make(Assessment, asdict(read)) == read, (name, value)
+        read = load_evaluation(folder, EvaluationRequest(1, 300))
+        assert read is None or from_dict(RunEvaluation, asdict(read)) == read, (name, value)
     keep_values({name: value for name, value in told.items() if name != "learned"}, folder)
-    assert assessed(folder, Wishes(1, 300)) == replace(found, learned=None)
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) == replace(found, learned=None)
     path.write_text(sound)
     train(agent={"name": "whitespace"}, seed=5)
-    assert assess(folder.parent / "2", Wishes(1, 300)) != found
+    assert evaluate_run(folder.parent / "2", EvaluationRequest(1, 300)) != found
     path.write_bytes((folder.parent / "2" / "assessment.json").read_bytes())  # another run's
-    assert assessed(folder, Wishes(1, 300)) is None
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     (folder / "checkpoints").rename(folder / "away")
-    assert assessed(folder, Wishes(1, 300)) is None
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     (folder / "away").rename(folder / "checkpoints")
     (folder / "assessment.json").write_text('{"version": 0}')
-    assert assessed(folder, Wishes(1, 300)) is None
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4))
@@ -220,8 +220,8 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
-    wishes = Wishes(0, 260)
-    some = [compared_run(finished_run(comparison / "runs" / name), wishes) for name in ("1", "2")]
+    evaluation_request = EvaluationRequest(0, 260)
+    some = [compared_run(finished_run(comparison / "runs" / name), evaluation_request) for name in ("1", "2")]
     with pytest.raises(ValueError, match="are the same run, seed included"):
         group_into_methods(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):

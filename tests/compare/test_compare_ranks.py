@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.compare.job import Outcome
-from tokenv.compare.worker import Job, ended, trainer
+from tokenv.compare.job import JobResult
+from tokenv.compare.worker import WorkerProcess, describe_exit, trainer
 
 STAND_IN = """
 import os, pathlib, signal, sys, time
@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_rank_is_started_and_told_to_stop(place: Path) -> None:
-    job = Job(*trainer(["train", "with", "x.yaml", "-F", "runs"], 2), place / "log")
+    job = WorkerProcess(*trainer(["train", "with", "x.yaml", "-F", "runs"], 2), place / "log")
     until = time.monotonic() + 120
     while len(list(place.glob("begun-*"))) < 2:
         assert job.wait(0.1) is None, (place / "log").read_text()
@@ -49,17 +49,17 @@ def test_every_rank_is_started_and_told_to_stop(place: Path) -> None:
 
 
 def test_what_a_rank_has_said_is_told(place: Path) -> None:
-    job = Job(*trainer(["fail"], 2), place / "log")
+    job = WorkerProcess(*trainer(["fail"], 2), place / "log")
     code = job.wait(120)
     assert code == 1
-    assert ended(place / "log", code) == Outcome(failed="the value of 3 is wrong")
+    assert describe_exit(place / "log", code) == JobResult(failed="the value of 3 is wrong")
 
 
 def test_a_rank_that_is_killed_is_lost_and_no_failure(place: Path) -> None:
-    job = Job(*trainer(["die"], 2), place / "log")
+    job = WorkerProcess(*trainer(["die"], 2), place / "log")
     code = job.wait(120)
     assert code == 1
-    assert ended(place / "log", code) == Outcome(failed="killed by signal 9", lost=True)
+    assert describe_exit(place / "log", code) == JobResult(failed="killed by signal 9", lost=True)
 
 
 def test_one_rank_needs_no_torchrun() -> None:

@@ -11,14 +11,14 @@ from pages import Page
 from rated import rate_curve
 
 from tokenv.cli.main import run_command
-from tokenv.compare.evaluate_run import assess, at_rates
+from tokenv.compare.evaluate_run import at_rates, evaluate_run
 from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.plan import compose
-from tokenv.compare.rate_curves import rate_lines
+from tokenv.compare.plan import build_comparison
+from tokenv.compare.rate_curves import rate_curves
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.rate_tables import columns, rate_rows, rates_table
 from tokenv.compare.report.summary import write_report
-from tokenv.compare.run_evaluation import AtRate, Wishes, assessed
+from tokenv.compare.run_evaluation import EvaluationRequest, RateEvaluation, load_evaluation
 from tokenv.compare.significance import Scores, difference, holm
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
@@ -36,24 +36,24 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     few = tiny_settings | {"validation": tiny_settings["validation"] | {"sequences": 6}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(few))
     run_command("train", ["with", "tiny.yaml", "rate.min=0.1", "rate.max=0.6"])
-    folder, wishes = tmp_path / "runs" / "1", Wishes(0, 260, rates=[0.3, 0.15])
-    found = assess(folder, wishes)
+    folder, evaluation_request = tmp_path / "runs" / "1", EvaluationRequest(0, 260, rates=[0.3, 0.15])
+    found = evaluate_run(folder, evaluation_request)
     trained = load_run(str(folder), "latest")
     both = split_for_calibration(load_corpus(trained.config.data), 6)
     how = {"batch_size": trained.config.validation.batch_size}
-    points = rate_curve(trained.parts, trained.config, wishes.rates, *both, **how)
+    points = rate_curve(trained.parts, trained.config, evaluation_request.rates, *both, **how)
     assert [(at.way, at.asked) for at in found.at_rates] == [
         *(("told", 0.3), ("calibrated", 0.3), ("told", 0.15), ("calibrated", 0.15))
     ]
     for at, point in zip(found.at_rates, points, strict=True):
         assert (at.rate, at.flops, at.logit_bias) == (point.rate, point.flops, point.logit_bias)
         assert np.mean(at.loss) == pytest.approx(point.loss, rel=1e-12)
-    assert assessed(folder, wishes) == found
-    assert assessed(folder, Wishes(0, 260)) is None
+    assert load_evaluation(folder, evaluation_request) == found
+    assert load_evaluation(folder, EvaluationRequest(0, 260)) is None
     path = folder / "assessment.json"
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in stored.items() if name not in ("of", "sha256")}))
-    assert assessed(folder, wishes) is None  # without a digest it is measured again
+    assert load_evaluation(folder, evaluation_request) is None  # without a digest it is measured again
     check_halves(trained)
 
 
@@ -69,7 +69,7 @@ def check_halves(trained):
     assert [len(at.loss) for at in found] == [half, half]
     assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
     every = {"document": [*range(len(batch))], "loss": [0.0] * len(batch)}
-    (line, _) = rate_lines({"one": {0: replace(a_method("one").runs[0].assessment, at_rates=found, **every)}})
+    (line, _) = rate_curves({"one": {0: replace(a_method("one").runs[0].assessment, at_rates=found, **every)}})
     assert len(line.cells[0].scores.document_B) == half
 
 
@@ -84,7 +84,7 @@ def check_halves(trained):
 def test_rates_that_cannot_be_compared_are_refused(rates, message):
     with pytest.raises(UserError, match=message):
         resolve_comparison(["compare-quick"], {"rates": rates})
-    assert resolve_comparison(["compare-quick"], {"rates": 0.1}).wishes.rates == [0.1]
+    assert resolve_comparison(["compare-quick"], {"rates": 0.1}).evaluation_request.rates == [0.1]
 
 
 # --- what is said of them ---
@@ -95,7 +95,7 @@ def losses_at(shift, seed, way):
     found = []
     for asked in ASKED:
         loss = common.normal(2 - asked, 0.3, SEQUENCES) + shift + noise.normal(0, 0.01, SEQUENCES)
-        found.append(AtRate(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist()))
+        found.append(RateEvaluation(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist()))
     return found
 
 
@@ -120,14 +120,14 @@ def three():
     one = with_rates(a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated"))
     own = with_rates(
         a_method("whitespace", 2.1, seeds=3),
-        lambda seed: [AtRate("own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES)],
+        lambda seed: [RateEvaluation("own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES)],
     )
     return compared([every, one, own], "every <b>")
 
 
 def compared(methods, reference):
     told = {method.name: {run.seed: run.assessment for run in method.runs} for method in methods}
-    return a_comparison(methods, rates=rate_lines(told, reference), rates_against=reference)
+    return a_comparison(methods, rates=rate_curves(told, reference), rates_against=reference)
 
 
 def test_methods_are_held_against_the_reference_at_every_rate(three):
@@ -161,11 +161,11 @@ def test_the_reference_is_the_one_named_or_else_the_first_with_a_range(three):
     ranged = [replace(run, config=replace(run.config, rate=RateRange(0.1, 0.6))) for run in every.runs]
     methods = {"one": one.runs, "every": ranged, "again": ranged, "whitespace": own.runs}
     for against, wanted in (("", "every"), ("one", "one"), ("unknown", "every")):
-        made = compose(methods, "", {}, against=against)
+        made = build_comparison(methods, "", {}, against=against)
         assert made.rates_against == wanted
         held = {line.method for line in made.rates if any(cell.difference for cell in line.cells)}
         assert held == {"one", "every", "again"} - {wanted}
-    none = compose({"one": one.runs, "whitespace": own.runs}, "", {})
+    none = build_comparison({"one": one.runs, "whitespace": own.runs}, "", {})
     assert none.rates_against == ""
     assert len(none.rates) == 2
 

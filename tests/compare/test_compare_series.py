@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
-from tokenv.compare.evaluate_run import assess
-from tokenv.compare.plan import compared_run, compose
-from tokenv.compare.run_evaluation import Wishes, assessed
+from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.plan import build_comparison, compared_run
+from tokenv.compare.run_evaluation import EvaluationRequest, load_evaluation
 from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
 from tokenv.core import keys
@@ -87,7 +87,7 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
 def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     series = {"context": 4, "columns": "a,b", "joint": joint}
     result = train(data={"source": "holes.csv", "series": series})
-    found = assess(store / "1", Wishes(2, 260))
+    found = evaluate_run(store / "1", EvaluationRequest(2, 260))
     assert found.unit == "nats_per_value"
     assert np.mean(found.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
     assert found.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
@@ -95,13 +95,13 @@ def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     assert found.agreement == {}  # nobody knows this recording's change points
     assert len(found.loss) > len(set(found.document)) or joint  # columns at the same time are one group
     assert any(None in value for window in found.windows for value in window.value)
-    assert assessed(store / "1", Wishes(2, 260)) == found
+    assert load_evaluation(store / "1", EvaluationRequest(2, 260)) == found
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 50)), min_size=1, max_size=9), st.integers(1, 50))
-def test_shares_average_to_the_ratio_of_the_sums(rows, counted):
+def test_shares_average_to_the_ratio_of_the_sums(rows, loss_mask):
     """Whatever a sequence's own ratio is; one without anything that counts has none."""
-    late_B, counted_B = torch.tensor([*rows, (1.0, counted)], dtype=torch.float64).T
+    late_B, counted_B = torch.tensor([*rows, (1.0, loss_mask)], dtype=torch.float64).T
     found_B, _ = sequence_losses({"late": late_B, "early": late_B, "counted": counted_B})
     assert found_B.mean().item() == pytest.approx((late_B.sum() / counted_B.sum()).item(), abs=1e-9)
     plain_B, _ = sequence_losses({"late": late_B, "early": late_B})
@@ -110,14 +110,14 @@ def test_shares_average_to_the_ratio_of_the_sums(rows, counted):
 
 def test_the_test_loss_is_a_mean_over_all_test_values(store):
     train(data={"source": "holes.csv"})
-    found = assess(store / "1", Wishes(0, 260))
+    found = evaluate_run(store / "1", EvaluationRequest(0, 260))
     trained = load_run("runs/1", "latest")
     test = load_series(trained.config.data).test(trained.config.validation.sequences)
-    nats = counted = 0.0
+    nats = loss_mask = 0.0
     for td in held_out_rollouts(trained.parts, test, batch_size=trained.config.validation.batch_size):
         nats -= td[keys.LOG_LIKELIHOOD].double().sum().item()
-        counted += trained.parts.lm.codec.counted(td["next", keys.SYMBOL]).sum().item()
-    assert found.loss_test == pytest.approx(nats / counted, rel=1e-9)
+        loss_mask += trained.parts.lm.codec.loss_mask(td["next", keys.SYMBOL]).sum().item()
+    assert found.loss_test == pytest.approx(nats / loss_mask, rel=1e-9)
     validation = load_series(trained.config.data).validation(None)
     assert not torch.equal(test.symbol_BN.nan_to_num(), validation.symbol_BN.nan_to_num())
 
@@ -148,18 +148,18 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
-    first, second = (compared_run(finished_run(store / name), Wishes(0, 260)) for name in ("1", "2"))
+    first, second = (compared_run(finished_run(store / name), EvaluationRequest(0, 260)) for name in ("1", "2"))
     with pytest.raises(ValueError, match="measured on different held-out series"):
-        compose({"a": [first], "b": [second]}, "title", {})
+        build_comparison({"a": [first], "b": [second]}, "title", {})
     other = replace(first, assessment=replace(first.assessment, unit="nats_per_symbol"))
     with pytest.raises(ValueError, match=r"is measured in nats per symbol and .* in nats per value"):
-        compose({"a": [first], "b": [other]}, "title", {})
+        build_comparison({"a": [first], "b": [other]}, "title", {})
 
 
 def test_an_assessment_of_another_version_is_measured_anew(store):
     train(agent={"name": "uniform"})
-    found = assess(store / "1", Wishes(1, 260))
+    found = evaluate_run(store / "1", EvaluationRequest(1, 260))
     path = store / "1" / "assessment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
-    assert assessed(store / "1", Wishes(1, 260)) is None
-    assert assess(store / "1", Wishes(1, 260)) == found
+    assert load_evaluation(store / "1", EvaluationRequest(1, 260)) is None
+    assert evaluate_run(store / "1", EvaluationRequest(1, 260)) == found

@@ -20,7 +20,7 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
 from tokenv.compare.config import CompareOptions
-from tokenv.compare.job import Outcome
+from tokenv.compare.job import JobResult
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.slurm_executor import check
@@ -267,7 +267,7 @@ def test_ctrl_c_saves_what_goes_on_and_drops_what_waits(executor: str, place: Pa
         signal.signal(signal.SIGINT, before)
     runs = list(stored_runs(place / "runs"))
     assert [run.status for run in runs] == ["INTERRUPTED"] * begun
-    assert all(run.can_go_on for run in runs)
+    assert all(run.is_resumable for run in runs)
     assert nothing_is_left(place / "runs")
     if executor.startswith("dask"):  # its workers are free again
         assert table(options(executor, seeds=[2])) != {}
@@ -300,7 +300,7 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.have", lambda _: Outcome(run="99"))
+    monkeypatch.setattr("tokenv.compare.executors.have", lambda _: JobResult(run="99"))
     monkeypatch.setattr("tokenv.compare.scheduler.LATE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.tasks()), of, progress=False)

@@ -10,12 +10,12 @@ from pages import Page
 
 from tokenv.cli.main import run_command
 from tokenv.compare.config import CompareOptions
-from tokenv.compare.evaluate_run import assess
+from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.forecast_comparison import compare_forecasts
 from tokenv.compare.report import pictures
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.summary import write_reports
-from tokenv.compare.run_evaluation import Forecasts, ForecastWish, Wishes, assessed
+from tokenv.compare.run_evaluation import EvaluationRequest, ForecastRequest, Forecasts, load_evaluation
 from tokenv.compare.significance import Scores, difference
 from tokenv.core.errors import UserError
 
@@ -150,16 +150,16 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
     run_command("train", ["with", *words])
     command = ["with", "run=runs/1", "horizon=6", "direct=True", "windows=30", "peers=dlinear", "checkpoint=latest"]
     told = run_command("forecast", command)
-    wishes = Wishes(0, 260, forecast=ForecastWish(windows=30))
-    found = assess(tmp_path / "runs" / "1", wishes).forecast
+    evaluation_request = EvaluationRequest(0, 260, forecast=ForecastRequest(windows=30))
+    found = evaluate_run(tmp_path / "runs" / "1", evaluation_request).forecast
     for name in ("mse", "mae", "crps", "inside"):
         assert np.mean(found.error[name]) == pytest.approx(told[name], rel=1e-12)
     assert found.peers.keys() == told["against"].keys()
     for name, errors in found.peers.items():
         assert np.mean(errors["mse"]) == pytest.approx(told["against"][name]["mse"], rel=1e-12)
     assert (len(found.cluster), found.total, found.horizon) == (told["windows"], told["of"], 6)
-    assert assessed(tmp_path / "runs" / "1", wishes).forecast == found
-    assert assessed(tmp_path / "runs" / "1", Wishes(0, 260)) is None
+    assert load_evaluation(tmp_path / "runs" / "1", evaluation_request).forecast == found
+    assert load_evaluation(tmp_path / "runs" / "1", EvaluationRequest(0, 260)) is None
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_what_cannot_be_forecast_is_refused_at_once(settings, tmp_path, forecast
 
 def test_draws_are_not_calibrated():
     with pytest.raises(UserError, match=r"forecast\.direct = False: expected direct forecasts"):
-        CompareOptions(methods={"a": {}}, calibrate=True, forecast=ForecastWish(direct=False))
+        CompareOptions(methods={"a": {}}, calibrate=True, forecast=ForecastRequest(direct=False))

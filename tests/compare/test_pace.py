@@ -5,11 +5,11 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.compare.progress import Pace, in_words
+from tokenv.compare.progress import EtaEstimator, in_words
 
 
 def test_nothing_is_known_before_something_has_been_seen() -> None:
-    pace = Pace(["a", "b"], [100, 100])
+    pace = EtaEstimator(["a", "b"], [100, 100])
     assert math.isnan(pace.left())
     pace.begin(0, 0.0)
     pace.see(0, 0, 5.0)
@@ -29,7 +29,7 @@ def test_of_runs_at_one_pace_it_is_exact(
 ) -> None:
     """However long a run took to begin, and also where it goes on from a checkpoint."""
     seen = int(share * symbols)
-    pace = Pace(["a"] * 8, [symbols] * 8)
+    pace = EtaEstimator(["a"] * 8, [symbols] * 8)
     for number in range(at_once):
         pace.begin(number, 0.0)
         pace.see(number, seen, start)
@@ -40,7 +40,7 @@ def test_of_runs_at_one_pace_it_is_exact(
 
 
 def test_methods_differ_and_what_is_finished_counts_as_a_whole() -> None:
-    pace = Pace(["slow", "fast", "slow", "fast", "new"], [100] * 5)
+    pace = EtaEstimator(["slow", "fast", "slow", "fast", "new"], [100] * 5)
     for number, took in ((0, 200.0), (1, 50.0)):
         pace.begin(number, 10.0)
         pace.finish(number, 10.0 + took)  # with start, pictures and measurements
@@ -59,7 +59,7 @@ def test_methods_differ_and_what_is_finished_counts_as_a_whole() -> None:
 
 
 def test_a_run_that_was_found_finished_says_nothing_of_pace() -> None:
-    pace = Pace(["a", "a"], [100, 100])
+    pace = EtaEstimator(["a", "a"], [100, 100])
     pace.finish(0, 1e6)
     assert math.isnan(pace.left())
 
@@ -68,7 +68,7 @@ def test_a_run_that_was_found_finished_says_nothing_of_pace() -> None:
 def test_a_runs_start_and_end_take_no_longer_for_more_symbols(
     seconds: float, beside: float, some: int, many: int
 ) -> None:
-    pace = Pace(["a", "a"], [some, many])
+    pace = EtaEstimator(["a", "a"], [some, many])
     pace.begin(0, 0.0)
     pace.see(0, 1, seconds)
     pace.see(0, some - 1, seconds * (some - 1))

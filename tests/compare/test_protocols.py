@@ -18,12 +18,12 @@ from tokenv.compare import tuning
 from tokenv.compare.command import check_methods, compare_methods
 from tokenv.compare.config import CompareOptions
 from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.plan import compose
+from tokenv.compare.plan import build_comparison
 from tokenv.compare.report.aggregate import conclusion, ranks
 from tokenv.compare.report.summary import summary_page
 from tokenv.compare.store import find_run
 from tokenv.compare.tuning import choose, trials
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, named_configs
 from tokenv.config.registry import ESTIMATORS
 
@@ -46,7 +46,7 @@ def options(settings, **values):
 def test_equal_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_passes=True)
     plain, equal = options(tiny_settings).task(method, 0).config, of.task(method, 0).config
-    passes = build_parts(equal, torch.device("meta"), pretrained=False).passes
+    passes = build_components(equal, torch.device("meta"), pretrained=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
     assert equal.train.batch_size == plain.train.batch_size // samples
     for name, one, other in (
@@ -135,7 +135,7 @@ def test_mistakes_are_told_before_work_starts(tiny_settings, values, message):
 
 def test_holm_counts_the_pairs_that_are_asked_for():
     methods = {name: a_method(name, 2 + place / 10).runs for place, name in enumerate("abcd")}
-    every, some = compose(methods, "", {}), compose(methods, "", {}, against="b")
+    every, some = build_comparison(methods, "", {}), build_comparison(methods, "", {}, against="b")
     assert all(np.isfinite(found.p_holm) for found in every.differences.values())
     counted = {pair for pair, found in some.differences.items() if np.isfinite(found.p_holm)}
     assert counted == {pair for pair in some.differences if "b" in pair}
@@ -165,7 +165,7 @@ def place(tiny_settings, tmp_path, monkeypatch):
     """A folder with a comparison in two protocols, of which the second one starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.worker.Job", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {
         "base": "tiny.yaml",

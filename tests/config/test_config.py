@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from tokenv.config.build import learns
-from tokenv.config.components import build_parts, check_parts
+from tokenv.config.build import is_trainable
+from tokenv.config.components import build_components, check_components
 from tokenv.config.files import config_path, load_yaml, named_configs, resolve
 from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config
 from tokenv.core.errors import UserError
@@ -25,7 +25,7 @@ RUNS = [name for name, path in named_configs().items() if "methods" not in load_
 @pytest.mark.parametrize("name", RUNS)
 def test_every_named_config_is_complete_and_can_be_built(name: str) -> None:
     config = resolve([name], {})
-    parts = build_parts(config, torch.device("meta"))
+    parts = build_components(config, torch.device("meta"))
     size = sum(p.numel() for p in parts.lm.parameters())
     assert size == pytest.approx(SIZES.get(name, size), rel=0.01)
     if name != "bench-d256":  # data play no part there
@@ -136,13 +136,13 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
 def test_bad_names_and_options_are_named(updates: dict[str, Any], message: str) -> None:
     config = resolve([], updates)
     with pytest.raises(UserError, match=message):
-        build_parts(config, torch.device("meta"))
+        build_components(config, torch.device("meta"))
     with pytest.raises(UserError, match=message):
-        check_parts(config)
+        check_components(config)
 
 
 def test_own_classes_are_named_by_module() -> None:
-    parts = build_parts(resolve([], {"agent": {"name": "tokenv.agents.fixed:Random"}}), torch.device("meta"))
+    parts = build_components(resolve([], {"agent": {"name": "tokenv.agents.fixed:Random"}}), torch.device("meta"))
     assert type(parts.agent).__name__ == "Random"
     assert parts.estimator is None
 
@@ -182,7 +182,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_options_are_as_their_constructor_wants_them(tmp_path: Path) -> None:
     config = read(tmp_path, "estimator: {name: rloo, gamma: '9e-1', num_samples: 4.0, reward_only: true}")
-    assert build_parts(config, torch.device("meta")).estimator.sampling.num_samples == 4
+    assert build_components(config, torch.device("meta")).estimator.sampling.num_samples == 4
 
 
 def test_what_was_stored_is_read_again() -> None:
@@ -204,11 +204,11 @@ def test_one_table_says_what_keys_are() -> None:
 def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None:
     pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
-    assert learns(config.agent) is build_parts(config, torch.device("meta")).agent.learns
+    assert is_trainable(config.agent) is build_components(config, torch.device("meta")).agent.learns
     trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
     loaded = {"name": "loaded", "load": "runs/1", "frozen": False, "trained": trained}
-    assert learns(loaded) is learns(config.agent)
-    assert not learns(loaded | {"frozen": True})
+    assert is_trainable(loaded) is is_trainable(config.agent)
+    assert not is_trainable(loaded | {"frozen": True})
 
 
 @pytest.mark.parametrize(

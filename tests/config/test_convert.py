@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.config.conversion import Limit, Plain, Section, convert, make
+from tokenv.config.conversion import Limit, Plain, Section, convert, from_dict
 from tokenv.core.errors import UserError
 
 HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]
@@ -111,10 +111,10 @@ class Outer:
 
 
 def test_dataclasses_are_made_of_sections() -> None:
-    assert make(Outer, {"inner": {"size": 2.0}}) == Outer(Inner(2))
+    assert from_dict(Outer, {"inner": {"size": 2.0}}) == Outer(Inner(2))
     with pytest.raises(UserError, match=r"unknown key inner\.sise: did you mean 'size'"):
-        make(Outer, {"inner": {"sise": 2}})
+        from_dict(Outer, {"inner": {"sise": 2}})
     with pytest.raises(UserError, match=r"inner = 3: expected a section"):
-        make(Outer, {"inner": 3})
+        from_dict(Outer, {"inner": 3})
     with pytest.raises(UserError, match=r"inner\.size = 'big': expected a whole number"):
-        make(Outer, {"inner": {"size": "big"}})
+        from_dict(Outer, {"inner": {"size": "big"}})

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.config.hardware import kept_bytes, recomputes
 
@@ -19,7 +19,7 @@ def test_layers_are_computed_again_where_they_would_not_fit(tiny_settings, monke
         monkeypatch.setattr(psutil, "virtual_memory", lambda machine=machine: machine)
         wanted = has < 2 * kept if expected is None else expected
         assert recomputes(config) == wanted
-        lm = build_parts(config).lm
+        lm = build_components(config).lm
         assert {layer.recompute for layer in (*lm.down, *lm.mid, *lm.up)} == {wanted}
 
 

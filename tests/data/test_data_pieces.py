@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.data import duplicates
-from tokenv.data.chunks import Document, cut_documents
+from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import DataConfig
-from tokenv.data.in_memory import MemoryData, spread_order
+from tokenv.data.in_memory import InMemoryDataset, low_discrepancy_order
 from tokenv.data.split import Split, split_documents, split_from
 from tokenv.data.stream import TrainStream
 
@@ -30,7 +30,7 @@ def make_stream(pieces, *, seed=0):
     """Stream over `pieces` sequences of two bytes that tell their own number."""
     content = b"".join(number.to_bytes(2, "big") for number in range(pieces))
     split = Split([Document("d", content)], [Document("v", b"vv")], (b"", b""))
-    data = MemoryData(split, DataConfig(seq_len=2))
+    data = InMemoryDataset(split, DataConfig(seq_len=2))
     return TrainStream(data.blocks(seed), seq_len=2, fingerprint="f")
 
 
@@ -41,7 +41,7 @@ def numbers(batch):
 @settings(deadline=None)
 @given(contents, lengths)
 def test_chunks_reassemble_the_joined_documents(contents, seq_len):
-    pieces = cut_documents(named(contents), seq_len=seq_len, cut="chunk")
+    pieces = chunk_documents(named(contents), seq_len=seq_len, cut="chunk")
     joined = b"\n".join(contents)
     assert pieces.symbol_PN.tobytes() == joined[: len(joined) // seq_len * seq_len]
     for i in range(len(pieces)):
@@ -55,7 +55,7 @@ def test_chunks_reassemble_the_joined_documents(contents, seq_len):
 @settings(deadline=None)
 @given(contents, lengths)
 def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_len):
-    pieces = cut_documents(named(contents), seq_len=seq_len, cut="document")
+    pieces = chunk_documents(named(contents), seq_len=seq_len, cut="document")
     assert [bytes(row) for row in pieces.symbol_PN] == [c[:seq_len] for c in contents if len(c) >= seq_len]
     assert [contents[d][:seq_len] for d in pieces.place_P] == [bytes(row) for row in pieces.symbol_PN]
     assert not pieces.offset_P.any()
@@ -64,13 +64,13 @@ def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_l
 @pytest.mark.parametrize("cut", ["chunk", "document"])
 def test_gold_is_cut_like_the_bytes(cut):
     documents = [Document("a", b"abcde", b"\0\1\0\0\1"), Document("b", b"fgh", b"\1\0\1")]
-    pieces = cut_documents(documents, seq_len=3, cut=cut)
+    pieces = chunk_documents(documents, seq_len=3, cut=cut)
     gold = [[0, 1, 0], [0, 1, 1], [1, 0, 1]] if cut == "chunk" else [[0, 1, 0], [1, 0, 1]]
     assert pieces.gold_PN.tolist() == [[bool(value) for value in row] for row in gold]
 
 
 def test_a_batch_names_bytes_documents_and_offsets():
-    pieces = cut_documents(named([b"\xff\x00ab", b"cdef"]), seq_len=3, cut="chunk", ids=[7, 9])
+    pieces = chunk_documents(named([b"\xff\x00ab", b"cdef"]), seq_len=3, cut="chunk", ids=[7, 9])
     batch = pieces.take(np.array([2, 0]))
     assert batch.symbol_BN.tolist() == [[100, 101, 102], [255, 0, 97]]
     assert batch.symbol_BN.dtype == torch.int64
@@ -223,7 +223,7 @@ def test_taking_nothing_is_refused():
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 100))
 def test_the_spread_order_is_even_wherever_it_is_stopped(count, stop):
-    order = spread_order(count)
+    order = low_discrepancy_order(count)
     assert sorted(order.tolist()) == list(range(count))
     first = np.sort(order[:stop])
     assert np.diff(first, prepend=-1, append=count).max() <= 4 * max(count / len(first), 1)

@@ -9,11 +9,11 @@ import torch
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.sources import AHEAD, Prefetched, staged
-from tokenv.training.data_parallel import OwnSequences, Slots
+from tokenv.data.sources import AHEAD, PrefetchedSource, stage_batch
+from tokenv.training.data_parallel import BatchAssignment, RankStream
 
 CPU = torch.device("cpu")
-SLOTS = Slots(2, 4)
+SLOTS = BatchAssignment(2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def source_of(corpus, state=None):
     streams = corpus.streams(1, seed=5)
     if state is not None:
         streams.load_state_dict(state)
-    return OwnSequences(streams, SLOTS)
+    return RankStream(streams, SLOTS)
 
 
 class Counted:
@@ -50,7 +50,7 @@ def alive():
 
 def test_text_and_cursors_are_those_of_what_was_used(corpus):
     plain = source_of(corpus)
-    with Prefetched(source_of(corpus), 4, CPU) as ahead:
+    with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
         assert ahead.seq_len == plain.seq_len
         for _ in range(60):  # several epochs
             assert ahead.state_dict() == plain.state_dict()
@@ -64,20 +64,20 @@ def test_text_and_cursors_are_those_of_what_was_used(corpus):
 
 def test_what_was_read_ahead_and_not_used_is_read_again(corpus):
     plain = source_of(corpus)
-    with Prefetched(source_of(corpus), 4, CPU) as ahead:
+    with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
         for _ in range(2 * 3):
             ahead.next(4)
             plain.next(4)
         time.sleep(0.05)  # for the thread to be ahead
         state = ahead.state_dict()
-    with Prefetched(source_of(corpus, state), 4, CPU) as again:
+    with PrefetchedSource(source_of(corpus, state), 4, CPU) as again:
         for _ in range(10):
             assert again.next(4).origin == plain.next(4).origin
 
 
 def test_no_more_is_read_ahead_than_there_is_room_for(corpus):
     counted = Counted(source_of(corpus))
-    with Prefetched(counted, 4, CPU) as ahead:
+    with PrefetchedSource(counted, 4, CPU) as ahead:
         ahead.next(4)
         end = time.monotonic() + 10
         while counted.asked < 2 + AHEAD and time.monotonic() < end:
@@ -88,7 +88,7 @@ def test_no_more_is_read_ahead_than_there_is_room_for(corpus):
 
 @pytest.mark.parametrize("error", [UserError("the line is dead: mend it"), KeyError("column")])
 def test_an_error_is_raised_where_it_would_have_been(corpus, error):
-    with Prefetched(Counted(source_of(corpus), 3, error), 4, CPU) as ahead:
+    with PrefetchedSource(Counted(source_of(corpus), 3, error), 4, CPU) as ahead:
         for _ in range(3):
             ahead.next(4)
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_an_error_is_raised_where_it_would_have_been(corpus, error):
 
 
 def test_an_error_that_nobody_came_to_is_not_raised(corpus):
-    with Prefetched(Counted(source_of(corpus), 2, UserError("too far")), 4, CPU) as ahead:
+    with PrefetchedSource(Counted(source_of(corpus), 2, UserError("too far")), 4, CPU) as ahead:
         ahead.next(4)
     assert not alive()
 
@@ -107,7 +107,7 @@ def test_an_error_that_nobody_came_to_is_not_raised(corpus):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_the_thread_is_gone_whatever_ends_it(corpus, error):
     def work():
-        with Prefetched(source_of(corpus), 4, CPU) as ahead:
+        with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
             ahead.next(4)
             raise error
 
@@ -125,7 +125,7 @@ def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
             released.wait(20)
             return super().next(count)
 
-    with Prefetched(Hangs(source_of(corpus)), 4, CPU):
+    with PrefetchedSource(Hangs(source_of(corpus)), 4, CPU):
         pass
     (thread,) = alive()
     assert thread.daemon
@@ -136,14 +136,14 @@ def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
 
 def test_on_the_cpu_nothing_is_staged(corpus):
     batch = source_of(corpus).next(4)
-    assert staged(batch, CPU) is batch
+    assert stage_batch(batch, CPU) is batch
 
 
 @pytest.mark.gpu
 def test_for_a_gpu_bytes_are_pinned_and_arrive_as_they_were(corpus):
     device = torch.device("cuda", 0)
     plain = source_of(corpus)
-    with Prefetched(source_of(corpus), 4, device) as ahead:
+    with PrefetchedSource(source_of(corpus), 4, device) as ahead:
         for _ in range(20):
             symbol_BN = ahead.next(4).symbol_BN
             assert symbol_BN.is_pinned()

@@ -15,7 +15,7 @@ from tokenv.data.corpus import load_corpus
 from tokenv.data.series import synthetic
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.data.series.synthetic import synthetic_series
-from tokenv.data.series.windows import frame, load_series, moments, split_borders
+from tokenv.data.series.windows import load_series, moments, normalise_window, split_borders
 
 ROWS = 200
 
@@ -59,7 +59,7 @@ def first_rows(batch, channel=0):
 
 def test_symbols_hold_the_last_value_that_is_not_missing():
     value = np.array([np.nan, 2.0, np.nan, np.nan, 5.0, 6.0])[None, :, None]
-    symbol = frame(value, 2, mean_BC=np.array([[9.0]]), std_BC=np.ones((1, 1)), floor=0.1)
+    symbol = normalise_window(value, 2, mean_BC=np.array([[9.0]]), std_BC=np.ones((1, 1)), floor=0.1)
     assert symbol[0, :, 0, 4].tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 5.0]  # the location, 2, where there is none before
     assert symbol[0, :, 0, 1].tolist() == [2.0] * 6
 
@@ -178,9 +178,9 @@ def test_every_held_out_step_counts_once(csv_file):
     order = {value: i for i, value in enumerate(data.series[0].value_LC[:, 0].tolist())}
     for batch, begin, end in ((data.validation(None), 120, 160), (data.test(), 160, 200)):
         symbol = batch.symbol_BN[:, :, 0]
-        counted = sorted(order[x] for x in symbol[..., 0][symbol[..., 3] > 0].tolist())
-        assert counted == list(range(begin, begin + len(batch) * 12))
-        assert end - counted[-1] <= 12
+        loss_mask = sorted(order[x] for x in symbol[..., 0][symbol[..., 3] > 0].tolist())
+        assert loss_mask == list(range(begin, begin + len(batch) * 12))
+        assert end - loss_mask[-1] <= 12
         assert min(order[x] for x in symbol[..., 0].flatten().tolist()) == begin - 4
 
 
@@ -238,9 +238,9 @@ def test_standardised_as_the_literature_does(csv_file):
 def test_frames_are_the_contexts_and_move_with_the_data(values, context, factor, shift):
     value_BNC = np.array([np.nan if v is None else v for v in values]).reshape(1, 6, 1)
     usual = {"mean_BC": np.array([[0.5]]), "std_BC": np.array([[3.0]])}
-    symbol = frame(value_BNC, context, **usual, floor=0.1)
+    symbol = normalise_window(value_BNC, context, **usual, floor=0.1)
     moved_usual = {"mean_BC": factor * usual["mean_BC"] + shift, "std_BC": factor * usual["std_BC"]}
-    moved = frame(factor * value_BNC + shift, context, **moved_usual, floor=0.1)
+    moved = normalise_window(factor * value_BNC + shift, context, **moved_usual, floor=0.1)
     seen = value_BNC[0, :context, 0][~np.isnan(value_BNC[0, :context, 0])]
     location, scale = (seen.mean(), max(seen.std(), 0.3)) if len(seen) else (0.5, 3.0)
     assert_allclose(symbol[0, :, 0, 1], location, rtol=1e-9, atol=1e-9)

@@ -15,9 +15,9 @@ from tokenv.core.errors import UserError
 from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.hub.shards import deal_out, held_shards
+from tokenv.data.hub.shards import partition_shards, validation_shards
 from tokenv.data.stream import Streams
-from tokenv.training.data_parallel import OwnSequences, Slots
+from tokenv.training.data_parallel import BatchAssignment, RankStream
 
 ROWS = 60  # of a shard
 READ = []  # shards and rows, in the order in which they were read
@@ -51,13 +51,13 @@ class World:
     """All ranks of a run, one after the other, in one process."""
 
     def __init__(self, corpus, accumulate, batch_size, world, *, most=16, together=False, state=None, seed=1):
-        self.slots = [Slots(accumulate, batch_size, rank, world, together) for rank in range(world)]
-        self.count = Slots(accumulate, batch_size, together=together).streams(most)
+        self.slots = [BatchAssignment(accumulate, batch_size, rank, world, together) for rank in range(world)]
+        self.count = BatchAssignment(accumulate, batch_size, together=together).streams(most)
         streams = [corpus.streams(self.count, seed=seed) for _ in self.slots]
         if state is not None:
             for each in streams:
                 each.load_state_dict(json.loads(json.dumps(state)))
-        self.sources = [OwnSequences(each, slots) for each, slots in zip(streams, self.slots, strict=True)]
+        self.sources = [RankStream(each, slots) for each, slots in zip(streams, self.slots, strict=True)]
 
     def update(self):
         """By pass and row: the text of an update's sequences, their origin and document."""
@@ -106,7 +106,7 @@ def test_ranks_read_what_one_reads_and_go_on_at_any_number(
 @pytest.mark.parametrize(("accumulate", "batch_size"), [(2, 8), (1, 8), (8, 8), (6, 4)])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_rank_opens_nothing_but_its_own_shards(accumulate, batch_size, world, together):
-    corpus, held = corpus_of(64), held_shards(64, 0.1, 0)
+    corpus, held = corpus_of(64), validation_shards(64, 0.1, 0)
     assert {shard for shard, _ in READ} <= set(held)
     several = World(corpus, accumulate, batch_size, world, most=8, together=together)
     assert several.count % world == 0
@@ -125,7 +125,7 @@ def test_a_rank_opens_nothing_but_its_own_shards(accumulate, batch_size, world, 
 def test_streams_together_read_every_row_once_an_epoch():
     for shards in (1, 3, 8, 23):
         for streams in (1, 2, 3, 8):
-            parts = deal_out(range(shards), streams)
+            parts = partition_shards(range(shards), streams)
             taken = [(s, row) for part in parts for s in part.shards for row in range(50) if part.has(s, row)]
             assert sorted(taken) == [(shard, row) for shard in range(shards) for row in range(50)]
             counts = [sum(part.has(s, row) for s in part.shards for row in range(50)) for part in parts]
@@ -135,7 +135,7 @@ def test_streams_together_read_every_row_once_an_epoch():
 @settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0.001, 0.999), st.integers(0, 9))
 def test_the_shards_held_out_are_as_many_as_asked_for_and_lie_evenly(count, fraction, seed):
-    held = held_shards(count, fraction, seed)
+    held = validation_shards(count, fraction, seed)
     assert held == sorted(set(held))
     assert all(0 <= shard < count for shard in held)
     if count < 20:

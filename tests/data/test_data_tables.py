@@ -10,7 +10,7 @@ from test_data_series import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
 from tokenv.data.series.config import SeriesConfig
-from tokenv.data.series.dates import continued, read_dates
+from tokenv.data.series.dates import extend_dates, read_dates
 from tokenv.data.series.tables import read_csv, read_frame, read_table
 from tokenv.data.series.windows import load_series
 
@@ -66,13 +66,13 @@ def test_dates_go_on_at_their_frequency(frequency, after):
     """As pandas would; the calendar's own frequencies, too."""
     every = pd.date_range("2020-01-01", periods=12, freq=frequency)
     read = read_dates([("here", str(date)) for date in every[:5]], "ds")
-    assert continued(read, 7) == list(every[5:])
-    assert after is None or continued(read, 1)[0] == pd.Timestamp(after)
+    assert extend_dates(read, 7) == list(every[5:])
+    assert after is None or extend_dates(read, 1)[0] == pd.Timestamp(after)
 
 
 def test_numbers_go_on_as_they_step():
-    assert continued(read_dates([("", 3), ("", 5), ("", 7)], "ds"), 2) == [9, 11]
-    assert_allclose(continued(read_dates([("", f"0.{i}") for i in range(1, 8)], "ds"), 2), [0.8, 0.9])
+    assert extend_dates(read_dates([("", 3), ("", 5), ("", 7)], "ds"), 2) == [9, 11]
+    assert_allclose(extend_dates(read_dates([("", f"0.{i}") for i in range(1, 8)], "ds"), 2), [0.8, 0.9])
 
 
 @pytest.mark.parametrize(

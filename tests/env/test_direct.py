@@ -8,16 +8,16 @@ import torch
 from enumeration import flat_gradient, relative_bias
 from torch.testing import assert_close
 
-from tokenv.agents.conditional import Conditional
+from tokenv.agents.conditional import ConditionalBernoulli
 from tokenv.agents.fixed import Uniform
-from tokenv.agents.pretrained import Loaded
-from tokenv.agents.strict import Strict
+from tokenv.agents.pretrained import PretrainedAgent
+from tokenv.agents.strict import ExactCount
 from tokenv.cli.main import run_command
-from tokenv.config.components import build_parts, check_parts
+from tokenv.config.components import build_components, check_components
 from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.series.windows import frame
+from tokenv.data.series.windows import normalise_window
 from tokenv.data.sources import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe, rescore, rollout
@@ -39,7 +39,7 @@ def make_lm(direct=True, residual=True):
 
 def make_agent(rate=0.5):
     """Of 7 places, the first one forced, 4."""
-    agent = Conditional(WIDTH, HISTORY + 1, rate, reach=2, hidden=4).double()
+    agent = ConditionalBernoulli(WIDTH, HISTORY + 1, rate, reach=2, hidden=4).double()
     torch.nn.init.normal_(agent.out.weight, std=3.0)
     return agent
 
@@ -47,7 +47,7 @@ def make_agent(rate=0.5):
 def make_series(batch=2, seed=0):
     value_BNC = np.random.default_rng(seed).normal(size=(batch, LENGTH, 1)).cumsum(1)
     usual = {"mean_BC": np.zeros((batch, 1)), "std_BC": np.ones((batch, 1))}
-    return torch.from_numpy(frame(value_BNC, HISTORY, **usual, floor=0.1))
+    return torch.from_numpy(normalise_window(value_BNC, HISTORY, **usual, floor=0.1))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(3), Sampling(3, reward_only=True)])
@@ -55,7 +55,7 @@ def test_likelihoods_are_the_direct_heads_at_the_end_of_the_history(sampling):
     lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
     td = rollout(lm, agent, symbol_BN, sampling)
     for one in [td] if sampling.num_samples is None else td:
-        y_BLD = lm.read_out(lm.encode(symbol_BN[:, :HISTORY]), one[keys.ACTION][:, :HISTORY])
+        y_BLD = lm.decode_hidden(lm.encode(symbol_BN[:, :HISTORY]), one[keys.ACTION][:, :HISTORY])
         for h in range(HORIZON):
             target = symbol_BN[:, HISTORY + h].clone()
             target[..., 4] = symbol_BN[:, HISTORY - 1, :, VALUE]  # the last that was known
@@ -98,7 +98,7 @@ def test_what_is_observed_before_any_decision_is_what_a_rollout_decides_by():
     assert torch.equal(agent.draw(seen, noise)[keys.ACTION], td[keys.ACTION])
 
 
-@pytest.mark.parametrize("agent", [Uniform(0.5, HISTORY + 1), Strict(WIDTH, HISTORY + 1, 0.5).double()])
+@pytest.mark.parametrize("agent", [Uniform(0.5, HISTORY + 1), ExactCount(WIDTH, HISTORY + 1, 0.5).double()])
 def test_exact_counts_are_those_of_the_history(agent):
     td = rollout(make_lm(), agent, make_series(), noise=torch.rand(2, LENGTH - 1).double())
     assert (td[keys.ACTION].sum(-1) == 4).all()
@@ -107,12 +107,12 @@ def test_exact_counts_are_those_of_the_history(agent):
 def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     with pytest.raises(ValueError, match=r"Conditional agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), make_agent(), make_series())
-    loaded = Loaded(make_agent(), make_lm(), lambda rows: make_lm())
+    loaded = PretrainedAgent(make_agent(), make_lm(), lambda rows: make_lm())
     with pytest.raises(ValueError, match=r"Loaded agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), loaded, make_series())
     for name in ("quick", "series-synthetic", "etth1"):
         with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*model\.direct=True"):
-            check_parts(resolve([name], {"agent": {"name": "conditional"}}))
+            check_components(resolve([name], {"agent": {"name": "conditional"}}))
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path,
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
     with pytest.raises(ValueError, match="direct = False: this model"):
         run_command("forecast", ["with", "run=runs/1", "horizon=8"])
-    parts = build_parts(resolve([], settings))
+    parts = build_components(resolve([], settings))
     assert (parts.agent.places, parts.agent.count) == (24, 5)

@@ -16,7 +16,7 @@ from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
 from tokenv.agents.nawrot import Nawrot
-from tokenv.agents.strict import Strict
+from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.data.sources import TensorSource
@@ -80,7 +80,7 @@ def agents(length):
         "uniform, rounding at random": Uniform(0.37, length, rounding="random"),
         "random, rounding at random": Random(0.37, length, rounding="random"),
         "scripted": Scripted(),
-        "strict, w = 2": Strict(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
+        "strict, w = 2": ExactCount(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
         "nawrot": Nawrot(WIDTH).double(),
         "hnet": HNet(WIDTH).double(),
         "whitespace": Whitespace(),

@@ -11,7 +11,7 @@ from torchrl.envs.utils import check_env_specs
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.core.distributed import Group, sharing
+from tokenv.core.distributed import Group, use_group
 from tokenv.data.sources import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rescore, rescore_head, rollout
@@ -137,7 +137,7 @@ def test_drawn_rates_depend_on_the_slot_alone(tiny_lm, symbol_BN):
     def rates(rows, sampling=None, group=None, **options):
         env = make_env(tiny_lm, symbol_BN[rows])
         env.set_seed(7)
-        with sharing(group or Group()):
+        with use_group(group or Group()):
             return env.one_pass(agent, sampling or Sampling(), **options)[keys.TARGET_RATE]
 
     every = rates(slice(None))[:, 0]

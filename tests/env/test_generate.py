@@ -10,12 +10,12 @@ from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.pretrained import Loaded
+from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.core import keys
 from tokenv.env.generation import generate
 from tokenv.lm.codecs.base import ByteCodec
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.incremental import Reader
+from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import UNet
 
 
@@ -118,7 +118,7 @@ def given(width=16):
 
 
 def loaded(lm):
-    return Loaded(given(), copy.deepcopy(lm), lambda rows: Reader(lm, rows))
+    return PretrainedAgent(given(), copy.deepcopy(lm), lambda rows: EncoderStepper(lm, rows))
 
 
 @pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])

@@ -17,7 +17,7 @@ from gymnasium.wrappers import RecordVideo, RenderCollection
 
 from tokenv.core import keys
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import CorpusOpener
+from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
@@ -95,7 +95,7 @@ def test_sources_of_two_lengths_are_refused(lm):
         env.set_seed(other)
 
 
-OPENER = CorpusOpener(DataConfig(source="words", seq_len=LENGTH, words_documents=20, words_lexicon=20, validation=0.1))
+OPENER = CorpusFactory(DataConfig(source="words", seq_len=LENGTH, words_documents=20, words_lexicon=20, validation=0.1))
 
 
 def make_env():

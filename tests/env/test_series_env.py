@@ -21,12 +21,12 @@ import tokenv.env.gym
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
 from tokenv.cli.main import run_command
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.series.windows import frame
+from tokenv.data.series.windows import normalise_window
 from tokenv.data.sources import TensorSource
 from tokenv.env.gym import SERIES_ID
 from tokenv.env.rollout import rollout
@@ -55,7 +55,7 @@ def make_lm(channels=1, density="student_t", residual=False, horizon=0):
 def framed(value_BNC):
     batch, _, channels = value_BNC.shape
     usual = {"mean_BC": np.zeros((batch, channels)), "std_BC": np.ones((batch, channels))}
-    return torch.from_numpy(frame(np.asarray(value_BNC, dtype=np.float64), CONTEXT, **usual, floor=0.1))
+    return torch.from_numpy(normalise_window(np.asarray(value_BNC, dtype=np.float64), CONTEXT, **usual, floor=0.1))
 
 
 def random_values(batch, length, channels=1, missing=0.2, seed=0):
@@ -154,7 +154,7 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
     symbol_BN = framed(random_values(2, 8, seed=seed))
     td = rollout(lm, agent, symbol_BN, Sampling(samples, reward_only=samples is not None))
     first = td if samples is None else td[0]
-    y_BTD = lm.read_out(lm.encode(symbol_BN)[:, :-1], first[keys.ACTION])
+    y_BTD = lm.decode_hidden(lm.encode(symbol_BN)[:, :-1], first[keys.ACTION])
     for i in range(7):
         total_B, count_B = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
         if i + horizon < 8:
@@ -165,7 +165,7 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
                     symbol_BN[:, i, :, 0].isnan(), symbol_BN[:, i, :, 4], symbol_BN[:, i, :, 0]
                 )
                 total_B += lm.codec.log_prob(parameters_BHP[:, h], target)
-                count_B += lm.codec.counted(target)
+                count_B += lm.codec.loss_mask(target)
         assert_close(first[keys.LOG_LIKELIHOOD_DIRECT][:, i], total_B)
         assert torch.equal(first[keys.DIRECT_COUNT][:, i], count_B)
     if samples is not None:
@@ -271,13 +271,13 @@ def test_training_speaks_of_nats_per_value(series_settings, tmp_path):
     assert {"nats_per_value_early", "boundary_f1", "standard_error"} <= set(last.metrics())
     assert not any("byte" in name for name in history if not name.endswith("_per_second"))
     assert Evaluation.from_metrics(last.metrics(), "nats_per_value") == last
-    scores = [json.loads((path / "state.json").read_text()) for path in checkpoints.complete(tmp_path)]
+    scores = [json.loads((path / "state.json").read_text()) for path in checkpoints.list_complete(tmp_path)]
     assert [score["nats_per_value"] for score in scores[-1:]] == [last.loss]
 
 
 def test_resuming_equals_never_having_stopped(series_settings, tmp_path):
     last, whole = run(series_settings, tmp_path / "whole")
-    found = checkpoints.complete(tmp_path / "whole")
+    found = checkpoints.list_complete(tmp_path / "whole")
     assert len(found) >= 2
     resumed_last, resumed = run(series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0]))
     assert resumed_last == last
@@ -296,7 +296,7 @@ def test_other_estimators_train_on_series(series_settings, tmp_path, estimator):
 def test_averages_are_over_values_that_count(series_settings):
     """Missing values and contexts weigh nothing; the mean of windows is not the mean of values."""
     config = resolve([], series_settings)
-    parts = build_parts(config)
+    parts = build_components(config)
     value_BNC = random_values(5, 32, missing=0.0)
     value_BNC[2:, 10:] = np.nan
     symbol_BN = framed(value_BNC)
@@ -307,8 +307,8 @@ def test_averages_are_over_values_that_count(series_settings):
         with torch.no_grad():
             td = rollout(parts.lm, parts.agent, symbol_BN[rows], generator=generator)
         total -= td[keys.LOG_LIKELIHOOD].double().sum().item()
-    counted = 2 * (32 - CONTEXT) + 3 * (10 - CONTEXT)
-    assert result.loss == pytest.approx(total / counted, rel=1e-6)
+    loss_mask = 2 * (32 - CONTEXT) + 3 * (10 - CONTEXT)
+    assert result.loss == pytest.approx(total / loss_mask, rel=1e-6)
     assert result.standard_error > 0
 
 
@@ -378,7 +378,7 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
 def test_bad_configurations_are_named(series_settings, updates, message):
     base = resolve([], series_settings).as_dict()
     with pytest.raises(ValueError, match=message):
-        build_parts(resolve([], updates, base), torch.device("meta"))
+        build_components(resolve([], updates, base), torch.device("meta"))
 
 
 def test_text_with_a_codec_of_series_is_refused():

@@ -12,7 +12,7 @@ from torchrl.objectives.value.functional import reward2go
 
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
-from tokenv.estimators.base import ROLLOUT_KEYS, Part, chain
+from tokenv.estimators.base import ROLLOUT_KEYS, Stage, chain
 from tokenv.estimators.baselines import BatchCentre
 from tokenv.estimators.credit import Discount, EarlyExit, discounted_sum
 from tokenv.estimators.rate_targets import LogitPressure
@@ -21,7 +21,7 @@ from tokenv.estimators.statistics import masked_mean, mean_over_batch
 from tokenv.estimators.surrogates import ScoreFunction
 
 
-class Likelihood(Part):
+class Likelihood(Stage):
     """The plain reward, without early exit."""
 
     in_keys = [keys.LOG_LIKELIHOOD]
@@ -252,7 +252,7 @@ def test_advantages_take_no_gradient():
     torch.testing.assert_close(log_prob.grad, -advantage.detach())
 
 
-class Odd(Part):
+class Odd(Stage):
     """Reads what nobody writes."""
 
     in_keys = ["oddity"]
@@ -266,7 +266,7 @@ class Odd(Part):
         return tensordict
 
 
-class Oddity(Part):
+class Oddity(Stage):
     in_keys = [keys.REWARD]
     out_keys = ["oddity"]
 

@@ -7,9 +7,9 @@ import torch
 from enumeration import EXACT, Enumeration, cells, decisive, flat_gradient, relative_bias
 from tensordict import TensorDict
 
-from tokenv.agents.strict import Strict
+from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling, check_fit
+from tokenv.core.contracts import Sampling, check_compatible
 from tokenv.env.rollout import rollout
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain
@@ -138,9 +138,9 @@ def test_straight_through_estimates_another_gradient(world):
 def test_what_needs_an_independent_policy_refuses_another(name):
     world = Enumeration(2)
     estimator = recipes.relax(width=8) if name == "relax" else getattr(recipes, name)()
-    assert estimator.independent
+    assert estimator.requires_factorised_policy
     with pytest.raises(ValueError, match="give the learned agent window=0"):
-        check_fit(estimator, world.agent, "select")
+        check_compatible(estimator, world.agent, "select")
 
 
 @pytest.mark.parametrize("name", ["arm", "disarm"])
@@ -155,7 +155,7 @@ def test_whole_chain_antithetic_pairs_are_biased_for_a_policy_with_a_past(name, 
 
 def test_the_strict_policy_scores_only_what_it_draws():
     """Boundaries of another number have no probability, so importance weights have nothing to weigh."""
-    agent, world = Strict(8, 5, rate=0.4, window=0).double(), Enumeration(0)
+    agent, world = ExactCount(8, 5, rate=0.4, window=0).double(), Enumeration(0)
     shape = (2, 4)
     observation = TensorDict(
         {

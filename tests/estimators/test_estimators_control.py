@@ -109,7 +109,7 @@ def test_rebar(scale):
 
 def test_relax():
     """With a network that says something; twelve nodes a dimension give six digits."""
-    bandit, part = Bandit(number=12, steep=True), control_variates.Relax(WIDTH, temperature=1.0, hidden=3)
+    bandit, part = Bandit(number=12, steep=True), control_variates.RELAX(WIDTH, temperature=1.0, hidden=3)
     torch.nn.init.normal_(part.network[-1].weight)
     found = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
     torch.testing.assert_close(found, bandit.true(), rtol=1e-6, atol=2e-6)

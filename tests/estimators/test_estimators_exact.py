@@ -227,5 +227,5 @@ def test_every_decision_has_the_chance_that_its_weight_undoes(decisions, positio
     at = (torch.arange(steps)[:, None].double() + 0.5).expand(-1, positions) / steps
     with rand_gives(at[:, None]):
         chosen = branching.choose_positions(mask, positions, torch.Size((steps, 1, 6)), None)
-    total = branching.inverse_chance(mask, chosen, positions).mean(0)
+    total = branching.inverse_probability(mask, chosen, positions).mean(0)
     torch.testing.assert_close(total, mask.to(total.dtype))

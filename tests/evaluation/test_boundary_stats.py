@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.evaluation import boundary_stats as module
-from tokenv.evaluation.boundary_stats import CLASSES, class_of, habits
+from tokenv.evaluation.boundary_stats import CLASSES, class_of, compute_boundary_stats
 
 
 def test_every_byte_has_the_class_that_people_would_say():
@@ -38,7 +38,7 @@ def test_figures_are_plain_counts(seed, length, batch):
     action_BT = (torch.rand(batch, length, generator=generator) < 0.5).long()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LEAST", 2)
-        found = habits(symbol_BT, action_BT, prob_BT, most=1000)
+        found = compute_boundary_stats(symbol_BT, action_BT, prob_BT, most=1000)
 
     tokens, contexts, seen, drawn = Counter(), {}, Counter(), Counter()
     for row in range(batch):

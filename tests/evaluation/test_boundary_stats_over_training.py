@@ -9,10 +9,10 @@ from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation import boundary_stats
 from tokenv.evaluation import boundary_stats as module
-from tokenv.evaluation.boundary_stats import Habits, habits_in, habits_over_training
+from tokenv.evaluation.boundary_stats import BoundaryStats, boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.text_report import growth_table
-from tokenv.storage.checkpoints import complete
+from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
 
@@ -27,30 +27,30 @@ def test_every_kept_checkpoint_has_a_column(run: Path, monkeypatch: pytest.Monke
     last = load_run(str(run), "latest")
     batch = load_corpus(last.config.data).validation(8)
     monkeypatch.setattr(module, "LEAST", 1)
-    found = habits_over_training(last, batch)
+    found = boundary_stats_over_training(last, batch)
     assert list(found) == [1024, 2048, 2560]
-    for path, each in zip(complete(run / "checkpoints"), found.values(), strict=True):
-        assert each == habits_in(load_run(str(path)), batch)
+    for path, each in zip(list_complete(run / "checkpoints"), found.values(), strict=True):
+        assert each == boundary_stats_of_run(load_run(str(path)), batch)
     assert len({str(each.contexts) for each in found.values()}) == 3
     ((header, *rows),) = growth_table(found).values()
     assert header == ["byte", "1,024", "2,048", "2,560"]
     assert [row[0] for row in rows] == list(found[2560].classes)
     monkeypatch.setattr(boundary_stats, "MOST", 2)
-    assert list(habits_over_training(last, batch)) == [1024, 2560]
+    assert list(boundary_stats_over_training(last, batch)) == [1024, 2560]
 
 
 def test_a_damaged_checkpoint_has_none(run: Path) -> None:
     last = load_run(str(run), "latest")
-    first = complete(run / "checkpoints")[0] / "model.safetensors"
+    first = list_complete(run / "checkpoints")[0] / "model.safetensors"
     sound = first.read_bytes()
     first.write_bytes(sound[:-1])
     batch = load_corpus(last.config.data).validation(4)
-    assert list(habits_over_training(last, batch)) == [2048, 2560]
+    assert list(boundary_stats_over_training(last, batch)) == [2048, 2560]
     first.write_bytes(sound)
 
 
 def test_a_class_that_is_nowhere_is_not_told_and_one_moment_alone_is_no_growth() -> None:
-    one, other = (Habits({name: (1.0, rate)}, [], []) for name, rate in (("space", 0.5), ("letter", 0.25)))
+    one, other = (BoundaryStats({name: (1.0, rate)}, [], []) for name, rate in (("space", 0.5), ("letter", 0.25)))
     ((_, *rows),) = growth_table({10: one, 20: other}).values()
     assert rows == [["space", "0.500", "–"], ["letter", "–", "0.250"]]
     assert growth_table({10: one}) == {}

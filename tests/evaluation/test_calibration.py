@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import settings as tiny
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.data.corpus import load_corpus
-from tokenv.evaluation.calibration import calibrate, segment_at, split_for_calibration
-from tokenv.evaluation.evaluator import evaluate, held_out_rollouts, shifted
-from tokenv.evaluation.loaded_run import Trained
+from tokenv.evaluation.calibration import calibrate, segment_at_rate, split_for_calibration
+from tokenv.evaluation.evaluator import evaluate, held_out_rollouts, shift_noise
+from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
@@ -26,7 +26,7 @@ def test_shifted_noise_decides_as_shifted_logits(bias, logit, noise):
     noise_ = torch.tensor(noise, dtype=torch.float64)
     margin = logit + bias - torch.logit(noise_)
     if margin.abs() > 1e-9:
-        assert bool(logit > torch.logit(shifted(noise_, bias))) == bool(margin > 0)
+        assert bool(logit > torch.logit(shift_noise(noise_, bias))) == bool(margin > 0)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def config(tiny_settings):
 def test_a_calibrated_policy_draws_the_asked_for_rate(config, tiny_settings, window):
     """On the sequences that it was calibrated on, and with the same noise, to one decision in a hundred or so."""
     changes = {"agent": {"name": "learned", "window": window}, "validation": {"sequences": 6}, "rate": 0.3}
-    parts = build_parts(resolve([], merge(tiny_settings, changes)))
+    parts = build_components(resolve([], merge(tiny_settings, changes)))
     corpus = load_corpus(config.data)
     held_out, own = split_for_calibration(corpus, 6)
     bias = calibrate(parts, own, 0.45, batch_size=4)
@@ -61,13 +61,13 @@ def test_sequences_to_calibrate_on_are_measured_nowhere(config):
 
 @pytest.mark.parametrize("agent", [{"name": "uniform"}, {"name": "random"}, {"name": "whitespace"}, {"name": "strict"}])
 def test_agents_whose_number_is_fixed_have_no_bias(config, tiny_settings, agent):
-    parts = build_parts(resolve([], merge(tiny_settings, {"agent": agent})))
+    parts = build_components(resolve([], merge(tiny_settings, {"agent": agent})))
     _, own = split_for_calibration(load_corpus(config.data), 6)
     assert calibrate(parts, own, 0.45, batch_size=4) is None
 
 
 def test_no_bias_is_no_change(config):
-    parts = build_parts(config)
+    parts = build_components(config)
     held_out = load_corpus(config.data).validation(6)
     plain = evaluate(parts, held_out, batch_size=4)
     assert evaluate(parts, held_out, batch_size=4, logit_bias=1e-9).loss == pytest.approx(plain.loss, rel=1e-6)
@@ -87,7 +87,7 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
     plain, more = run(config, tmp_path / "plain"), run(calibrated, tmp_path / "more")
     assert {name: curve for name, curve in more.items() if not name.startswith("calibrated/")} == plain
     assert {"calibrated/bits_per_byte", "calibrated/boundary_rate", "calibrated/logit_bias"} <= set(more)
-    early = checkpoints.complete(tmp_path / "more")[0]
+    early = checkpoints.list_complete(tmp_path / "more")[0]
     assert run(calibrated, tmp_path / "again", resume=checkpoints.load(early)) == more
 
 
@@ -95,29 +95,29 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
 @given(st.floats(-40, 8), st.integers(4, 60))
 def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
     config = resolve([], tiny())
-    parts, text = build_parts(config), b"a text that is cut into as many tokens as are asked for, or not"
+    parts, text = build_components(config), b"a text that is cut into as many tokens as are asked for, or not"
     parts.agent.bias = far
-    trained = Trained(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
-    cut = segment_at(trained, text, tokens=tokens)
+    trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
+    cut = segment_at_rate(trained, text, tokens=tokens)
     assert sum(cut.boundary_N[:-1]) + 1 == tokens
     rate = tokens / len(text)  # a boundary in each of three pieces is forced
-    assert abs(sum(segment_at(trained, text, rate).boundary_N) - tokens) <= 1
+    assert abs(sum(segment_at_rate(trained, text, rate).boundary_N) - tokens) <= 1
 
 
 def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
     """With a threshold, places of equal logits are boundaries together."""
     config = resolve([], tiny_settings)
-    parts = build_parts(config)
+    parts = build_components(config)
     torch.nn.init.zeros_(parts.agent.projection.weight)
-    trained = Trained(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
-    segment_at(trained, b"some text or other", 0.5, threshold=True)
+    trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
+    segment_at_rate(trained, b"some text or other", 0.5, threshold=True)
     assert "rate = 0.5: no logit bias draws it in this text; the nearest is " in capsys.readouterr().err
-    segment_at(trained, b"some text or other", 0.5)
+    segment_at_rate(trained, b"some text or other", 0.5)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "text_critic", "relax", "moving_average"])
 def test_float64_is_the_precision_of_all_parts(tiny_settings, estimator):
     changes = {"hardware": {"precision": "float64"}, "estimator": {"name": estimator}, "agent": {"window": 0}}
-    state = build_parts(resolve([], merge(tiny_settings, changes))).state_dict()
+    state = build_components(resolve([], merge(tiny_settings, changes))).state_dict()
     assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float64}

@@ -9,7 +9,7 @@ from tiny import settings
 
 import tokenv
 from tokenv.config import registry
-from tokenv.config.components import build_parts, check_parts
+from tokenv.config.components import build_components, check_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.core.errors import UserError
@@ -20,13 +20,13 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import evaluate, held_out_rollouts
-from tokenv.evaluation.rate_curve import losses_at_rates
-from tokenv.evaluation.requested_rate import rate_to_tell, rate_within
+from tokenv.evaluation.rate_curve import evaluate_rates
+from tokenv.evaluation.requested_rate import rate_for_flops, resolve_rate
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, matrix_parameters, rate_of_flops, reading_flops, training_flops
 from tokenv.storage import checkpoints
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
-from tokenv.training.update import accumulate
+from tokenv.training.update import accumulate_gradients
 
 RATES = {"rate": {"min": 0.1, "max": 0.6}}
 TOLD = {"learned", "strict", "uniform", "random"}
@@ -88,24 +88,24 @@ def test_agents_that_have_one_rate_refuse_a_range(tiny_settings, name):
     own = {"hnet": {"model": {"pooling": "smooth"}}, "nawrot": {"model": {"pooling": "mean"}}}
     config = resolve([], settings_of(tiny_settings, agent={"name": name}, **own.get(name, {})))
     if name in TOLD:
-        check_parts(config)
-        assert build_parts(config).agent.rates == RateRange(0.1, 0.6)
+        check_components(config)
+        assert build_components(config).agent.rates == RateRange(0.1, 0.6)
         return
     with pytest.raises(UserError, match=f"rate = 0.1 to 0.6: agent '{name}' has one rate at most: expected one number"):
-        check_parts(config)
+        check_components(config)
 
 
 def test_a_rate_target_that_has_one_rate_refuses_a_range(tiny_settings):
     target = {"rate_target": {"name": f"{__name__}:OneRate"}}
     with pytest.raises(UserError, match=r"has one rate: expected one that reads target_rate"):
-        check_parts(resolve([], settings_of(tiny_settings, **target)))
-    check_parts(resolve([], settings_of(tiny_settings, loss={"rate": 0.0}, **target)))
+        check_components(resolve([], settings_of(tiny_settings, **target)))
+    check_components(resolve([], settings_of(tiny_settings, loss={"rate": 0.0}, **target)))
 
 
 def test_one_rates_model_has_no_more_parameters_than_ever(tiny_settings):
-    state = build_parts(resolve([], tiny_settings)).state_dict()
+    state = build_components(resolve([], tiny_settings)).state_dict()
     assert {name for name in state if name.startswith("agent.")} == {"agent.projection.weight"}
-    more = build_parts(resolve([], settings_of(tiny_settings))).state_dict()
+    more = build_components(resolve([], settings_of(tiny_settings))).state_dict()
     assert {name for name in more if name not in state} == {
         *(f"agent.told.{name}" for name in ("hidden.weight", "hidden.bias", "last.weight"))
     }
@@ -134,7 +134,7 @@ def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, case):
     whole = run(config, tmp_path / "whole")
     assert len(set(whole["train/target_rate"][1])) == len(whole["train/target_rate"][1])
     assert all(0.1 < rate < 0.6 for rate in whole["train/target_rate"][1])
-    first = checkpoints.complete(tmp_path / "whole")[0]
+    first = checkpoints.list_complete(tmp_path / "whole")[0]
     assert run(config, tmp_path / "resumed", resume=checkpoints.load(first)) == whole
 
 
@@ -144,19 +144,19 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
     for rate in (0.3, {"min": 0.3 - 1e-7, "max": 0.3 + 1e-7}):
         options = {"rate": rate, "estimator": {"name": estimator}, "hardware": {"precision": "float64"}}
         config = resolve([], merge(tiny_settings, options | {"agent": {"window": 0}}))
-        parts = build_parts(config)
+        parts = build_components(config)
         if estimator == "relax":  # its own parameters are drawn after the agent's
             torch.manual_seed(1)
             for parameter in parts.estimator.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
         parts.estimator.double()
-        team = Ranks().team(config.train, together=parts.remembers)
+        team = Ranks().team(config.train, together=parts.has_cross_step_state)
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
         env = TokenizationEnv(parts.lm, TensorSource(symbols), 4, window=0, rates=parts.agent.rates)
         env.set_seed(5)
         parts.train()
         one_pass = partial(env.one_pass, parts.agent, parts.sampling)
-        figures, _ = accumulate(lambda _, draw=one_pass: draw(), parts, config.loss, team)
+        figures, _ = accumulate_gradients(lambda _, draw=one_pass: draw(), parts, config.loss, team)
         grads = {name: p.grad for name, p in parts.named_parameters().items() if p.grad is not None}
         found.append((figures.read(), grads))
     (metrics, grads), (other, more) = found
@@ -172,11 +172,11 @@ def test_another_runs_agent_is_told_its_rate_here(tiny_settings, tmp_path):
     run(config, tmp_path / "1" / "checkpoints")
     words = {"agent": {"load": str(tmp_path / "1")}}
     loaded = resolve([], words, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
-    assert build_parts(loaded).agent.rates == RateRange(0.1, 0.6)
+    assert build_components(loaded).agent.rates == RateRange(0.1, 0.6)
     run(loaded, tmp_path / "2")
     other = resolve([], words | {"rate": 0.3}, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
     with pytest.raises(UserError, match=r"rate = 0\.3: .* trained for another; expected rate\.min=0\.1 rate\.max=0\.6"):
-        build_parts(other)
+        build_components(other)
 
 
 # --- measuring ---
@@ -190,7 +190,7 @@ def held_out():
 
 @pytest.fixture
 def parts(tiny_settings):
-    return build_parts(resolve([], settings_of(tiny_settings)))
+    return build_components(resolve([], settings_of(tiny_settings)))
 
 
 def test_every_held_out_sequence_keeps_its_rate_however_many_share_a_pass(parts, held_out):
@@ -232,7 +232,7 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
 
 @pytest.mark.parametrize("agent", [{"name": "strict"}, {"name": "uniform"}, {"name": "random"}])
 def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
-    parts = build_parts(config := resolve([], settings_of(tiny_settings, agent=agent)))
+    parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
     points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, batch_size=4)
     assert [point.way for point in points] == ["told"] * 3
     assert [point.rate for point in points] == pytest.approx([4 / 31, 8 / 31, 16 / 31])
@@ -240,7 +240,7 @@ def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
 
 def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
     config = resolve([], tiny_settings)
-    parts = build_parts(config)
+    parts = build_components(config)
     points = rate_curve(parts, config, [0.1, 0.4], *held_out, batch_size=4)
     assert [(point.way, point.asked) for point in points] == [("calibrated", 0.1), ("calibrated", 0.4)]
     assert points[0].logit_bias < 0 < points[1].logit_bias
@@ -249,13 +249,15 @@ def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
     for name in ("uniform", "whitespace"):
         config = resolve([], merge(tiny_settings, {"agent": {"name": name}}))
         with pytest.raises(UserError, match=f"rates: no logit bias brings agent '{name}'"):
-            rate_curve(build_parts(config), config, [0.4], *held_out, batch_size=4)
+            rate_curve(build_components(config), config, [0.4], *held_out, batch_size=4)
 
 
 def test_what_nothing_moves_is_measured_at_its_own_rate(tiny_settings, held_out):
     config = resolve([], merge(tiny_settings, {"agent": {"name": "whitespace"}}))
-    ((point, loss_B),) = losses_at_rates(build_parts(config), config, [0.3, 0.5], *held_out, batch_size=4, unmoved=True)
-    plain = evaluate(build_parts(config), held_out[0], batch_size=4)
+    ((point, loss_B),) = evaluate_rates(
+        build_components(config), config, [0.3, 0.5], *held_out, batch_size=4, unmoved=True
+    )
+    plain = evaluate(build_components(config), held_out[0], batch_size=4)
     assert (point.way, point.asked, point.rate) == ("own", plain.boundary_rate, plain.boundary_rate)
     assert (point.loss, point.standard_error) == (plain.loss, plain.standard_error)
     assert loss_B.mean().item() == plain.loss
@@ -268,30 +270,30 @@ def test_a_budget_is_met(parts):
     for rate in (0.1, 0.37):
         flops = reading_flops(parts.lm, rate, parts.agent)
         assert rate_of_flops(parts.lm, flops, parts.agent) == pytest.approx(rate, rel=1e-12)
-        assert rate_within(parts, flops) == pytest.approx(rate, rel=1e-12)
+        assert rate_for_flops(parts, flops) == pytest.approx(rate, rel=1e-12)
     # A third of what training costs, but for the early exit.
     policy = FLOPS_PER_PARAMETER * matrix_parameters(parts.agent)
     early = FLOPS_PER_PARAMETER * matrix_parameters(parts.lm.early_head) * 100
     assert 3 * 100 * reading_flops(parts.lm, 0.2, parts.agent) == training_flops(parts.lm, 100, 20, policy) - early
     for flops in (1.0, 1e12):
         with pytest.raises(UserError, match=r"flops = .*: expected more than .* without tokens, and less than"):
-            rate_within(parts, flops)
+            rate_for_flops(parts, flops)
 
 
 def test_what_may_be_asked_for(parts, tiny_settings, capsys):
     config = resolve([], settings_of(tiny_settings))
-    assert rate_to_tell(parts, config, None) == RateRange(0.1, 0.6).mean
-    assert rate_to_tell(parts, config, 0.3) == 0.3
+    assert resolve_rate(parts, config, None) == RateRange(0.1, 0.6).mean
+    assert resolve_rate(parts, config, 0.3) == 0.3
     assert capsys.readouterr().err == ""
-    assert rate_to_tell(parts, config, 0.05) == 0.05
+    assert resolve_rate(parts, config, 0.05) == 0.05
     said = capsys.readouterr().err
     assert said == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
     with pytest.raises(UserError, match=r"rate = 1: expected boundaries per symbol in \(0, 1\)"):
-        rate_to_tell(parts, config, 1.0)
+        resolve_rate(parts, config, 1.0)
     one = resolve([], tiny_settings)
-    assert rate_to_tell(build_parts(one), one, None) is None
+    assert resolve_rate(build_components(one), one, None) is None
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2: leave it out"):
-        rate_to_tell(build_parts(one), one, 0.3)
+        resolve_rate(build_components(one), one, 0.3)
 
 
 def test_the_library_takes_a_rate(tiny_settings, tmp_path):
@@ -314,7 +316,7 @@ def test_the_library_takes_a_rate(tiny_settings, tmp_path):
 @pytest.mark.parametrize("ranged", [True, False])
 def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
     words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
-    parts = build_parts(resolve([], merge(words, RATES if ranged else {})))
+    parts = build_components(resolve([], merge(words, RATES if ranged else {})))
     with torch.no_grad():
         parts.agent.projection.weight.normal_(std=0.3)
         parts.lm.early_head.weight.normal_(std=0.5)
@@ -349,6 +351,6 @@ def test_doubt_spends_as_much_and_is_held_against_what_is_spent_evenly(parts, ti
         found = held_out_rollouts(parts, own, batch_size=4, seed=seed, rate=0.3, logit_bias=biases[1], doubt=1.0)
         rates += [td[keys.ACTION].double().mean() for td in found]
     assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
-    strict = build_parts(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
+    strict = build_components(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
     with pytest.raises(UserError, match=r"no logit bias brings agent 'strict' to 0\.3: expected .* \(without doubt\)"):
         rate_curve(strict, config, [0.3], *held_out, batch_size=4, doubts=[1.0])

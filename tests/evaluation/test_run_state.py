@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.config.components import build_parts
-from tokenv.config.conversion import make, renamed
+from tokenv.config.components import build_components
+from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.schema import Config, TrainConfig
-from tokenv.evaluation.evaluator import Evaluation, evaluating
+from tokenv.evaluation.evaluator import Evaluation, eval_mode
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage.checkpoints import Checkpoint, save
 
@@ -72,11 +72,11 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_evaluating_leaves_the_mode_as_it_was(mode: bool) -> None:
-    parts = build_parts(Config(agent={"name": "uniform"}))
+    parts = build_components(Config(agent={"name": "uniform"}))
     parts.train(mode)
 
     def fail() -> None:
-        with evaluating(parts):
+        with eval_mode(parts):
             assert not parts.lm.training
             raise ZeroDivisionError
 
@@ -106,5 +106,5 @@ def test_a_run_says_that_its_rate_misses_the_target(agent: str, rate: float, mis
 def test_a_run_of_an_earlier_version_keeps_its_split():
     config = Config().as_dict()
     earlier = config | {"data": {name: value for name, value in config["data"].items() if name != "group_duplicates"}}
-    assert make(Config, renamed(Config, earlier)).data == replace(Config().data, group_duplicates=False)
-    assert renamed(Config, config) == config
+    assert from_dict(Config, migrate_keys(Config, earlier)).data == replace(Config().data, group_duplicates=False)
+    assert migrate_keys(Config, config) == config

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Whitespace
 from tokenv.cli.main import run_command
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.rollout import rollout
@@ -131,7 +131,7 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
     from tokenv.lm.unet import UNet
 
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)).double()
-    parts = Parts(lm, Whitespace(), None, None)
+    parts = Components(lm, Whitespace(), None, None)
     found = answer_bits(parts, pairs, seq_len=20, batch_size=3)
     for (context, answer), bits in zip(pairs, found.tolist(), strict=True):
         kept = (context + answer)[-max(20, len(answer) + 1) :]
@@ -142,7 +142,7 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
 
 def test_scores(tiny_lm, monkeypatch):
     questions = [Question("a", (" b", " ccc"), 1), Question("a", (" b", " ccc"), 1), Question("a", (" b", " ccc"), 0)]
-    parts = Parts(tiny_lm, Uniform(0.5, 8), None, None)
+    parts = Components(tiny_lm, Uniform(0.5, 8), None, None)
     bits = torch.tensor([2.0, 8.0, 6.0, 8.0, 2.0, 3.0], dtype=torch.float64)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits)
     found = score(parts, questions, seq_len=8, batch_size=2)

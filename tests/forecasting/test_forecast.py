@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tokenv.agents.learned import Learned
 from tokenv.cli.main import run_command
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -20,10 +20,10 @@ from tokenv.core.rates import RateRange
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import load_series
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
-from tokenv.forecasting.distributions import Densities, Draws, crps
+from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
 from tokenv.forecasting.forecaster import forecast
-from tokenv.forecasting.naive_baselines import yardsticks
-from tokenv.forecasting.scores import Scores
+from tokenv.forecasting.naive_baselines import naive_baselines
+from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -48,7 +48,7 @@ def config(**changes) -> Config:
 def parts_with(horizon=0, **codec):
     torch.manual_seed(0)
     size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8, horizon=horizon)
-    made = Parts(UNet(size, SeriesCodec(16, **codec)).double(), Learned(16, window=1).double(), None, None)
+    made = Components(UNet(size, SeriesCodec(16, **codec)).double(), Learned(16, window=1).double(), None, None)
     made.train(False)
     return made
 
@@ -87,7 +87,7 @@ def test_crps_of_a_normal_forecast():
 def test_intervals_of_draws_hold_what_they_say():
     """A further draw is inside of them as often: 25 draws, whose 10% and 90% points plain interpolation puts inside."""
     draw = np.random.default_rng(0).normal(size=(40_000, 26))
-    quantile_BQ = Draws(draw[:, :25, None, None]).quantile([0.1, 0.9])[..., 0, 0]
+    quantile_BQ = SampleForecast(draw[:, :25, None, None]).quantile([0.1, 0.9])[..., 0, 0]
     inside = (quantile_BQ[:, 0] <= draw[:, 25]) & (draw[:, 25] <= quantile_BQ[:, 1])
     assert inside.mean() == pytest.approx(0.8, abs=4 * (0.16 / 40_000) ** 0.5)
 
@@ -133,7 +133,7 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
     codec, value_LC = parts.lm.codec, 100 + np.random.default_rng(0).normal(size=(24, 3)).cumsum(0)
     batch, probabilities = only(histories(value_LC, 5)), [0.05, 0.3, 0.5, 0.9]
     made = forecast(parts, batch, 5, direct=True)
-    assert isinstance(made.law, Densities)
+    assert isinstance(made.law, ParametricForecast)
     quantile_BQHC = made.law.quantile(probabilities)
     assert quantile_BQHC.shape == (3, 4, 5, 1)
     assert (np.diff(quantile_BQHC, axis=1) > 0).all()
@@ -141,7 +141,7 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
         action_BL = torch.from_numpy(made.boundary_BL[row]).long()[None]
         history_BL = batch.symbol_BL[row : row + 1]
         with torch.no_grad():
-            y_BLD = parts.lm.read_out(parts.lm.encode(history_BL), action_BL)
+            y_BLD = parts.lm.decode_hidden(parts.lm.encode(history_BL), action_BL)
             parameters_HP = parts.lm.direct(y_BLD[0, -1])[:5]
         _, location, scale = history_BL[0, -1, 0, :3].tolist()
         base = value_LC[-1, row] if residual else location
@@ -177,11 +177,11 @@ def test_windows_some_at_a_time_are_all_at_once():
     parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
     scored = []
     for size in (1000, 16, 7):
-        generator, scores, quantiles = torch.Generator().manual_seed(3), Scores([0.1, 0.5, 0.9]), []
+        generator, scores, quantiles = torch.Generator().manual_seed(3), ScoreAccumulator([0.1, 0.5, 0.9]), []
         for batch in found.batches(size):
             made = forecast(parts, batch, 8, generator=generator, direct=True)
             quantiles.append(made.law.quantile([0.1, 0.5, 0.9]))
-            points = {name: point(batch) for name, point in yardsticks(8, 5).items()}
+            points = {name: point(batch) for name, point in naive_baselines(8, 5).items()}
             scores.add(made.law, quantiles[-1], batch, points)
         score = asdict(scores.result())
         against = score.pop("against")

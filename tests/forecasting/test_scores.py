@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tokenv.data.series.windows import Borders, Series
-from tokenv.forecasting.contexts import Batch
-from tokenv.forecasting.distributions import Densities, Draws
+from tokenv.data.series.windows import Series, SplitBorders
+from tokenv.forecasting.contexts import ContextBatch
+from tokenv.forecasting.distributions import ParametricForecast, SampleForecast
 from tokenv.forecasting.report import warnings_of
-from tokenv.forecasting.scores import Scores
+from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.lm.codecs.series import SeriesCodec
 
 QUANTILES = [0.1, 0.5, 0.9]
@@ -17,22 +17,22 @@ QUANTILES = [0.1, 0.5, 0.9]
 
 def batch_of(truth_BHC, scale=1.0, clusters=None):
     count, _, channels = truth_BHC.shape
-    series = Series("x", ["a"] * channels, np.zeros((9, channels)), Borders(9, 9, 9), np.zeros(channels),
+    series = Series("x", ["a"] * channels, np.zeros((9, channels)), SplitBorders(9, 9, 9), np.zeros(channels),
                     np.full(channels, scale))  # fmt: skip
     cluster_B = torch.arange(count) if clusters is None else torch.as_tensor(clusters)
-    return Batch(
+    return ContextBatch(
         ["x"] * count, [series] * count, torch.zeros(count, 4, channels, 5), [None] * count, truth_BHC, cluster_B
     )
 
 
 def rows(law, chosen):
-    return Draws(law.sample_BSHC[chosen])
+    return SampleForecast(law.sample_BSHC[chosen])
 
 
 def added(law, batch, points, parts):
-    scores = Scores(QUANTILES)
+    scores = ScoreAccumulator(QUANTILES)
     for chosen in parts:
-        some = Batch(batch.names[chosen], batch.series[chosen], batch.symbol_BL[chosen], batch.date_BN[chosen],
+        some = ContextBatch(batch.names[chosen], batch.series[chosen], batch.symbol_BL[chosen], batch.date_BN[chosen],
                      batch.truth_BHC[chosen], batch.cluster_B[chosen])  # fmt: skip
         mine = rows(law, chosen)
         scores.add(mine, mine.quantile(QUANTILES), some, {name: value[chosen] for name, value in points.items()})
@@ -41,7 +41,7 @@ def added(law, batch, points, parts):
 
 def test_batches_add_up_and_leave_out_what_is_missing():
     dice = np.random.default_rng(0)
-    law, truth_BHC = Draws(dice.normal(size=(9, 5, 4, 2))), dice.normal(size=(9, 4, 2))
+    law, truth_BHC = SampleForecast(dice.normal(size=(9, 5, 4, 2))), dice.normal(size=(9, 4, 2))
     truth_BHC[0, 2:] = np.nan
     truth_BHC[3] = np.nan
     points = {"zero": np.zeros((9, 4, 2))}
@@ -71,9 +71,9 @@ def test_a_true_density_covers_what_it_says():
     count, codec = 4000, SeriesCodec(4, density="gaussian")
     raw = torch.zeros(count, 5, 2, dtype=torch.float64)
     raw[..., 1] = np.log(np.expm1(1 - 1e-3)) - np.log(np.e - 1)  # a scale of one
-    law = Densities(codec, raw, torch.full((count, 1), 3.0).double(), torch.full((count, 1), 2.0).double())
+    law = ParametricForecast(codec, raw, torch.full((count, 1), 3.0).double(), torch.full((count, 1), 2.0).double())
     truth_BHC = 3 + 2 * np.random.default_rng(0).normal(size=(count, 5, 1))
-    scores = Scores(QUANTILES)
+    scores = ScoreAccumulator(QUANTILES)
     scores.add(law, law.quantile(QUANTILES), batch_of(truth_BHC, scale=2.0), {"far": np.full((count, 5, 1), 5.0)})
     found = scores.result()
     np.testing.assert_allclose(law.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12)
@@ -88,7 +88,7 @@ def test_a_true_density_covers_what_it_says():
 
 def test_few_windows_are_said_to_be_few():
     dice = np.random.default_rng(1)
-    law, truth_BHC = Draws(dice.normal(size=(6, 30, 4, 1))), dice.normal(size=(6, 4, 1))
+    law, truth_BHC = SampleForecast(dice.normal(size=(6, 30, 4, 1))), dice.normal(size=(6, 4, 1))
     near = law.mean_BHC + 0.01 * dice.normal(size=(6, 4, 1))
     found = added(law, batch_of(truth_BHC), {"near": near, "far": near + 50}, [slice(None)])
     (said,) = warnings_of(found, 100)
@@ -99,7 +99,7 @@ def test_few_windows_are_said_to_be_few():
 
 
 def test_nothing_to_score_is_nothing():
-    law = Draws(np.zeros((2, 3, 4, 1)))
+    law = SampleForecast(np.zeros((2, 3, 4, 1)))
     found = added(law, batch_of(np.full((2, 4, 1), np.nan)), {}, [slice(None)])
     assert found.windows == 0
     assert np.isnan([found.mse, found.mse_error, found.inside]).all()

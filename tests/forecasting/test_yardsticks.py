@@ -8,10 +8,10 @@ from test_forecast import config, histories, only
 
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import Recording
-from tokenv.data.series.windows import Borders, SeriesData, series_of
-from tokenv.forecasting.contexts import Batch, held_out_windows
+from tokenv.data.series.windows import SeriesData, SplitBorders, series_of
+from tokenv.forecasting.contexts import ContextBatch, held_out_windows
 from tokenv.forecasting.dlinear import fit_dlinear
-from tokenv.forecasting.naive_baselines import check_season, find_season, yardsticks
+from tokenv.forecasting.naive_baselines import check_season, find_season, naive_baselines
 
 
 def series(*values):
@@ -19,7 +19,7 @@ def series(*values):
         each
         for value_L in values
         for each in series_of(
-            Recording("x", [""], np.asarray(value_L)[:, None]), Borders(*[len(value_L)] * 3), joint=False
+            Recording("x", [""], np.asarray(value_L)[:, None]), SplitBorders(*[len(value_L)] * 3), joint=False
         )
     ]
 
@@ -28,14 +28,14 @@ def test_yardsticks_are_what_their_names_say():
     value_LC = np.stack([np.arange(24.0), np.arange(24.0) ** 2], 1)
     value_LC[22, 1] = np.nan
     batch = only(histories(value_LC, 7))  # 17 steps of history, from 7 on
-    found = {name: point(batch)[..., 0] for name, point in yardsticks(7, 4).items()}
+    found = {name: point(batch)[..., 0] for name, point in naive_baselines(7, 4).items()}
     assert list(found) == ["last value", "season 4", "mean"]
     assert found["last value"].tolist() == [[23.0] * 7, [529.0] * 7]
     assert found["season 4"][0].tolist() == [20, 21, 22, 23, 20, 21, 22]
     assert found["season 4"][1].tolist() == [400, 441, 529, 529, 400, 441, 529]  # the last value where one is missing
     np.testing.assert_allclose(found["mean"][:, 3], [15, np.nanmean(value_LC[7:, 1])])
-    assert list(yardsticks(7, 1)) == ["last value", "mean"]
-    assert (yardsticks(7, 20)["season 20"](batch)[0, :, 0] == [23, 23, 23, 7, 8, 9, 10]).all()
+    assert list(naive_baselines(7, 1)) == ["last value", "mean"]
+    assert (naive_baselines(7, 20)["season 20"](batch)[0, :, 0] == [23, 23, 23, 7, 8, 9, 10]).all()
 
 
 @pytest.mark.parametrize("period", [4, 7, 24])
@@ -78,7 +78,7 @@ def test_it_is_where_dlinears_training_leads():
     windows = data.windows("training")
     symbol_BN = windows.take(np.arange(len(windows))).symbol_BN
     history, scale_B = symbol_BN[:, :16], symbol_BN[:, 0, 0, 2]
-    batch = Batch(["x"] * len(windows), data.series * len(windows), history, [None] * len(windows), None,
+    batch = ContextBatch(["x"] * len(windows), data.series * len(windows), history, [None] * len(windows), None,
                   torch.arange(len(windows)))  # fmt: skip
     truth_BH, std = symbol_BN[:, 16:, 0, 0], float(data.series[0].std_C[0])
     found_BH = torch.from_numpy(fit_dlinear(data, 8)(batch))[..., 0]
@@ -106,7 +106,7 @@ def test_a_linear_model_learns_what_is_linear():
     data = SeriesData([Recording("x", [""], value_L[:, None])], config().data)
     found = fit_dlinear(data, 8)
     batch = only(held_out_windows(data, 8, 20))
-    others = [np.square(point(batch) - batch.truth_BHC).mean() for point in yardsticks(8, 1).values()]
+    others = [np.square(point(batch) - batch.truth_BHC).mean() for point in naive_baselines(8, 1).values()]
     assert np.square(found(batch) - batch.truth_BHC).mean() < 0.001 * min(others)
     short = only(histories(value_L[:11, None], 8))
     assert found(short).shape == (1, 8, 1)

@@ -42,8 +42,8 @@ def test_neighbours_change_no_answer(
     assert model.log_likelihood(texts, **how) == pytest.approx(alone, rel=1e-9)
     contexts = texts[::-1]
     pairs = list(zip(texts, contexts, strict=True))
-    assert [best for _, best in model.weigh(texts, context=contexts, **how)] == [
-        model.weigh(text, context=context, **how)[1] for text, context in pairs
+    assert [best for _, best in model.score(texts, context=contexts, **how)] == [
+        model.score(text, context=context, **how)[1] for text, context in pairs
     ]
 
 

@@ -19,12 +19,12 @@ from numpy.testing import assert_array_equal
 import tokenv
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.data.corpus import CorpusOpener
+from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.library import hub
-from tokenv.library.environments import PlayedBytesEnv
+from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import trust
 from tokenv.storage.checksums import write_digests
 from tokenv.training.trainer import train
@@ -38,7 +38,7 @@ ACTIONS = np.random.default_rng(0).integers(0, 2, (LENGTH - 1, 2))
 def by_hand(run: Path, seq_len: int | None = None) -> dict[str, Any]:
     model = tokenv.load(run)
     config = model.config.data if seq_len is None else replace(model.config.data, seq_len=seq_len)
-    return {"lm": model.lm, "source": CorpusOpener(config)}
+    return {"lm": model.lm, "source": CorpusFactory(config)}
 
 
 def episode(env: Any) -> list[Any]:
@@ -220,8 +220,8 @@ def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Pa
     (tmp_path / "their_player.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="trust=their_player:Theirs"):
-        PlayedBytesEnv(run=str(saved))
-    env = PlayedBytesEnv(run=str(saved), trust="their_player:Theirs", seq_len=LENGTH)
+        TrainedModelBytesEnv(run=str(saved))
+    env = TrainedModelBytesEnv(run=str(saved), trust="their_player:Theirs", seq_len=LENGTH)
     packed = io.BytesIO(pickle.dumps(env))
     assert_same_episodes(pickle.load(packed), env)  # the word was the user's, and goes along
-    assert trust.words() == []
+    assert trust.as_cli_args() == []

@@ -77,7 +77,7 @@ def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, mon
         expected = [model.log_likelihood(row[each], context=row["context"], seed=3) for each in ("ending", "other")]
         assert [answer[0][0] for answer in told] == pytest.approx(expected, rel=1e-5)
         assert [answer[0][1] for answer in told] == [
-            model.weigh(row[each], context=row["context"], seed=3)[1] for each in ("ending", "other")
+            model.score(row[each], context=row["context"], seed=3)[1] for each in ("ending", "other")
         ]
         right += expected[0] > expected[1]
     assert found["results"]["tokenv_choice"]["acc,none"] == right / 2
@@ -96,19 +96,19 @@ def requests(*of: Any) -> list[Any]:
 
 
 def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -> None:
-    from tokenv.library.lm_eval_model import Harness
+    from tokenv.library.lm_eval_model import TokenvLM
 
-    asked = Harness(str(tiny_run))
+    asked = TokenvLM(str(tiny_run))
     assert asked.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
     assert asked.loglikelihood_rolling(requests(("",), ("x",)), disable_tqdm=True) == [0.0, 0.0]
-    assert asked.loglikelihood(requests(("", "xy")), disable_tqdm=True) == [model.weigh("xy")]
+    assert asked.loglikelihood(requests(("", "xy")), disable_tqdm=True) == [model.score("xy")]
     assert asked.loglikelihood_rolling(requests((TEXT,)), disable_tqdm=True) == [model.log_likelihood(TEXT)]
 
 
 def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
-    from tokenv.library.lm_eval_model import Harness
+    from tokenv.library.lm_eval_model import TokenvLM
 
-    asked = Harness(str(tiny_run), seed=2, max_new=7)
+    asked = TokenvLM(str(tiny_run), seed=2, max_new=7)
     (plain, sampled, longer) = asked.generate_until(
         requests(
             ("für", {}),
@@ -123,10 +123,10 @@ def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
 
 
 def test_the_harness_may_find_it_by_itself() -> None:
-    from tokenv.library.lm_eval_model import Harness
+    from tokenv.library.lm_eval_model import TokenvLM
 
     (found,) = entry_points(group="lm_eval.models", name="tokenv")
-    assert found.load() is Harness
+    assert found.load() is TokenvLM
 
 
 @pytest.mark.filterwarnings("default")  # the harness's own

@@ -8,7 +8,7 @@ import torch
 import tokenv
 from tokenv import Model
 from tokenv.data.sources import TensorSource
-from tokenv.evaluation.loaded_run import load_run, weigh
+from tokenv.evaluation.loaded_run import load_run, score_text
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
@@ -22,8 +22,8 @@ def model(tiny_run: Path) -> Model:
 def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_run: Path, length: int) -> None:
     """With the distributions of plain forward passes over the windows that begin at 0, 16, 32, ... and the end."""
     trained, text = load_run(str(tiny_run)), TEXT.encode()[:length]
-    nats, best = weigh(trained, text, threshold=True, greedy=True)
-    assert nats[1:] == weigh(trained, text, threshold=True)[0][1:]
+    nats, best = score_text(trained, text, threshold=True, greedy=True)
+    assert nats[1:] == score_text(trained, text, threshold=True)[0][1:]
     assert len(best) == length
     assert best[0] is False
     lm, agent = trained.parts.lm, trained.parts.agent
@@ -42,8 +42,8 @@ def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_
 
 def test_what_the_model_writes_greedily_is_greedy(model: Model) -> None:
     written = model.generate(b"a", 12, temperature=0)
-    assert model.weigh(written[1:], context=b"a")[1] is True
+    assert model.score(written[1:], context=b"a")[1] is True
     for i in range(1, len(written)):
         other = written[:i] + bytes([written[i] ^ 1]) + written[i + 1 :]
-        assert model.weigh(other[1:], context=b"a")[1] is False
-    assert model.weigh(TEXT, context="x")[0] == model.log_likelihood(TEXT, context="x")
+        assert model.score(other[1:], context=b"a")[1] is False
+    assert model.score(TEXT, context="x")[0] == model.log_likelihood(TEXT, context="x")

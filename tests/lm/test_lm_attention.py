@@ -15,13 +15,13 @@ from tokenv.lm.attention import (
     SMALL_BLOCK,
     BlockedAttention,
     _flex_mask,
-    attention_for,
     block_queries,
     causal_attention,
-    flex,
     flex_attention,
+    flex_with_mask,
     local_attention,
     reference_attention,
+    select_attention,
 )
 
 SOFTCAP = 2.0  # low, so that the cap bends the scores
@@ -106,14 +106,14 @@ def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window, bl
 def test_compiled_flex_reads_the_blocks_of_its_mask(length, window, block):
     qkv = [x.detach() for x in random_qkv(length, 2, 16, dtype=torch.float32)]
     mask = _flex_mask(length, window, torch.device("cpu"), block)
-    got = torch.compile(flex, dynamic=False)(*qkv, SOFTCAP, mask)
+    got = torch.compile(flex_with_mask, dynamic=False)(*qkv, SOFTCAP, mask)
     torch.testing.assert_close(got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_chosen_attention_is_one_of_them(window):
     qkv = random_qkv(23, 2, 4)
-    chosen = attention_for(23, torch.device("cpu"), SOFTCAP, window)
+    chosen = select_attention(23, torch.device("cpu"), SOFTCAP, window)
     torch.testing.assert_close(chosen(*qkv), reference_attention(*qkv, SOFTCAP, window))
 
 

@@ -9,9 +9,9 @@ from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.lm import unet
-from tokenv.lm.attention import flex, reference_attention
+from tokenv.lm.attention import flex_with_mask, reference_attention
 from tokenv.lm.config import POOLINGS, UNetConfig
-from tokenv.lm.packing import BLOCK, Pack, capacity
+from tokenv.lm.packing import BLOCK, Pack, bucket_size
 from tokenv.lm.unet import UNet
 
 LENGTH = 14
@@ -20,7 +20,7 @@ masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), 
 
 def values_and_gradients(lm, symbol_BN, action_BN, boundary_BN):
     lm.zero_grad()
-    y = lm.read_out(lm.encode(symbol_BN), action_BN, boundary_BN)
+    y = lm.decode_hidden(lm.encode(symbol_BN), action_BN, boundary_BN)
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
     return [y.detach()] + [p.grad.clone() for p in lm.parameters() if p.grad is not None]
 
@@ -51,16 +51,18 @@ def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 2))
 def test_the_block_mask_shows_each_token_its_own_past(count, spare):
     """On a CPU flex_attention reads the mask function alone; which blocks are computed is checked entry by entry."""
-    capacity = (-(-sum(count) // BLOCK) + spare) * BLOCK
-    pack = Pack.of(torch.tensor(count), max(count), capacity)
-    row_C = torch.cat([torch.full((n,), b) for b, n in enumerate(count)] + [torch.full((capacity - sum(count),), -1)])
-    past = torch.ones(capacity, capacity, dtype=torch.bool).tril()
+    bucket_size = (-(-sum(count) // BLOCK) + spare) * BLOCK
+    pack = Pack.of(torch.tensor(count), max(count), bucket_size)
+    row_C = torch.cat(
+        [torch.full((n,), b) for b, n in enumerate(count)] + [torch.full((bucket_size - sum(count),), -1)]
+    )
+    past = torch.ones(bucket_size, bucket_size, dtype=torch.bool).tril()
     visible = past & (row_C[:, None] == row_C)
     mask = pack.block_mask()
-    i = torch.arange(capacity)
+    i = torch.arange(bucket_size)
     assert torch.equal(mask.mask_mod(0, 0, i[:, None], i[None, :]), visible)
 
-    blocks = capacity // BLOCK
+    blocks = bucket_size // BLOCK
     tiles = visible.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
     partly, wholly = listed(mask.kv_num_blocks, mask.kv_indices), listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (partly & wholly).any()
@@ -84,7 +86,7 @@ def test_attention_under_the_block_mask_is_that_of_the_sequences_alone():
     count, softcap = torch.tensor([150, 3, 200]), 7.0
     pack = Pack.of(count, 200, 3 * BLOCK)
     q, k, v = torch.randn(3, 1, 2, 3 * BLOCK, 8, dtype=torch.float64)
-    got = flex(q, k, v, softcap, pack.block_mask())
+    got = flex_with_mask(q, k, v, softcap, pack.block_mask())
     on_cpu = pack.attention(softcap)(q, k, v)
     start = 0
     for n in count.tolist():
@@ -97,11 +99,11 @@ def test_attention_under_the_block_mask_is_that_of_the_sequences_alone():
 
 @given(st.integers(1, 10**7))
 def test_a_pack_has_room_for_all_and_little_more(total):
-    places = capacity(total)
+    places = bucket_size(total)
     assert places % BLOCK == 0
     assert total <= places <= max(total * 17 // 16, total + BLOCK)
     # A few hundredths more or less take few sizes.
-    assert len({capacity(round(total * (1 + share / 1000))) for share in range(-30, 31)}) <= 3
+    assert len({bucket_size(round(total * (1 + share / 1000))) for share in range(-30, 31)}) <= 3
 
 
 @pytest.mark.slow
@@ -124,7 +126,7 @@ def test_what_is_compiled_says_the_same_and_compiles_nothing_for_another_number_
     plain = list(passes())
     tokens = [int(action_BT.sum()) for action_BT, *_ in plain]
     assert len(set(tokens)) > 3
-    assert len({capacity(number) for number in tokens}) == 1
+    assert len({bucket_size(number) for number in tokens}) == 1
     lm.compile_layers()
     agent.compile_draw()
     compiled = []

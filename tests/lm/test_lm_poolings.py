@@ -63,7 +63,7 @@ def dense_mean(lm, x_BTD, boundary_BT):
         position[b, 1 : len(at) + 1] = at
     up = published_weights(boundary_BT.cumsum(1), count + 1)
     up = up / (up.sum(2, keepdim=True) + 1e-9)
-    return x_BTD + up @ lm.contextualise(token, position)
+    return x_BTD + up @ lm.apply_token_layers(token, position)
 
 
 @settings(deadline=None, max_examples=20)
@@ -75,14 +75,14 @@ def test_mean_is_nawrots_dense_formula_in_value_and_gradient(mask, force, multip
     action_BT[:, -1] |= action_BT.sum(1) == 0
     x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64, requires_grad=True)
     boundary_BT = action_BT.double().requires_grad_()
-    got = lm.pooling(x_BTD, action_BT, boundary_BT, lm.contextualise, multiple)
+    got = lm.pooling(x_BTD, action_BT, boundary_BT, lm.apply_token_layers, multiple)
     expected = dense_mean(lm, x_BTD, boundary_BT)
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
     inputs = (boundary_BT, x_BTD, lm.pooling.null_D, lm.pooling.norm.weight)
     weight = torch.randn_like(got)
     grads = [torch.autograd.grad((y * weight).sum(), inputs) for y in (got, expected)]
     torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
-    hard = lm.pooling(x_BTD, action_BT, None, lm.contextualise)
+    hard = lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers)
     torch.testing.assert_close(hard, got, rtol=1e-12, atol=1e-12)
 
 
@@ -103,7 +103,7 @@ def plain_smooth(lm, x_BTD, action_BT, prob_BT):
     rows = []
     for x_TD, action_T, prob_T in zip(x_BTD, action_BT, prob_BT, strict=True):
         at = action_T.nonzero().flatten()
-        token_MD = lm.contextualise(x_TD[at][None], at[None])[0]
+        token_MD = lm.apply_token_layers(x_TD[at][None], at[None])[0]
         z, k, row = 0.0, 0, []
         for x, b, p in zip(x_TD, action_T.tolist(), prob_T, strict=True):
             if b:
@@ -123,7 +123,7 @@ def test_smooth_is_hnets_formula_in_value_and_gradient(mask, multiple, seed):
     lm, action_BT = small_lm("smooth"), forced_first(mask)
     x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64, requires_grad=True)
     prob_BT = probability_of(action_BT).requires_grad_()
-    got = lm.pooling(x_BTD, action_BT, prob_BT, lm.contextualise, multiple)
+    got = lm.pooling(x_BTD, action_BT, prob_BT, lm.apply_token_layers, multiple)
     expected = plain_smooth(lm, x_BTD, action_BT, prob_BT)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     weight = torch.randn_like(got)
@@ -135,7 +135,7 @@ def test_smooth_without_probabilities_selects_and_distributes():
     smooth, select = small_lm("smooth"), small_lm("select")
     select.load_state_dict(smooth.state_dict(), strict=False)
     action_BT, x_BTD = forced_first([[0, 1, 0, 0, 1, 1]]), torch.randn(1, 6, 8, dtype=torch.float64)
-    bare, added = (lm.pooling(x_BTD, action_BT, None, lm.contextualise) for lm in (smooth, select))
+    bare, added = (lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers) for lm in (smooth, select))
     torch.testing.assert_close(bare - smooth.pooling.residual_proj(x_BTD), added - x_BTD)
 
 
@@ -234,12 +234,12 @@ def test_an_unknown_pooling_is_refused():
 @given(masks, st.sampled_from([torch.float64, torch.bfloat16]), st.integers(0, 3), seeds)
 def test_gathering_what_is_sorted_equals_gathering_in_value_and_gradient(mask, dtype, spare, seed):
     torch.manual_seed(seed)
-    newest_BT = segment(forced_first(mask)).newest_BT
+    token_index_BT = segment(forced_first(mask)).token_index_BT
     x_BMD = torch.randn(2, LENGTH + spare, 8).to(dtype).requires_grad_()
     weight = torch.randn(2, LENGTH, 8).to(dtype)
-    expected = torch.stack([x_D[row_T] for x_D, row_T in zip(x_BMD.double(), newest_BT, strict=True)])
+    expected = torch.stack([x_D[row_T] for x_D, row_T in zip(x_BMD.double(), token_index_BT, strict=True)])
     (wanted,) = torch.autograd.grad((expected * weight).sum(), x_BMD)
-    got = SortedGather.apply(x_BMD, newest_BT)
+    got = SortedGather.apply(x_BMD, token_index_BT)
     assert torch.equal(got.double(), expected)
     (gradient,) = torch.autograd.grad((got * weight).sum(), x_BMD)
     torch.testing.assert_close(gradient, wanted)

@@ -34,10 +34,10 @@ def make_codec(density, channels=1):
     return SeriesCodec(16, channels, density).double()
 
 
-def make_symbol(value, location=0.0, scale=1.0, counted=1.0, last=None):
+def make_symbol(value, location=0.0, scale=1.0, loss_mask=1.0, last=None):
     """[.., C] -> [.., C, 5]."""
     value = torch.as_tensor(value, dtype=torch.float64)
-    parts = (location, scale, counted, location if last is None else last)
+    parts = (location, scale, loss_mask, location if last is None else last)
     rest = [torch.as_tensor(x, dtype=torch.float64).expand(value.shape) for x in parts]
     return torch.stack([value, *rest], -1)
 
@@ -169,7 +169,7 @@ def test_missing_values_are_worth_exactly_nothing(density):
     symbol[3, :, 3] = 0  # in the context
     parameters = parameters_for(codec, 4).requires_grad_()
     log_prob = codec.log_prob(parameters, symbol)
-    assert codec.counted(symbol).tolist() == [3, 2, 0, 0]
+    assert codec.loss_mask(symbol).tolist() == [3, 2, 0, 0]
     assert log_prob.isfinite().all()
     assert log_prob[2:].tolist() == [0, 0]
     (log_prob.sum() + codec.embed(symbol).sum()).backward()
@@ -244,7 +244,7 @@ def test_a_residual_density_is_that_of_the_difference(density):
     missing = make_symbol(torch.full_like(last, math.nan), location, scale, last=last)
     for symbol in (before, missing):
         ahead = make_symbol(value, location, scale, last=77.0)[:, None]
-        assert_close(residual.log_prob_ahead(parameters[:, None], symbol, ahead)[:, 0], expected)
+        assert_close(residual.log_prob_horizon(parameters[:, None], symbol, ahead)[:, 0], expected)
     draws = [
         codec.sample(parameters, generator=torch.Generator().manual_seed(0), **more)
         for codec, more in ((residual, {"after": before}), (plain, {}))
@@ -257,7 +257,7 @@ def test_only_residual_densities_read_the_last_value():
     codec, parameters = make_codec("student_t"), parameters_for(make_codec("student_t"), 3)
     one, other = (make_symbol(torch.ones(3, 1), last=last) for last in (0.0, 4.0))
     assert torch.equal(codec.log_prob(parameters, one), codec.log_prob(parameters, other))
-    assert torch.equal(codec.log_prob_ahead(parameters, one, one), codec.log_prob(parameters, one))
+    assert torch.equal(codec.log_prob_horizon(parameters, one, one), codec.log_prob(parameters, one))
     assert not codec.base(other).any()
 
 

@@ -132,9 +132,9 @@ def test_tokens_stand_at_their_boundaries_byte_positions():
     x_BND = lm.encode(torch.randint(256, action_BN.shape))
     token_BMD = select(x_BND, segment(action_BN))
     byte_BM, index_BM = torch.tensor([[0, 3, 8, 9]]), torch.arange(4)[None]
-    by_byte, by_index = (lm.contextualise(token_BMD, position) for position in (byte_BM, index_BM))
+    by_byte, by_index = (lm.apply_token_layers(token_BMD, position) for position in (byte_BM, index_BM))
     assert not torch.allclose(by_byte, by_index)
-    torch.testing.assert_close(lm.contextualise(token_BMD, byte_BM + 5), by_byte)
+    torch.testing.assert_close(lm.apply_token_layers(token_BMD, byte_BM + 5), by_byte)
     seen = {}
     lm.mid[-1].register_forward_hook(lambda layer, args, out: seen.setdefault("out", out))
     lm.decode(x_BND, action_BN)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.plotting.characters import Character, characters, visible
+from tokenv.plotting.characters import Character, characters, escape
 
 SAMPLE = st.one_of(
     st.binary(max_size=60),
@@ -30,7 +30,7 @@ def test_byte_ranges_follow_one_another_and_cover_the_data(data):
 def test_characters_are_those_of_pythons_own_decoder(data):
     # surrogateescape keeps every byte it cannot decode, one by one, as one lone surrogate.
     decoded = data.decode("utf-8", errors="surrogateescape")
-    expected = [f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else visible(c) for c in decoded]
+    expected = [f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else escape(c) for c in decoded]
     assert [c.text for c in plain(data)] == expected
 
 
@@ -75,8 +75,8 @@ def test_what_has_no_visible_form_is_escaped(data, texts):
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
 def test_visible_leaves_nothing_for_a_terminal_to_obey(text):
-    shown = visible(text)
-    assert visible(shown) == shown
+    shown = escape(text)
+    assert escape(shown) == shown
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
     shown.encode("utf-8")
 

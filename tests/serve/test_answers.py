@@ -7,26 +7,26 @@ import torch
 from pages import Page
 
 import tokenv
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.library.handlers import LONGEST, Asked, answer, page
-from tokenv.library.model_cache import KEPT, Shelf
-from tokenv.storage.checkpoints import complete
+from tokenv.library.handlers import LONGEST, SegmentRequest, answer, page
+from tokenv.library.model_cache import KEPT, ModelCache
+from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
 TEXT = "some <b>words</b> für\nall & none " * 3
 
 
 @pytest.fixture
-def shelf(tiny_run: Path) -> Shelf:
-    return Shelf([str(tiny_run)], "latest")
+def shelf(tiny_run: Path) -> ModelCache:
+    return ModelCache([str(tiny_run)], "latest")
 
 
-def test_a_text_is_cut_as_the_library_cuts_it(shelf: Shelf, tiny_run: Path) -> None:
-    for checkpoint in complete(tiny_run / "checkpoints"):
+def test_a_text_is_cut_as_the_library_cuts_it(shelf: ModelCache, tiny_run: Path) -> None:
+    for checkpoint in list_complete(tiny_run / "checkpoints"):
         for threshold in (False, True):
-            asked = Asked(TEXT, {str(tiny_run): checkpoint.name}, threshold=threshold)
+            asked = SegmentRequest(TEXT, {str(tiny_run): checkpoint.name}, threshold=threshold)
             (said,) = answer(shelf, asked, seed=3)["runs"]
             spans = tokenv.load(checkpoint).spans(TEXT, seed=3, threshold=threshold)
             assert said["spans"] == spans.as_dict()
@@ -35,20 +35,22 @@ def test_a_text_is_cut_as_the_library_cuts_it(shelf: Shelf, tiny_run: Path) -> N
             assert Page(said["html"]).texts == [TEXT]
 
 
-def test_the_chosen_checkpoint_is_where_it_begins(shelf: Shelf, tiny_run: Path) -> None:
-    last = complete(tiny_run / "checkpoints")[-1].name
+def test_the_chosen_checkpoint_is_where_it_begins(shelf: ModelCache, tiny_run: Path) -> None:
+    last = list_complete(tiny_run / "checkpoints")[-1].name
     (run,) = shelf.as_list()
     assert run["chosen"] == last
-    assert [kept["name"] for kept in run["checkpoints"]] == [path.name for path in complete(tiny_run / "checkpoints")]
+    assert [kept["name"] for kept in run["checkpoints"]] == [
+        path.name for path in list_complete(tiny_run / "checkpoints")
+    ]
     assert len(run["checkpoints"]) == 3
     assert run["checkpoints"][0]["told"].startswith("1,024 bytes of training, ")
-    assert answer(shelf, Asked("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
+    assert answer(shelf, SegmentRequest("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 1.0])
 @pytest.mark.parametrize("threshold", [False, True])
-def test_the_rate_is_the_asked_one(shelf: Shelf, tiny_run: Path, rate: float, threshold: bool) -> None:
-    (said,) = answer(shelf, Asked(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
+def test_the_rate_is_the_asked_one(shelf: ModelCache, tiny_run: Path, rate: float, threshold: bool) -> None:
+    (said,) = answer(shelf, SegmentRequest(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
     drawn, wanted = sum(said["spans"]["boundary"]), rate * len(TEXT.encode())
     forced = -(-len(TEXT.encode()) // 32)  # one at the beginning of every piece
     assert abs(drawn - max(wanted, forced)) <= (3 if threshold else 1)  # a boundary may bring others along
@@ -68,11 +70,11 @@ def test_probabilities_are_those_of_the_shifted_logits(tiny_run: Path) -> None:
 @pytest.mark.parametrize("agent", ["uniform", "whitespace"])
 def test_who_has_no_logits_cannot_be_moved(agent: str, tmp_path: Path, tiny_settings: dict) -> None:
     train(resolve([], tiny_settings | {"agent": {"name": agent}}), tmp_path / "checkpoints", lambda *_: None)
-    shelf = Shelf([str(tmp_path)], "best")
-    (said,) = answer(shelf, Asked(TEXT, rate=0.3), seed=0)["runs"]
+    shelf = ModelCache([str(tmp_path)], "best")
+    (said,) = answer(shelf, SegmentRequest(TEXT, rate=0.3), seed=0)["runs"]
     assert "does not draw by logits" in said["error"]
     assert "spans" not in said
-    (said,) = answer(shelf, Asked(TEXT), seed=0)["runs"]
+    (said,) = answer(shelf, SegmentRequest(TEXT), seed=0)["runs"]
     assert "error" not in said
 
 
@@ -86,15 +88,15 @@ def test_a_rate_that_is_none(tiny_run: Path, rate: float) -> None:
         tokenv.load(tiny_run).spans("ab", rate=rate)
 
 
-def test_a_checkpoint_that_is_gone(shelf: Shelf, tiny_run: Path) -> None:
+def test_a_checkpoint_that_is_gone(shelf: ModelCache, tiny_run: Path) -> None:
     with pytest.raises(MissingFileError, match="reload the page"):
         shelf.model(str(tiny_run), "step-99999999")
-    (said,) = answer(shelf, Asked("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
+    (said,) = answer(shelf, SegmentRequest("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
     assert "has no checkpoint '../../secret' any more" in said["error"]
 
 
-def test_few_models_are_kept(shelf: Shelf, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [path.name for path in complete(tiny_run / "checkpoints")]
+def test_few_models_are_kept(shelf: ModelCache, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [path.name for path in list_complete(tiny_run / "checkpoints")]
     first = shelf.model(str(tiny_run), names[0])
     assert shelf.model(str(tiny_run), names[0]) is first
     monkeypatch.setattr(shelf, "_kept", 2)
@@ -119,13 +121,13 @@ def test_few_models_are_kept(shelf: Shelf, tiny_run: Path, monkeypatch: pytest.M
 )
 def test_what_cannot_be_asked(values: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        make(Asked, values)
+        from_dict(SegmentRequest, values)
 
 
 def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> None:
     evil = tmp_path / "<img src=x>\x1b"
     evil.symlink_to(tiny_run)
-    shelf = Shelf([str(evil)], "latest")
+    shelf = ModelCache([str(evil)], "latest")
     shown = page(shelf, seed=0)
     assert "<img" not in shown
     assert "\x1b" not in shown + str(shelf.as_list())
@@ -134,14 +136,14 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
     assert {"textarea", "input", "template", "script"} <= found.tags
 
 
-def test_the_text_comes_first_then_the_result_then_the_controls(shelf: Shelf) -> None:
+def test_the_text_comes_first_then_the_result_then_the_controls(shelf: ModelCache) -> None:
     shown = page(shelf, seed=0)
     places = [shown.index(part) for part in ('id="text"', 'id="status"', 'id="runs"', 'class="legend"', 'id="rate"')]
     assert places == sorted(places)
 
 
-def test_a_text_has_no_tab_stop_of_its_own(shelf: Shelf) -> None:
-    (said,) = answer(shelf, Asked(TEXT), seed=0)["runs"]
+def test_a_text_has_no_tab_stop_of_its_own(shelf: ModelCache) -> None:
+    (said,) = answer(shelf, SegmentRequest(TEXT), seed=0)["runs"]
     stops = [attrs["tabindex"] for attrs in Page(said["html"]).spans if "tabindex" in attrs]
     assert stops == ["-1"] * len(stops)  # the page's script makes one
     assert stops

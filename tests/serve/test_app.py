@@ -25,7 +25,7 @@ import tokenv
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
 from tokenv.library.handlers import LONGEST
-from tokenv.library.model_cache import Shelf
+from tokenv.library.model_cache import ModelCache
 from tokenv.library.server import LARGEST, LOCAL, WAITING, application, host_names, in_url, listen
 
 pytest.importorskip("starlette")
@@ -40,7 +40,7 @@ def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple
 
 @pytest.fixture
 def app(tiny_run: Path) -> Any:
-    return application(Shelf([str(tiny_run)], "latest"), seed=3)
+    return application(ModelCache([str(tiny_run)], "latest"), seed=3)
 
 
 def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None:
@@ -90,7 +90,7 @@ def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> No
     assert ask(app, "/", host="evil.example")[0] == 400
     assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
     assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
-    everywhere = application(Shelf([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
+    everywhere = application(ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
     assert ask(everywhere, "/", host="machine.example")[0] == 200
     assert ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0] == 403
 
@@ -110,7 +110,7 @@ def test_every_loopback_address_checks_the_host(host: str, tiny_run: Path) -> No
         pytest.skip(f"this machine does not listen on {host}")
     with listening:
         names = host_names(host, listening.getsockname()[0])
-    app = application(Shelf([str(tiny_run)], "latest"), names=names)
+    app = application(ModelCache([str(tiny_run)], "latest"), names=names)
     for own in (in_url(host), "127.0.0.1", "localhost", "[::1]"):
         assert ask(app, "/", host=f"{own}:8123")[0] == 200
     assert ask(app, "/", host="evil.example")[0] == (200 if host == "0.0.0.0" else 400)
@@ -155,7 +155,7 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, mon
 
 def test_a_client_that_goes_stops_before_the_next_run(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(tiny_run)
-    shelf = Shelf([str(tiny_run), str(tmp_path / "other")], "latest")
+    shelf = ModelCache([str(tiny_run), str(tmp_path / "other")], "latest")
     began: list[str] = []
 
     async def leave() -> None:

@@ -22,7 +22,7 @@ def save(folder: Path, step: int, loss: float | None = None, keep: int = 2) -> P
 
 
 def names(folder: Path) -> list[str]:
-    return [path.name for path in checkpoints.complete(folder)]
+    return [path.name for path in checkpoints.list_complete(folder)]
 
 
 def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:

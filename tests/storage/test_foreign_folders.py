@@ -18,8 +18,8 @@ from tiny import settings
 import tokenv
 from tokenv.cli.sacred import FileStorageObserver
 from tokenv.compare.gpus import _locked
-from tokenv.compare.locks import Claim, claim
-from tokenv.compare.run_evaluation import FILE, Wishes, assessed
+from tokenv.compare.locks import RunLock, acquire_run
+from tokenv.compare.run_evaluation import FILE, EvaluationRequest, load_evaluation
 from tokenv.compare.store import read_run
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
@@ -86,7 +86,7 @@ def test_folders_are_replaced_where_links_lie(victim: Path, foreign: Path, tmp_p
         (foreign / link).symlink_to(own)
     with atomic.replacing_folder(foreign / "step-1") as partial:
         (partial / "a").write_text("new")
-    atomic.sweep(foreign)
+    atomic.remove_partial_files(foreign)
     assert [path.name for path in foreign.iterdir()] == ["step-1"]
     assert not (foreign / "step-1").is_symlink()
     assert [path.name for path in own.iterdir()] == ["kept"]
@@ -167,14 +167,14 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, run: Path) -> Non
         path.write_bytes(kept)
     assert read_run(run) is not None
     put(run / FILE)
-    assert assessed(run, Wishes()) is None
+    assert load_evaluation(run, EvaluationRequest()) is None
     put(run / "checkpoints" / "progress.json")
     assert read_progress(run / "checkpoints") is None
-    held = claim(Config(), run.parent)
-    assert isinstance(held, Claim)
+    held = acquire_run(Config(), run.parent)
+    assert isinstance(held, RunLock)
     if kind != "folder":
         put(held.path)
-        assert isinstance(claim(Config(), run.parent), Claim)
+        assert isinstance(acquire_run(Config(), run.parent), RunLock)
     put(checkpoint / DIGESTS)
     with pytest.raises(checkpoints.DamagedError, match=f"digests.json: a {kind}: expected a regular file"):
         verify(checkpoint)
@@ -224,7 +224,7 @@ def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -1e10])
 def test_weights_that_no_training_leaves_are_refused(value: float, run: Path) -> None:
-    for path in checkpoints.complete(run / "checkpoints"):
+    for path in checkpoints.list_complete(run / "checkpoints"):
         tensors = checkpoints.load_file(path / checkpoints.MODEL)
         tensors["lm.head.weight"][3, 1] = value
         checkpoints.save_file(tensors, path / checkpoints.MODEL)

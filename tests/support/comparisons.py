@@ -8,12 +8,12 @@ from dataclasses import fields, replace
 import numpy as np
 
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
-from tokenv.compare.run_evaluation import VERSION, Agreement, Assessment, Learned, Passage, Wishes
+from tokenv.compare.run_evaluation import VERSION, Agreement, EvaluationRequest, Learned, Passage, RunEvaluation
 from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig
-from tokenv.evaluation.report import Window
+from tokenv.evaluation.report import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [
@@ -39,10 +39,10 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         "train/neg_log_prob": (x, [0.1 + 0.4 / (i + 1) for i in range(points)]),
         "validation/bits_per_byte": (x[9::10], [bits + 3 / (i + 1) for i in range(9, points, 10)]),
     }
-    assessment = Assessment(
+    assessment = RunEvaluation(
         version=VERSION,
         checkpoint="step-1",
-        wishes=Wishes(2, 0),
+        evaluation_request=EvaluationRequest(2, 0),
         fingerprint="",
         unit="bits_per_byte",
         loss=[bits],
@@ -69,7 +69,7 @@ def changed(run, **changes):
     """The run with other values of its own or of its assessment; a loss is that of its only sequence."""
     if "loss" in changes:
         changes["loss"] = [changes["loss"]]
-    assessed = {field.name: changes.pop(field.name) for field in fields(Assessment) if field.name in changes}
+    assessed = {field.name: changes.pop(field.name) for field in fields(RunEvaluation) if field.name in changes}
     return replace(run, assessment=replace(run.assessment, **assessed), **changes)
 
 
@@ -85,7 +85,9 @@ def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
     value_NC = generator.normal(size=(steps, channels)).cumsum(0).astype(object)
     value_NC[generator.random((steps, channels)) < 0.1] = None
     probability, action = generator.random(steps - 1).tolist(), [int(i % 5 == 0) for i in range(steps - 1)]
-    return Window(name, value_NC.tolist(), probability, action, [i % 9 == 8 for i in range(steps)] if gold else None)
+    return SeriesExcerpt(
+        name, value_NC.tolist(), probability, action, [i % 9 == 8 for i in range(steps)] if gold else None
+    )
 
 
 def of_series(method, **changes):

@@ -25,7 +25,7 @@ from shrunk import CONFIGS
 from tokenv.cli.main import main
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.config import CompareOptions
-from tokenv.compare.run_evaluation import ForecastWish
+from tokenv.compare.run_evaluation import ForecastRequest
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
@@ -172,7 +172,7 @@ def keys_for(command):
         own += [
             f"{place}.{key}" for place in ("common", "methods.a", "shared", "protocols.a.common") for key in RUN_KEYS
         ]
-        own += [f"{place}.{key}" for place in ("forecast", "protocols.a.forecast") for key in keys_of(ForecastWish)]
+        own += [f"{place}.{key}" for place in ("forecast", "protocols.a.forecast") for key in keys_of(ForecastRequest)]
         own += ["tune.rate", "tune.train.learning_rate", "protocols.a.rates", "protocols.a.only"]
     if command == "evaluate":
         own += ["data.source", "data.seq_len", "data.validation_source", "task_files.piqa", "data.series.stride"]

@@ -59,7 +59,7 @@ def http_outcome(made):
 @functools.cache
 def _application(place):
     pytest.importorskip("starlette")
-    from tokenv.library.model_cache import Shelf
+    from tokenv.library.model_cache import ModelCache
     from tokenv.library.server import application
 
-    return application(Shelf([RUN], "latest"))
+    return application(ModelCache([RUN], "latest"))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from malformed import RUN, SERIES_RUN, flipped
 
 import tokenv
-from tokenv.core.errors import FailedError, UserError
+from tokenv.core.errors import RunFailedError, UserError
 
 TEXTS = [
     "",
@@ -171,9 +171,9 @@ def _harness_call(dice, context, text):
 
 @functools.cache
 def _harness():
-    from tokenv.library.lm_eval_model import Harness
+    from tokenv.library.lm_eval_model import TokenvLM
 
-    return Harness(RUN)
+    return TokenvLM(RUN)
 
 
 CALLS = {"frame": frame, "text": text_call}
@@ -184,7 +184,7 @@ def try_call(kind, seed):
     described, call = CALLS[kind](random.Random(f"{kind} {seed}"))
     try:
         call()
-    except (UserError, FailedError):
+    except (UserError, RunFailedError):
         return None
     except Exception as error:
         return described, f"traceback: {type(error).__name__}: {str(error)[:200]}"

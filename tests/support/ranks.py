@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.training import fsdp
-from tokenv.training.data_parallel import OwnSequences
-from tokenv.training.process_group import started_together
-from tokenv.training.update import accumulate, descend, descend_further, make_optimizer, pass_seed
+from tokenv.training.data_parallel import RankStream
+from tokenv.training.process_group import init_from_torchrun
+from tokenv.training.update import accumulate_gradients, make_optimizer, micro_batch_seed, optimizer_step, policy_epochs
 
 
 def in_processes(count, function, folder, *arguments):
@@ -54,7 +54,7 @@ def _in_process(rank, count, port, function, folder, arguments):
     os.environ.update({name: str(value) for name, value in told.items()})
     with open(folder / f"{rank}.err", "w") as errors, contextlib.redirect_stderr(errors):
         try:
-            with started_together() as ranks:
+            with init_from_torchrun() as ranks:
                 found = function(ranks, *arguments)
         except BaseException as error:
             found = f"{type(error).__name__}: {error}"
@@ -65,39 +65,41 @@ def _in_process(rank, count, port, function, folder, arguments):
 def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     """Some updates, by the functions that the training loop makes them of: metrics, gradients, and the end's state."""
     config = resolve([], settings)
-    parts = build_parts(config)
+    parts = build_components(config)
     if parts.estimator is not None:
         parts.estimator.double()
     for parameter in parts.agent.parameters():
         parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
     parts.lm.requires_grad_(not frozen)
-    team = ranks.team(config.train, together=parts.remembers)
-    source = OwnSequences(load_corpus(config.data).streams(1, seed=config.seed), team.slots)
+    team = ranks.team(config.train, together=parts.has_cross_step_state)
+    source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.slots)
     rows, agent = len(team.slots.rows), parts.agent
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.shard > 1 and ranks.size > 1:
-        optimizer = fsdp.shard(parts, optimizer, config, ranks)
+        optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
     found = []
     for step in range(steps):
 
         def one_pass(number, step=step):
-            env.set_seed(pass_seed(config.seed, step, number))
+            env.set_seed(micro_batch_seed(config.seed, step, number))
             length_B = None
             if ragged:
                 lengths = np.random.default_rng([step, number]).integers(5, 33, config.train.batch_size)
                 length_B = torch.from_numpy(lengths)[team.slots.rows.start : team.slots.rows.stop]
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
-        figures, rollouts = accumulate(one_pass, parts, config.loss, team)
-        gradients = fsdp.gathered({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
+        gradients = fsdp.gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        descend(optimizer, parameters, config.train.clip)
-        descend_further(optimizer, rollouts, parts, config, team)
+        optimizer_step(optimizer, parameters, config.train.clip)
+        policy_epochs(optimizer, rollouts, parts, config, team)
         found.append((figures.read(), gradients))
-    return found, {name: tensor.detach().clone() for name, tensor in fsdp.gathered(parts.state_dict()).items()}
+    return found, {
+        name: tensor.detach().clone() for name, tensor in fsdp.gather_full_tensors(parts.state_dict()).items()
+    }
 
 
 def all_updates(ranks, cases):

@@ -4,9 +4,9 @@ import torch
 
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
-from tokenv.agents.strict import Strict
+from tokenv.agents.strict import ExactCount
 from tokenv.core.rates import RateRange
-from tokenv.evaluation.rate_curve import losses_at_rates
+from tokenv.evaluation.rate_curve import evaluate_rates
 
 RANGE = RateRange(0.1, 0.6)
 
@@ -25,7 +25,7 @@ def told_agents(width, length):
         "learned, w = 0": stir(Learned(width, window=0, scale=1.0, rates=RANGE)).double(),
         "learned, w = 3": stir(Learned(width, window=3, scale=1.0, rates=RANGE)).double(),
         "learned, evaluating": stir(Learned(width, window=3, scale=1.0, rates=RANGE)).double().eval(),
-        "strict, w = 2": stir(Strict(width, length, window=2, scale=1.0, rates=RANGE)).double(),
+        "strict, w = 2": stir(ExactCount(width, length, window=2, scale=1.0, rates=RANGE)).double(),
         "uniform": Uniform(0.3, length, rates=RANGE),
         "random": Random(0.3, length, rates=RANGE),
         "uniform, rounding at random": Uniform(0.3, length, rounding="random", rates=RANGE),
@@ -35,4 +35,4 @@ def told_agents(width, length):
 
 def rate_curve(*given, **named):
     """A model's points alone."""
-    return [point for point, _ in losses_at_rates(*given, **named)]
+    return [point for point, _ in evaluate_rates(*given, **named)]

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import TrainConfig
 from tokenv.core.errors import UserError
 from tokenv.storage import checkpoints
 from tokenv.training import update
-from tokenv.training.muon import orthogonal
+from tokenv.training.muon import orthogonalize
 
 
 def reference(matrix: Tensor) -> Tensor:
@@ -33,16 +33,16 @@ shapes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, m
 def test_orthogonal_moves_singular_values_alone(shapes: list[tuple[int, int]], seed: int, scale: float) -> None:
     numbers = torch.Generator().manual_seed(seed)
     matrices = [scale * torch.randn(shape, generator=numbers, dtype=torch.float64) for shape in shapes]
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
         assert torch.allclose(found, reference(matrix), atol=1e-8)
 
 
 def test_singular_values_come_near_one_and_nothing_stays_nothing() -> None:
     wide = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonal([wide])[0])
+    values = torch.linalg.svdvals(orthogonalize([wide])[0])
     assert values.min() > 0.65
     assert values.max() < 1.25
-    assert torch.equal(orthogonal([torch.zeros(3, 4)])[0], torch.zeros(3, 4))
+    assert torch.equal(orthogonalize([torch.zeros(3, 4)])[0], torch.zeros(3, 4))
 
 
 def some_steps(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> list[dict[str, Tensor]]:
@@ -73,7 +73,7 @@ def test_muon_learns_the_matrices_of_layers_and_adamw_all_else(tiny_settings: di
     for optimizer in ("adamw", "muon"):
         tiny_settings["train"]["optimizer"] = optimizer
         config = resolve([], tiny_settings)
-        found[optimizer] = build_parts(config).named_parameters()
+        found[optimizer] = build_components(config).named_parameters()
         start = {name: parameter.detach().clone() for name, parameter in found[optimizer].items()}
         gradients = some_steps(config.train, found[optimizer])
     others = {name for name in start if torch.equal(found["muon"][name], found["adamw"][name])}
@@ -105,12 +105,12 @@ def test_moments_of_the_other_optimizer_are_refused(tiny_settings: dict[str, Any
     both = {}
     for name in ("adamw", "muon"):
         config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"optimizer": name}})
-        parameters = build_parts(config).named_parameters()
+        parameters = build_components(config).named_parameters()
         optimizer = update.make_optimizer(config.train, parameters)
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        kept = update.kept_of_optimizer(config.train, parameters)
+        kept = update.expected_optimizer_state(config.train, parameters)
         both[name] = checkpoints.optimizer_tensors(optimizer, parameters), kept
         checkpoints.check_optimizer(*both[name], "here")
     for name, other in (("adamw", "muon"), ("muon", "adamw")):

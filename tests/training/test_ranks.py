@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.config import registry
-from tokenv.config.components import build_parts, check_parts
+from tokenv.config.components import build_components, check_components
 from tokenv.config.files import merge, resolve
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import load_corpus
 from tokenv.storage import checkpoints
 from tokenv.training import update
-from tokenv.training.data_parallel import OwnSequences, Slots
-from tokenv.training.process_group import Ranks, started_together
+from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.trainer import train
 
 EXACT = 1e-12
@@ -175,9 +175,9 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
         "sharded": trained(ranks, merge(RUN, SHARDS), folder / "sharded"),
         "sharded, resumed": trained(ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone),
         "not finite": broken(ranks, folder / "nan", lambda loss: loss * torch.nan),
-        "one fails": ended(ranks, lambda: ranks.all_or_none(lambda: work(ranks.rank))),
-        "none fails": ranks.all_or_none(lambda: ranks.rank),
-        "different": ended(ranks, lambda: ranks.check_same({"a": 1, "b": ranks.rank})),
+        "one fails": ended(ranks, lambda: ranks.run_on_all_ranks(lambda: work(ranks.rank))),
+        "none fails": ranks.run_on_all_ranks(lambda: ranks.rank),
+        "different": ended(ranks, lambda: ranks.assert_consistent({"a": 1, "b": ranks.rank})),
         "uneven": ended(
             ranks, lambda: trained(ranks, merge(RUN, {"train": {"batch_size": 3, "accumulate": 1}}), folder)
         ),
@@ -204,9 +204,9 @@ def streamed_alone(tmp_path_factory):
 def pair(tmp_path_factory, alone, streamed_alone):
     folder = tmp_path_factory.mktemp("pair")
     cases = {name: case for name, case in every_case(folder).items() if name in QUICK}
-    saved = checkpoints.complete(alone[1])[0]
+    saved = checkpoints.list_complete(alone[1])[0]
     _, streaming, tables = streamed_alone
-    more = tables, checkpoints.complete(streaming)[0]
+    more = tables, checkpoints.list_complete(streaming)[0]
     found = support.in_processes(2, all_in_a_pair, folder / "told", cases, folder, saved, *more)
     assert all(isinstance(each, dict) for each in found), found
     return found, cases, folder
@@ -258,7 +258,7 @@ def test_a_run_of_two_is_the_run_of_one(pair, alone, kind):
     for each in found:
         assert_same_run(each[kind], alone[0])
     assert {"calibrated/bits_per_byte", "validation/standard_error"} <= alone[0].keys()
-    one, two = (checkpoints.load(checkpoints.complete(of)[-1]) for of in (alone[1], folder / kind))
+    one, two = (checkpoints.load(checkpoints.list_complete(of)[-1]) for of in (alone[1], folder / kind))
     assert two.tensors.keys() == one.tensors.keys()
     assert two.optimizer.keys() == one.optimizer.keys()
     assert two.state["data"] == one.state["data"]
@@ -271,7 +271,7 @@ def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_
     found, _, folder = pair
     for each in found:
         assert_same_run(each[resumed], alone[0])
-    saved = checkpoints.complete(folder / kind)[0]
+    saved = checkpoints.list_complete(folder / kind)[0]
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
 
 
@@ -281,17 +281,19 @@ def test_a_streamed_run_of_two_is_that_of_one_and_goes_on_at_either(pair, stream
     for each in found:
         assert_same_run(each["streamed"], history)
         assert_same_run(each["streamed, resumed"], history)
-    for one, two in zip(checkpoints.complete(saved_alone), checkpoints.complete(folder / "streamed"), strict=True):
+    for one, two in zip(
+        checkpoints.list_complete(saved_alone), checkpoints.list_complete(folder / "streamed"), strict=True
+    ):
         places = checkpoints.load(one).state["data"]
         assert checkpoints.load(two).state["data"] == places
         assert len(places["streams"]) == 8
-    saved = checkpoints.complete(folder / "streamed")[0]
+    saved = checkpoints.list_complete(folder / "streamed")[0]
     assert_same_run(trained(Ranks(), streamed(tables), tmp_path, saved), history)
 
 
 @pytest.mark.slow
 def test_what_two_saved_four_go_on_with(pair, alone, tmp_path):
-    saved = checkpoints.complete(pair[2] / "run")[0]
+    saved = checkpoints.list_complete(pair[2] / "run")[0]
     for history in support.in_processes(4, trained, tmp_path / "told", RUN, tmp_path / "run", saved):
         assert_same_run(history, alone[0])
 
@@ -300,14 +302,14 @@ def test_one_rank_that_is_not_finite_stops_all(pair):
     found, _, folder = pair
     for each in found:
         assert each["not finite"].startswith("NotFiniteError: step 1: ")
-    (saved,) = checkpoints.complete(folder / "nan")
+    (saved,) = checkpoints.list_complete(folder / "nan")
     assert f"the last good checkpoint is {saved}" in found[0]["not finite"]
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(pair, alone, tmp_path):
     found, _, folder = pair
     assert [each["interrupted"] for each in found] == ["KeyboardInterrupt: "] * 2
-    saved = checkpoints.complete(folder / "interrupted")
+    saved = checkpoints.list_complete(folder / "interrupted")
     assert [path.name for path in saved] == ["step-00000001"] + ["step-00000002"] * (len(saved) - 1)
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved[-1]), alone[0])
 
@@ -331,16 +333,20 @@ def test_a_world_that_does_not_divide_is_refused(pair):
 
 def test_what_remembers_needs_a_world_that_divides_the_batch():
     config = resolve([], of_estimator("moving_average", 2))
-    check_parts(config, 4)
+    check_components(config, 4)
     with pytest.raises(UserError, match=r"8 processes with train.batch_size = 4: .* remembers .* such as 4"):
-        check_parts(config, 8)
-    check_parts(resolve([], of_estimator("reinforce", 2)), 8)
+        check_components(config, 8)
+    check_components(resolve([], of_estimator("reinforce", 2)), 8)
     with pytest.raises(UserError, match="16 processes cannot share the 8 sequences"):
-        check_parts(resolve([], of_estimator("reinforce", 2)), 16)
+        check_components(resolve([], of_estimator("reinforce", 2)), 16)
 
 
 def test_who_remembers():
-    remembering = {name for name in registry.ESTIMATORS if build_parts(resolve([], of_estimator(name, 1))).remembers}
+    remembering = {
+        name
+        for name in registry.ESTIMATORS
+        if build_components(resolve([], of_estimator(name, 1))).has_cross_step_state
+    }
     assert remembering == {"moving_average", "text_critic", "boundary_credit", "off_policy"}
 
 
@@ -350,9 +356,9 @@ def test_every_sequence_is_somebodys_and_nobody_elses(accumulate, batch_size, wo
     fits = batch_size % world == 0 if together else (accumulate * batch_size) % world == 0
     if not fits:
         with pytest.raises(UserError, match=f"{world} processes"):
-            Slots(accumulate, batch_size, 0, world, together)
+            BatchAssignment(accumulate, batch_size, 0, world, together)
         return
-    ranks = [Slots(accumulate, batch_size, rank, world, together) for rank in range(world)]
+    ranks = [BatchAssignment(accumulate, batch_size, rank, world, together) for rank in range(world)]
     taken = [(number, row) for each in ranks for number in each.passes for row in each.rows]
     assert sorted(taken) == [(number, row) for number in range(accumulate) for row in range(batch_size)]
     assert len({len(each.rows) for each in ranks}) == len({len(each.passes) for each in ranks}) == 1
@@ -367,9 +373,9 @@ def test_every_sequence_is_somebodys_and_nobody_elses(accumulate, batch_size, wo
 def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
     corpus = load_corpus(resolve([], TINY).data)
     whole = corpus.train(seed=1)
-    ranks = [Slots(accumulate, batch_size, rank, world) for rank in range(world)]
+    ranks = [BatchAssignment(accumulate, batch_size, rank, world) for rank in range(world)]
     streams = [corpus.streams(1, seed=1) for _ in ranks]
-    sources = [OwnSequences(stream, slots) for stream, slots in zip(streams, ranks, strict=True)]
+    sources = [RankStream(stream, slots) for stream, slots in zip(streams, ranks, strict=True)]
     for _ in range(3):
         expected = [whole.next(batch_size).origin for _ in range(accumulate)]
         for source, slots in zip(sources, ranks, strict=True):
@@ -381,8 +387,8 @@ def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
 def test_half_an_environment_is_refused():
     with (
         pytest.raises(UserError, match="WORLD_SIZE = 2 and no RANK in the environment"),
-        started_together({"WORLD_SIZE": "2"}),
+        init_from_torchrun({"WORLD_SIZE": "2"}),
     ):
         pass
-    with started_together({}) as ranks:
+    with init_from_torchrun({}) as ranks:
         assert ranks == Ranks()

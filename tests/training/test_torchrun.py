@@ -48,7 +48,7 @@ def messages(process: subprocess.Popen[str]) -> list[str]:
 
 def wait_for_checkpoint(run: Path) -> None:
     end = time.monotonic() + 100
-    while not checkpoints.complete(run / "checkpoints"):
+    while not checkpoints.list_complete(run / "checkpoints"):
         assert time.monotonic() < end
         time.sleep(0.05)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
 from tokenv.evaluation.run_state import History
@@ -51,13 +51,13 @@ def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: di
 def test_resuming_equals_never_having_stopped(optimizer: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     tiny_settings["train"]["optimizer"] = optimizer
     _, whole = run(tiny_settings, tmp_path / "whole")
-    found = checkpoints.complete(tmp_path / "whole")
+    found = checkpoints.list_complete(tmp_path / "whole")
     assert len(found) >= 3
     for number, path in enumerate(found[:-1]):
         folder = tmp_path / f"resumed-{number}"
         _, resumed = run(tiny_settings, folder, resume=checkpoints.load(path))
         assert without_clock(resumed) == without_clock(whole)
-        last, expected = checkpoints.load(checkpoints.complete(folder)[-1]), checkpoints.load(found[-1])
+        last, expected = checkpoints.load(checkpoints.list_complete(folder)[-1]), checkpoints.load(found[-1])
         for name, tensor in (expected.tensors | expected.optimizer).items():
             assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
         assert last.state["data"] == expected.state["data"]
@@ -70,7 +70,7 @@ def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any])
     for own in (None, 5e-3):
         rates = {"agent_learning_rate": own, "embedding_learning_rate": own and 2 * own}
         config = resolve([], tiny_settings | {"train": tiny_settings["train"] | rates})
-        parameters = build_parts(config).named_parameters()
+        parameters = build_components(config).named_parameters()
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)
@@ -92,7 +92,7 @@ def test_its_own_learning_rate_resumes_bit_for_bit(tiny_settings: dict[str, Any]
     faster = tiny_settings | {"train": same | {"agent_learning_rate": 3e-2}}
     _, whole = run(faster, tmp_path / "whole")
     assert without_clock(whole) != without_clock(plain)
-    saved = checkpoints.complete(tmp_path / "whole")
+    saved = checkpoints.list_complete(tmp_path / "whole")
     _, resumed = run(faster, tmp_path / "resumed", resume=checkpoints.load(saved[0]))
     assert without_clock(resumed) == without_clock(whole)
 
@@ -114,7 +114,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     with pytest.raises(KeyboardInterrupt):
         run(tiny_settings, tmp_path / "stopped")
     monkeypatch.undo()
-    saved = checkpoints.complete(tmp_path / "stopped")
+    saved = checkpoints.list_complete(tmp_path / "stopped")
     assert saved[-1].name == "step-00000003"
     _, resumed = run(tiny_settings, tmp_path / "stopped", resume=checkpoints.load(saved[-1]))
     assert without_clock(resumed) == without_clock(whole)
@@ -139,7 +139,7 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tiny_settings, tmp_path)
-    before = checkpoints.complete(tmp_path)
+    before = checkpoints.list_complete(tmp_path)
     good = checkpoints.load(before[-1])
 
     class Killed(BaseException):
@@ -153,7 +153,7 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
             patch.setattr(room, moment, kill)
             with pytest.raises(Killed):
                 checkpoints.save(tmp_path, good, keep=1)
-        assert checkpoints.complete(tmp_path) == before
+        assert checkpoints.list_complete(tmp_path) == before
         assert checkpoints.load(before[-1]).state == good.state
 
 
@@ -197,20 +197,20 @@ def test_everything_is_reproducible_by_seed(tiny_settings: dict[str, Any], tmp_p
 
 def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     run(tiny_settings, tmp_path)
-    path = checkpoints.complete(tmp_path)[-1]
+    path = checkpoints.list_complete(tmp_path)[-1]
     names = ["digests.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert sorted(file.name for file in path.iterdir()) == names
     state = json.loads((path / "state.json").read_text())
     config = resolve([], {}, base=state["config"])
     assert config == resolve([], tiny_settings)
-    parts = build_parts(config)
+    parts = build_components(config)
     parts.load_state_dict(checkpoints.load_model(path)[0])
     assert isinstance(config, Config)
 
 
 def asked_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, which is not waited for: how an update went is heard when the next one is on its way."""
-    monkeypatch.setattr(training, "LATE", ("cpu",))
+    monkeypatch.setattr(training, "ASYNC_DEVICES", ("cpu",))
 
 
 def test_hearing_late_how_updates_went_changes_nothing(
@@ -221,7 +221,7 @@ def test_hearing_late_how_updates_went_changes_nothing(
     asked_late(monkeypatch)
     _, late = run(tiny_settings, tmp_path / "late")
     assert without_clock(late) == without_clock(logged)
-    soon, later = (checkpoints.complete(tmp_path / name) for name in ("soon", "late"))
+    soon, later = (checkpoints.list_complete(tmp_path / name) for name in ("soon", "late"))
     assert [path.name for path in later] == [path.name for path in soon]
     for path, other in zip(soon, later, strict=True):
         one, two = checkpoints.load(path), checkpoints.load(other)
@@ -259,7 +259,7 @@ def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkp
     with pytest.raises(NotFiniteError, match=rf"step {bad}: grad_norm_lm = nan.*words"):
         run(tiny_settings, tmp_path)
     assert all(parameter.isfinite().all() for parameter in parameters)
-    saved = checkpoints.complete(tmp_path)
+    saved = checkpoints.list_complete(tmp_path)
     assert [checkpoints.load(path).state["step"] for path in saved] == [4][: bad // 4]
     assert all(tensor.isfinite().all() for path in saved for tensor in checkpoints.load(path).tensors.values())
 
@@ -271,15 +271,15 @@ def test_a_step_that_is_spared_changes_nothing(name: str, tiny_settings: dict[st
     config = resolve([], tiny_settings)
     found = []
     for flags in ([None, None, None], [0.0, 1.0, 0.0, 0.0]):
-        parameters = build_parts(config).named_parameters()
+        parameters = build_components(config).named_parameters()
         optimizer = update.make_optimizer(config.train, parameters)
         numbers = torch.Generator().manual_seed(0)
         for flag in flags:
             for parameter in parameters.values():
                 gradient = torch.full_like(parameter, math.nan)
                 parameter.grad = gradient if flag else torch.randn(parameter.shape, generator=numbers)
-            with update.sparing(optimizer, None if flag is None else torch.tensor(flag)):
-                update.descend(optimizer, parameters, clip=1.0)
+            with update.skip_if_nonfinite(optimizer, None if flag is None else torch.tensor(flag)):
+                update.optimizer_step(optimizer, parameters, clip=1.0)
         found.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
     for name, tensor in found[0].items():
         assert torch.equal(found[1][name], tensor), name

@@ -63,7 +63,7 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
 def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, agent):
     config = configure(merge(tiny_settings, {"checkpoint": {"every_symbols": 256}}), estimator, agent)
     whole = run(config, tmp_path / "whole")
-    first = checkpoints.complete(tmp_path / "whole")[0]
+    first = checkpoints.list_complete(tmp_path / "whole")[0]
     resumed = run(config, tmp_path / "resumed", resume=checkpoints.load(first))
     for name, values in whole.items():
         if name != "train/symbols_per_second":
@@ -94,7 +94,7 @@ def test_steps_of_the_head_move_the_policy_alone_and_cost_next_to_nothing(tiny_s
         config = configure(merge(tiny_settings, changes), "reinforce", "window 2")
         config = resolve([], merge(config.as_dict(), changes))
         flops[steps] = run(config, tmp_path / str(steps))["train/flops"][0]
-        first[steps] = checkpoints.load(checkpoints.complete(tmp_path / str(steps))[0]).tensors
+        first[steps] = checkpoints.load(checkpoints.list_complete(tmp_path / str(steps))[0]).tensors
     for name, tensor in first[0].items():
         assert torch.equal(tensor, first[3][name]) == name.startswith("lm."), name
     policy = 6 * 3 * 16  # (w + 1) D weights, forward and backward

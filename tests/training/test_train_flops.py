@@ -9,7 +9,7 @@ from tiny import settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.core import keys
@@ -19,7 +19,7 @@ from tokenv.lm import encoder, unet
 from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
-from tokenv.training.update import accumulate, descend, descend_further, make_optimizer, optimizer_flops
+from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_flops, optimizer_step, policy_epochs
 from tokenv.training.update_flops import UpdateFlops
 
 BATCH, LENGTH = 4, 32
@@ -29,32 +29,34 @@ BATCH, LENGTH = 4, 32
 def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention without products of queries, keys and values, which are left out of the account."""
 
-    def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, strength_BN: Tensor | None = None) -> Tensor:
+    def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, gate_BN: Tensor | None = None) -> Tensor:
         mixed = v + 0 * (q + k)
-        return mixed if strength_BN is None else mixed * strength_BN[:, None, :, None]
+        return mixed if gate_BN is None else mixed * gate_BN[:, None, :, None]
 
     for module in (encoder, unet):
         monkeypatch.setattr(module, "attention_for", lambda *_: values)
     monkeypatch.setattr(unet, "relaxed_attention", values)
 
 
-def one_update(config: Config) -> tuple[Parts, int, int, int]:
+def one_update(config: Config) -> tuple[Components, int, int, int]:
     """Make one update; the FLOPs that it needs, those it executes by our account, and those that torch counts."""
-    parts = build_parts(config)
+    parts = build_components(config)
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
     env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
     optimizer, team = make_optimizer(config.train, parts.named_parameters()), Ranks().team(config.train, together=False)
     with FlopCounterMode(display=False) as counter:
-        figures, kept = accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
-        descend(optimizer, parts.named_parameters(), config.train.clip)
-        descend_further(optimizer, kept, parts, config, team)
+        figures, kept = accumulate_gradients(
+            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
+        )
+        optimizer_step(optimizer, parts.named_parameters(), config.train.clip)
+        policy_epochs(optimizer, kept, parts, config, team)
     counted = UpdateFlops(parts, optimizer_flops(config.train, parts))
     needed, executed = counted.take(figures.read(), BATCH * LENGTH)
     return parts, needed, executed, counter.get_total_flops()
 
 
-def left_out(parts: Parts) -> int:
+def left_out(parts: Components) -> int:
     """What our convention charges and nobody computes.
 
     Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
@@ -119,7 +121,7 @@ def test_padding_recomputed_layers_and_an_early_exit_of_no_use_are_not_needed() 
 def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path: Path) -> None:
     config = resolve([], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"pack": "on"}))
     validation, history = train(config, tmp_path, lambda *_: None)
-    parts, symbols = build_parts(config), 2 * 4 * 32
+    parts, symbols = build_components(config), 2 * 4 * 32
     for place, rate in enumerate(history["train/boundary_rate"][1]):
         tokens = Tokens(round(rate * 2 * 4 * 31))
         before = history["train/flops"][1][place - 1] if place else 0

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from tokenv.agents.learned import Learned
-from tokenv.config.build import load_lm
-from tokenv.config.components import build_parts
+from tokenv.config.build import load_pretrained_lm
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.core.errors import UserError
@@ -47,21 +47,21 @@ def settings(tiny_settings, old):
 @pytest.mark.parametrize("estimator", ["reinforce", "straight", "rloo_clipped"])
 def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
     config = resolve([], merge(settings, {"start": {"frozen": True}, "estimator": {"name": estimator}}))
-    before, parts = of_lm(old), build_parts(config)
+    before, parts = of_lm(old), build_components(config)
     assert not any(name.startswith("lm.") for name in parts.named_parameters())
     history = run(config, tmp_path / "new")
     after = of_lm(tmp_path / "new")
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], x) for name, x in before.items())
     assert max(history["train/grad_norm_lm"][1]) == 0 < min(history["train/grad_norm_policy"][1])
-    free = build_parts(resolve([], merge(settings, {"estimator": {"name": estimator}})))
+    free = build_components(resolve([], merge(settings, {"estimator": {"name": estimator}})))
     costs = [update_flops(each.lm, 100, each.passes.tokens(20), 0, each.passes) for each in (parts, free)]
     # Samples for the reward alone go forward only, frozen or not; relaxed boundaries have a gradient in any case.
     assert costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
 
 
 def test_a_frozen_pass_costs_a_third(settings):
-    parts = build_parts(resolve([], merge(settings, {"start": {"frozen": True}})))
+    parts = build_components(resolve([], merge(settings, {"start": {"frozen": True}})))
     lm = parts.lm
     per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
     assert (
@@ -72,11 +72,11 @@ def test_a_frozen_pass_costs_a_third(settings):
 
 def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_settings, old):
     config, best = resolve([], settings), checkpoints.find(old, "best")
-    tensors = build_parts(config).state_dict()
+    tensors = build_components(config).state_dict()
     assert config.start.model == str(best.resolve())
     assert all(torch.equal(tensors[name], x) for name, x in of_lm(old).items())
     assert config.model == resolve([], tiny_settings).model
-    drawn = build_parts(resolve([], tiny_settings | {"seed": 1})).agent.projection.weight
+    drawn = build_components(resolve([], tiny_settings | {"seed": 1})).agent.projection.weight
     assert torch.equal(tensors["agent.projection.weight"], drawn)
 
 
@@ -85,13 +85,13 @@ def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, o
     config = resolve([], merge(settings, {"start": {"frozen": frozen}, "train": {"agent_learning_rate": 1e-2}}))
     whole = run(config, tmp_path / "whole")
     shutil.rmtree(old)
-    first = checkpoints.load(checkpoints.complete(tmp_path / "whole" / "checkpoints")[0])
+    first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole" / "checkpoints")[0])
     again = resolve([], {}, first.state["config"])
     assert again == config
     assert run(again, tmp_path / "resumed", resume=first) == whole
     assert all(torch.equal(x, of_lm(tmp_path / "whole")[name]) for name, x in of_lm(tmp_path / "resumed").items())
     with pytest.raises(FileNotFoundError):
-        build_parts(config)
+        build_components(config)
 
 
 def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
@@ -112,24 +112,24 @@ def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
 )
 def test_mistakes_are_told(settings, wrong, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        build_parts(resolve([], merge(settings, wrong)))
+        build_components(resolve([], merge(settings, wrong)))
     assert resolve([], merge(settings, {"model": {"width": 16}})).model.width == 16  # the same is no mistake
 
 
 def test_a_model_of_another_shape_is_refused_by_one_message(old):
     with pytest.raises(ValueError, match=r"start\.model = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
-        load_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
+        load_pretrained_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
 
 
 def test_a_model_of_another_type_is_refused_by_one_message(old):
     path = checkpoints.find(old)
     tensors, state = checkpoints.load_model(path)
-    lm = build_parts(resolve([], {}, state["config"]), pretrained=False).lm
+    lm = build_components(resolve([], {}, state["config"]), pretrained=False).lm
     name = "lm.head.weight"
     checkpoints.save_file(tensors | {name: tensors[name].to(torch.int64)}, path / checkpoints.MODEL)
     write_digests(path)
     with pytest.raises(ValueError, match=r"has shape \(.*\) of int64 there and \(.*\) of float32 in this run \(1 such"):
-        load_lm(lm, str(path))
+        load_pretrained_lm(lm, str(path))
 
 
 def test_a_flat_policy_draws_at_the_rate():
@@ -146,8 +146,8 @@ def test_a_frozen_model_needs_a_trained_early_exit_for_rewards(tiny_settings, se
     run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}})), tmp_path / "even")
     changes = merge(settings, {"start": {"model": str(tmp_path / "even"), "frozen": True}})
     with pytest.raises(UserError, match=r"its early exit was not trained.* loss\.early=0\.1"):
-        build_parts(resolve([], changes))
-    build_parts(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
+        build_components(resolve([], changes))
+    build_components(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
     wanted = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
     run(resolve([], merge(tiny_settings, wanted)), tmp_path / "wanted")
-    build_parts(resolve([], merge(changes, {"start": {"model": str(tmp_path / "wanted")}})))
+    build_components(resolve([], merge(changes, {"start": {"model": str(tmp_path / "wanted")}})))

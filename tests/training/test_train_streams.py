@@ -27,7 +27,7 @@ def config(tmp_path_factory):
 def trained(config, folder, *, resume=None, log=lambda *_: None):
     """History without the clock, and the last checkpoint's cursors."""
     _, history = train(config, folder, log, resume=resume)
-    state = checkpoints.load(checkpoints.complete(folder)[-1]).state["data"]
+    state = checkpoints.load(checkpoints.list_complete(folder)[-1]).state["data"]
     return {name: values for name, values in history.items() if "per_second" not in name}, state
 
 
@@ -65,7 +65,7 @@ def test_stopped_and_gone_on_with_it_is_the_same_run(config, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "one", interrupt)
     assert not reading_ahead()
-    saved = checkpoints.complete(tmp_path / "one")[-1]
+    saved = checkpoints.list_complete(tmp_path / "one")[-1]
     assert checkpoints.load(saved).state["symbols"] == 768
     assert trained(config, tmp_path / "two", resume=checkpoints.load(saved)) == whole
 

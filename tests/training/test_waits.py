@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import accumulate, descend, descend_further, make_optimizer
+from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_step, policy_epochs
 
 
 class Asked(TorchDispatchMode):
@@ -62,18 +62,20 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
     Samples that only earn a reward are read out apart, and relaxed boundaries have no number of tokens.
     """
     config = resolve([], merge(tiny_settings, {"estimator": {"name": estimator}}))
-    parts = build_parts(config)
+    parts = build_components(config)
     parts.train()
-    team, passes = Ranks().team(config.train, together=parts.remembers), config.train.accumulate
+    team, passes = Ranks().team(config.train, together=parts.has_cross_step_state), config.train.accumulate
     source = Source(torch.randint(256, (8, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
     optimizer = make_optimizer(config.train, parameters)
 
     def update() -> None:
-        _, rollouts = accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
-        descend(optimizer, parameters, config.train.clip)
-        descend_further(optimizer, rollouts, parts, config, team)
+        _, rollouts = accumulate_gradients(
+            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
+        )
+        optimizer_step(optimizer, parameters, config.train.clip)
+        policy_epochs(optimizer, rollouts, parts, config, team)
 
     update()
     with Asked() as asked, Listed() as listed:

@@ -8,7 +8,7 @@ from typing import Any
 from tokenv.cli.options import check_text, take_own
 from tokenv.cli.outputs import check_output
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions
@@ -27,7 +27,7 @@ def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     """
     own = take_own(BenchOptions, updates)
     config = resolve(names, updates)
-    options: BenchOptions = make(BenchOptions, {**own, "config": config.as_dict()})
+    options: BenchOptions = from_dict(BenchOptions, {**own, "config": config.as_dict()})
     check_output("out", options.out, ".csv", ".png")
     if not options.samples:
         check_text(config)

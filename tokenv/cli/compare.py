@@ -12,7 +12,7 @@ from tokenv.compare.executors import check_executor
 from tokenv.compare.parsing import read_comparison_words, resolve_comparison
 from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.summary import write_reports
-from tokenv.core.errors import FailedError
+from tokenv.core.errors import RunFailedError
 from tokenv.plotting.console import console
 
 
@@ -40,7 +40,7 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
         console().print(f"report: {record.folder / 'report.html'}")
     failed = sum(len(comparison.failed) for comparison in comparisons.values())
     if failed:
-        raise FailedError(f"{failed} runs failed; the report is drawn without them")
+        raise RunFailedError(f"{failed} runs failed; the report is drawn without them")
     return [
         ({"protocol": name} if name else {}) | {"method": method.name, "loss": method.loss}
         for name, comparison in comparisons.items()

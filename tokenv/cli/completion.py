@@ -15,8 +15,8 @@ from tokenv.cli.help import command_keys
 from tokenv.cli.list import KINDS, TABLES
 from tokenv.cli.main import COMMANDS
 from tokenv.config.files import named_configs
-from tokenv.core.errors import MissingFileError, UserError, nearest
-from tokenv.storage.run_folders import complete
+from tokenv.core.errors import MissingFileError, UserError, suggest
+from tokenv.storage.run_folders import list_complete
 
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> None:
         UserError: there is no such shell, or argcomplete is not installed.
     """
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise UserError(f"cannot complete in {' '.join(arguments)!r}: {nearest(' '.join(arguments), SHELLS)}")
+        raise UserError(f"cannot complete in {' '.join(arguments)!r}: {suggest(' '.join(arguments), SHELLS)}")
     print(_argcomplete().shellcode(["tokenv"], shell=arguments[0]))
 
 
@@ -89,5 +89,5 @@ def _values(key: str, value: str) -> Iterable[str]:
     if key in RUN_KEYS:
         with suppress(OSError):
             store = Path(value.rpartition("/")[0] or "runs")
-            return [str(path) for path in sorted(store.iterdir()) if complete(path / "checkpoints")]
+            return [str(path) for path in sorted(store.iterdir()) if list_complete(path / "checkpoints")]
     return ()

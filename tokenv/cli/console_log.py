@@ -6,15 +6,15 @@ import sys
 import time
 from pathlib import Path
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.hardware import resolve_device, resolve_precision
 from tokenv.config.schema import Config
-from tokenv.plotting.terminology import WORDS
+from tokenv.plotting.terminology import TERMINOLOGY
 
 FIRST_SECONDS, EVERY_SECONDS = 10.0, 60.0
 
 
-def start_line(config: Config, parts: Parts, folder: Path | None, resume: str | None = None) -> str:
+def start_line(config: Config, parts: Components, folder: Path | None, resume: str | None = None) -> str:
     """What runs: where it is kept, on what it trains, how large it is, who learns how, and on what machine.
 
     Args:
@@ -27,7 +27,7 @@ def start_line(config: Config, parts: Parts, folder: Path | None, resume: str | 
     device = resolve_device(config.hardware.device)
     precision = str(resolve_precision(config.hardware.precision, device)).removeprefix("torch.")
     learner = f"estimator {config.estimator['name']}" if parts.agent.learns else "which does not learn"
-    data, symbols = config.data, WORDS[config.data.kind].symbol
+    data, symbols = config.data, TERMINOLOGY[config.data.kind].symbol
     told = [
         f"{'not stored' if folder is None else folder}{f' (from {resume})' if resume else ''}",
         f"{config.train.symbols:,} {symbols}s of {data.source}, {data.seq_len} a sequence",
@@ -51,7 +51,7 @@ class Heartbeat:
 
     def __init__(self, config: Config, unit: str, seen: int = 0) -> None:
         self._total, self._unit, self._seen = config.train.symbols, unit, seen
-        self._symbol = WORDS[config.data.kind].symbol
+        self._symbol = TERMINOLOGY[config.data.kind].symbol
         self._started = time.monotonic()
         self._next = self._started + FIRST_SECONDS
         self._last: dict[str, float] = {}

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.json_output import write_found
+from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
@@ -22,10 +22,10 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.series.windows import load_series
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import evaluate
-from tokenv.evaluation.loaded_run import Trained, load_run
-from tokenv.evaluation.rate_curve import RatePoint, losses_at_rates
+from tokenv.evaluation.loaded_run import LoadedRun, load_run
+from tokenv.evaluation.rate_curve import RatePoint, evaluate_rates
 from tokenv.evaluation.rate_curve_report import draw_rates, rates_table, write_rates
-from tokenv.evaluation.requested_rate import rate_within
+from tokenv.evaluation.requested_rate import rate_for_flops
 from tokenv.evaluation.task_formats import load_questions
 from tokenv.evaluation.task_scores import score
 from tokenv.plotting.console import console, summary_table
@@ -39,7 +39,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     if options.task_names:
         check_text(trained.config)
     trust.allow_named({"data": options.data})
-    data = make(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
+    data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
     progress = sys.stderr.isatty()
     if options.at_rates:
@@ -63,11 +63,11 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         console().print(summary_table(rows, title=title))
     if len(held_out.document_B.unique()) == 1:
         console().print("No standard error: all sequences are of one document, which tells nothing about others.")
-    write_found(options.json, results)
+    write_json_output(options.json, results)
     return results
 
 
-def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, progress: bool) -> dict[str, Any]:
+def _at_rates(trained: LoadedRun, data: DataConfig, options: EvaluateOptions, progress: bool) -> dict[str, Any]:
     """At every rate that is asked for, all runs on the same text; a table, and files."""
     runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
     _check_alike(runs)
@@ -77,9 +77,9 @@ def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, prog
     how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress}
     points: list[RatePoint] = []
     for run, each in runs.items():
-        rates = options.rates or [rate_within(each.parts, options.flops or 0.0)]
+        rates = options.rates or [rate_for_flops(each.parts, options.flops or 0.0)]
         used = own if always or each.parts.agent.rates is None else None
-        measured = losses_at_rates(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
+        measured = evaluate_rates(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
         points += [point for point, _ in measured]
     unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
     console(wide=140 if options.doubt else 110).print(rates_table(points, unit=unit, title=title))
@@ -89,11 +89,11 @@ def _at_rates(trained: Trained, data: DataConfig, options: EvaluateOptions, prog
         draw_rates(points, picture, unit=unit, title=f"{options.run}, {title}", trained=trained.config.rate)
         console().print(f"rates: {table}, {picture}")
     result = {"unit": unit, "points": [asdict(point) for point in points]}
-    write_found(options.json, result)
+    write_json_output(options.json, result)
     return result
 
 
-def _check_alike(runs: Mapping[str, Trained]) -> None:
+def _check_alike(runs: Mapping[str, LoadedRun]) -> None:
     """Refuse runs that cannot be measured on one text."""
     first, *_ = runs
     for run, each in runs.items():
@@ -103,7 +103,7 @@ def _check_alike(runs: Mapping[str, Trained]) -> None:
                 raise UserError(f"also: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same")
 
 
-def _bias(trained: Trained, own: SequenceBatch, options: EvaluateOptions) -> float:
+def _bias(trained: LoadedRun, own: SequenceBatch, options: EvaluateOptions) -> float:
     rate = trained.config.rate  # of a range the bias is for its mean
     bias = calibrate(trained.parts, own, rate, batch_size=options.batch_size, seed=options.seed)
     if bias is None:

@@ -19,8 +19,8 @@ from typing import Any
 from tokenv.cli.sacred import RUNS, folder_of
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
-from tokenv.core.errors import UserError, nearest
-from tokenv.data.text.documents import COLUMN, keep_documents
+from tokenv.core.errors import UserError, suggest
+from tokenv.data.text.documents import COLUMN, write_documents
 from tokenv.library.model import Model, load
 
 COMMANDS = ("train", "segment", "evaluate", "generate", "forecast", "compare", "variance", "bench")
@@ -41,7 +41,7 @@ def experiment(command: str, *words: str, store: str | Path | None = None) -> An
         UserError: unknown command, configuration, key or value.
     """
     if command not in COMMANDS:
-        raise UserError(f"no experiment {command!r}: {nearest(command, COMMANDS)}")
+        raise UserError(f"no experiment {command!r}: {suggest(command, COMMANDS)}")
     found = import_module(f"tokenv.cli.{command}").COMMAND
     return found.experiment(found.options(list(words)), store)
 
@@ -76,7 +76,7 @@ def train(
     values = config.as_dict() if isinstance(config, Config) else {} if names else dict(config)  # type: ignore[arg-type]
     values = merge(values, updates)
     if texts is not None:
-        kept = keep_documents(texts, Path(store) / "_texts", column=column)
+        kept = write_documents(texts, Path(store) / "_texts", column=column)
         values = merge(values, {"data": {"kind": "text", "source": str(kept.resolve()), "column": COLUMN}})
     command = import_module("tokenv.cli.train").COMMAND
     ex = command.experiment(command.resolve(names, values), store)

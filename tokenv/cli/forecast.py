@@ -11,20 +11,27 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokenv.cli.json_output import write_found
+from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import ForecastOptions, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
-from tokenv.evaluation.loaded_run import Trained, load_run
-from tokenv.evaluation.requested_rate import rate_to_tell
-from tokenv.forecasting.contexts import Histories, held_out_windows, last_windows
+from tokenv.evaluation.loaded_run import LoadedRun, load_run
+from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
 from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
-from tokenv.forecasting.naive_baselines import Points, find_season, yardsticks
-from tokenv.forecasting.report import Shown, draw_forecasts, shown, told, warnings_of, write_forecasts
-from tokenv.forecasting.scores import Scores
+from tokenv.forecasting.naive_baselines import Points, find_season, naive_baselines
+from tokenv.forecasting.report import (
+    ForecastExcerpt,
+    draw_forecasts,
+    iter_series,
+    score_rows,
+    warnings_of,
+    write_forecasts,
+)
+from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.plotting.characters import warn
 from tokenv.plotting.console import console, summary_table
 
@@ -43,7 +50,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     known = checked_history(config, horizon, **asked)
     histories, points = _sources(options, trained)
     season = options.season or find_season(histories.series, known)
-    made = _Made(options, trained, histories, yardsticks(horizon, season) | points)
+    made = _ForecastRun(options, trained, histories, naive_baselines(horizon, season) | points)
     table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
     write_forecasts(made.all_of_them(), options.quantiles, table)
     title = f"{options.run}, {horizon} steps"
@@ -52,18 +59,18 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     if histories.known:
         score = made.scores.result()
         result = asdict(score) | {"season": season, "of": histories.total}
-        console().print(summary_table(told(score, histories.total, horizon), title="forecasts against what came"))
+        console().print(summary_table(score_rows(score, histories.total, horizon), title="forecasts against what came"))
         for warning in warnings_of(score, histories.total):
             warn(warning)
     if missed:
         warn(missed)
     console().print(f"forecasts: {table}, {picture}; quantiles {made.source}; season {season}")
     kept = made.kept if len(histories) <= KEPT else made.drawn
-    write_found(options.json, {"scores": result, "forecasts": [each.as_dict(options.quantiles) for each in kept]})
+    write_json_output(options.json, {"scores": result, "forecasts": [each.as_dict(options.quantiles) for each in kept]})
     return result
 
 
-def _sources(options: ForecastOptions, trained: Trained) -> tuple[Histories, Points]:
+def _sources(options: ForecastOptions, trained: LoadedRun) -> tuple[ForecastContexts, Points]:
     """What is to be continued, and the peers that were asked for."""
     config = trained.config
     if options.csv is not None:
@@ -73,7 +80,7 @@ def _sources(options: ForecastOptions, trained: Trained) -> tuple[Histories, Poi
     return histories, fit_peers(options.peers, data, options.horizon)
 
 
-class _Made:
+class _ForecastRun:
     """Forecasts, made and scored a batch at a time; what is drawn or told is kept.
 
     Attributes:
@@ -83,13 +90,15 @@ class _Made:
         source: what quantiles are of.
     """
 
-    def __init__(self, options: ForecastOptions, trained: Trained, histories: Histories, points: Points) -> None:
+    def __init__(
+        self, options: ForecastOptions, trained: LoadedRun, histories: ForecastContexts, points: Points
+    ) -> None:
         self._options, self._trained, self._histories, self._points = options, trained, histories, points
-        self.scores, self.source = Scores(options.quantiles), ""
-        self.drawn: list[Shown] = []
-        self.kept: list[Shown] = []
+        self.scores, self.source = ScoreAccumulator(options.quantiles), ""
+        self.drawn: list[ForecastExcerpt] = []
+        self.kept: list[ForecastExcerpt] = []
 
-    def all_of_them(self) -> Iterator[Shown]:
+    def all_of_them(self) -> Iterator[ForecastExcerpt]:
         """Make them."""
         options, number = self._options, 0
         last = len(self._histories) - 1
@@ -101,7 +110,7 @@ class _Made:
             options.quantiles,
             samples=options.samples,
             direct=options.direct,
-            rate=rate_to_tell(self._trained.parts, self._trained.config, options.rate),
+            rate=resolve_rate(self._trained.parts, self._trained.config, options.rate),
             seed=options.seed,
         )
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -109,7 +118,7 @@ class _Made:
                 self.source = made.forecast.law.source
                 if made.batch.truth_BHC is not None:
                     self.scores.add(made.forecast.law, made.quantile_BQHC, made.batch, made.point_BHC)
-                for each in shown(made):
+                for each in iter_series(made):
                     if number in drawn:
                         self.drawn.append(each)
                     if number < KEPT:

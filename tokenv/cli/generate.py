@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from tokenv.cli.json_output import write_found
+from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import GenerateOptions, check_text, encode, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.evaluation.loaded_run import load_run, write_on
-from tokenv.evaluation.requested_rate import rate_within
+from tokenv.evaluation.loaded_run import generate_text, load_run
+from tokenv.evaluation.requested_rate import rate_for_flops
 from tokenv.evaluation.text_report import passage_of, show
 from tokenv.library.spans import Spans
-from tokenv.plotting.characters import visible
+from tokenv.plotting.characters import escape
 
 
 def continue_text(options: GenerateOptions, _record: Record) -> str:
     """Continue a text, boundaries drawn on the way."""
     trained = load_run(options.run, options.checkpoint)
     check_text(trained.config)
-    rate = options.rate if options.flops is None else rate_within(trained.parts, options.flops)
-    written = write_on(
+    rate = options.rate if options.flops is None else rate_for_flops(trained.parts, options.flops)
+    written = generate_text(
         trained,
         options.read(),
         options.max_new,
@@ -30,8 +30,8 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
         rate=rate,
     )
     show(passage_of(written))
-    write_found(options.json, Spans(written, trained.step).as_dict())
-    return visible(written.text.decode("utf-8", errors="replace"))  # Sacred prints it as it is
+    write_json_output(options.json, Spans(written, trained.step).as_dict())
+    return escape(written.text.decode("utf-8", errors="replace"))  # Sacred prints it as it is
 
 
 COMMAND = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)

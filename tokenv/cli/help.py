@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from tokenv.cli.main import module_of
+from tokenv.cli.main import command_module
 from tokenv.config.field_docs import Key, keys_of, sentence
 from tokenv.config.schema import Config
 
@@ -43,7 +43,7 @@ def command_keys(command: str) -> list[Key]:
 
 def show(command: str) -> None:
     """Print a command's help."""
-    does = sentence(module_of(command)).partition(": ")[2]
+    does = sentence(command_module(command)).partition(": ")[2]
     print(f"tokenv {command}: {does}")
     keys = command_keys(command)
     if not keys:

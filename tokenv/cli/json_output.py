@@ -13,7 +13,7 @@ from tokenv.plotting.console import console
 from tokenv.storage.atomic import write_atomically
 
 
-def write_found(path: str | None, values: Any) -> None:
+def write_json_output(path: str | None, values: Any) -> None:
     """Write dictionaries, lists, arrays, numbers and texts as JSON; NaN and infinite numbers as null; None: nothing."""
     if path is not None:
         write_atomically(Path(path), json.dumps(_plain(values), allow_nan=False))

@@ -14,7 +14,7 @@ from tokenv.config import registry
 from tokenv.config.conversion import parameters
 from tokenv.config.field_docs import meanings, sentence
 from tokenv.config.files import load_yaml, named_configs
-from tokenv.core.errors import UserError, nearest
+from tokenv.core.errors import UserError, suggest
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES
 from tokenv.data.series.config import SYNTHETIC_SERIES
 
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
     """
     kind, name, *more = [*arguments, "", ""][: max(2, len(arguments))]
     if more or (kind and kind not in KINDS):
-        raise UserError(f"cannot list {' '.join(arguments)!r}: {nearest(kind, KINDS)}")
+        raise UserError(f"cannot list {' '.join(arguments)!r}: {suggest(kind, KINDS)}")
     if name:
         _show_one(kind, name)
         return
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> None:
         print("\n".join([*([] if kind else [f"\n{one}:"]), *(f"{name:{longest}}  {text}" for name, text in rows)]))
 
 
-def _registered(table: registry.Table) -> Lines:
+def _registered(table: registry.Registry) -> Lines:
     for name in table.names():
         try:
             target = table.target(name)
@@ -94,7 +94,7 @@ def _show_one(kind: str, name: str) -> None:
     """Print all that is said of one, and its options; this does import it."""
     if kind == "configs":
         if name not in named_configs():
-            raise UserError(f"no configuration {name!r}: {nearest(name, named_configs())}")
+            raise UserError(f"no configuration {name!r}: {suggest(name, named_configs())}")
         print(named_configs()[name], Path(named_configs()[name]).read_text(encoding="utf-8"), sep="\n")
         return
     if kind not in TABLES:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from tokenv.core.errors import REPORT, FailedError, UserError, nearest
-from tokenv.plotting.characters import plain
+from tokenv.core.errors import REPORT, RunFailedError, UserError, suggest
+from tokenv.plotting.characters import escape_line
 
 USAGE = """\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -60,35 +60,35 @@ def run_command(name: str, arguments: list[str]) -> Any:
         UserError: unknown command, key or value.
     """
     if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}: {nearest(name, list(COMMANDS))}")
+        raise UserError(f"unknown command {name!r}: {suggest(name, list(COMMANDS))}")
     if name != HELP_OF_ITS_OWN and (arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments)):
         return import_module("tokenv.cli.help").show(name)
     if name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         if os.environ["RANK"] != "0":
             raise SystemExit(0)
         raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
-    return import_module(module_of(name)).run(arguments)
+    return import_module(command_module(name)).run(arguments)
 
 
-def module_of(command: str) -> str:
+def command_module(command: str) -> str:
     """The module of a command, such as ``tokenv.cli.train``."""
     return f"tokenv.cli.{command.replace('-', '_')}"
 
 
-def told(error: BaseException) -> str | None:
+def error_message(error: BaseException) -> str | None:
     """What a user is told of an error that is not ours: of a value, a file, the disk or the memory; None of all others.
 
     Control characters are made visible, and the whole stands on one line.
     """
     text = None
-    if isinstance(error, UserError | FailedError):
+    if isinstance(error, UserError | RunFailedError):
         text = str(error)
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in DISK):
         place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         text = f"{place}{error.strerror}: expected a file or folder that can be read, or written, with room on the disk"
     elif isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or ALLOCATION in str(error):
         text = f"not enough memory: make the model or train.batch_size smaller ({error})"
-    return None if text is None else plain(text)
+    return None if text is None else escape_line(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,12 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would end the process by the signal, not by a status
-        print(f"tokenv: {plain(str(stop)) or 'stopped'}", file=sys.stderr)
+        print(f"tokenv: {escape_line(str(stop)) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        message = told(error)
+        message = error_message(error)
         if message is None:
             error.add_note(REPORT)
             raise
         print(f"tokenv: {message}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, FailedError) else 2) from None
+        raise SystemExit(1 if isinstance(error, RunFailedError) else 2) from None

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenv.core.errors import FailedError, UserError
-from tokenv.plotting.characters import plain
+from tokenv.core.errors import RunFailedError, UserError
+from tokenv.plotting.characters import escape_line
 from tokenv.storage.atomic import copy_atomically, write_atomically
 from tokenv.storage.files import read_json
 
@@ -61,7 +61,7 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
     except OSError as error:
         if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
             raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", plain(str(path)), error.strerror)
+        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", escape_line(str(path)), error.strerror)
 
 
 def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
@@ -117,7 +117,7 @@ def _has_worked(folder: Path) -> bool:
 
 def is_news(record: logging.LogRecord) -> bool:
     """Return whether a line of Sacred's log says more than the message that the command ends with."""
-    return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | FailedError)
+    return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | RunFailedError)
 
 
 def _render_template(observer: FileStorageObserver) -> None:
@@ -164,7 +164,7 @@ def check_mongo(place: str) -> None:
         ) from None
 
 
-def complete_record(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
+def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
     """Make the files of a run say that it is finished, where it was killed after its last step; else change nothing.
 
     Args:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.outputs import check_output
-from tokenv.config.conversion import check_keys, make
+from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.rates import check_rate
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
-from tokenv.forecasting.config import check_asked
+from tokenv.forecasting.config import check_request
 from tokenv.storage import run_folders
 from tokenv.storage.checksums import verify
 
@@ -61,7 +61,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class FoundOptions(RunOptions):
+class JsonOutputOptions(RunOptions):
     """Options of every command that finds something in a run.
 
     Args:
@@ -99,7 +99,7 @@ class ServeOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class TextOptions(FoundOptions):
+class TextOptions(JsonOutputOptions):
     """Options of commands that read a text.
 
     Args:
@@ -200,11 +200,11 @@ class GenerateOptions(TextOptions):
             raise UserError("stop is empty: expected a text after which to stop, or null")
 
 
-DOUBTS = 4.0  # logits per nat; beyond, nothing else decides
+MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; beyond, nothing else decides
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(FoundOptions):
+class EvaluateOptions(JsonOutputOptions):
     """Options of ``tokenv evaluate``.
 
     Args:
@@ -251,8 +251,10 @@ class EvaluateOptions(FoundOptions):
             raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
         if self.doubt and not self.at_rates:
             raise UserError(f"doubt = {self.doubt!r}: expected rates or flops beside it, what is spent by it")
-        if any(abs(doubt) > DOUBTS for doubt in self.doubt):
-            raise UserError(f"doubt = {self.doubt!r}: expected logits per nat, from -{DOUBTS:g} to {DOUBTS:g}")
+        if any(abs(doubt) > MAX_ENTROPY_WEIGHTS for doubt in self.doubt):
+            raise UserError(
+                f"doubt = {self.doubt!r}: expected logits per nat, from -{MAX_ENTROPY_WEIGHTS:g} to {MAX_ENTROPY_WEIGHTS:g}"
+            )
         self.check_others(self.also)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
@@ -293,7 +295,7 @@ class EvaluateOptions(FoundOptions):
 
 
 @dataclass(frozen=True)
-class ForecastOptions(FoundOptions):
+class ForecastOptions(JsonOutputOptions):
     """Options of ``tokenv forecast``.
 
     Args:
@@ -328,7 +330,7 @@ class ForecastOptions(FoundOptions):
         if isinstance(self.peers, str):
             object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
         names = ("horizon", "samples", "windows", "season", "peers")
-        check_asked(**{name: getattr(self, name) for name in names})
+        check_request(**{name: getattr(self, name) for name in names})
         if self.peers and self.csv is not None:
             raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
         if self.csv is not None and not Path(self.csv).is_file():
@@ -347,7 +349,7 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     if names:
         raise UserError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
     check_keys(updates, COMMAND_LINE, kind)
-    options: Any = make(kind, updates)
+    options: Any = from_dict(kind, updates)
     run_folders.find(options.run, options.checkpoint)  # before anything is stored
     return options
 

@@ -24,7 +24,7 @@ from tokenv.config.registry import plugins
 from tokenv.core.errors import UserError
 from tokenv.storage import processes, trust
 from tokenv.storage.atomic import copy_atomically
-from tokenv.training.interrupt import Interruptible
+from tokenv.training.interrupt import GracefulStop
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
@@ -174,7 +174,7 @@ class Command:
         options = self.options(flags["UPDATE"])
         other = self.instead(options) if flags["COMMAND"] is None else None
         if other is not None:
-            with Interruptible(at_once=True):
+            with GracefulStop(at_once=True):
                 return other()
         kept_elsewhere = any(flags.get(flag) for flag in STORAGE_FLAGS)
         experiment = self.experiment(options, RUNS if self.stored and not kept_elsewhere else None)
@@ -191,7 +191,7 @@ class Command:
         for observer in experiment.observers:
             if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
                 check_new(Path(observer.basedir), flags["--id"])
-        with Interruptible(at_once=True), _sacreds_refusals():
+        with GracefulStop(at_once=True), _sacreds_refusals():
             run = experiment.run(flags["COMMAND"], options=flags)
         if flags["--queue"]:
             folder = folder_of(run)
@@ -208,7 +208,7 @@ def usage(name: str) -> str:
 
 def _bare(name: str) -> Experiment:
     """One with a command's flags."""
-    process = HostInfoGetter(processes.described, "process")  # by which others see whether it still exists
+    process = HostInfoGetter(processes.describe, "process")  # by which others see whether it still exists
     return Experiment(
         f"tokenv-{name}",
         base_dir=_package("tokenv").parent,

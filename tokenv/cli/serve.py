@@ -7,7 +7,7 @@ from functools import partial
 
 from tokenv.cli.options import ServeOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.library.model_cache import Shelf
+from tokenv.library.model_cache import ModelCache
 from tokenv.library.server import application, check_installed, host_names, in_url, listen, serve
 from tokenv.plotting.console import console
 
@@ -16,7 +16,7 @@ def serve_page(options: ServeOptions, _record: Record) -> None:
     """Serve until Ctrl-C."""
     check_installed()
     with listen(options.host, options.port) as listening:
-        shelf = Shelf([options.run, *options.also], options.checkpoint)
+        shelf = ModelCache([options.run, *options.also], options.checkpoint)
         for config in shelf.configs.values():
             check_text(config)
         numeric, port, *_ = listening.getsockname()

@@ -18,13 +18,13 @@ from tokenv.cli.sacred import Command
 from tokenv.compare.settings import flat
 from tokenv.config.registry import plugins
 from tokenv.core.distributed import LostRankError
-from tokenv.core.errors import FailedError
+from tokenv.core.errors import RunFailedError
 from tokenv.storage import checkpoints
 from tokenv.training.process_group import Ranks, RanksError
 from tokenv.training.trainer import train
 
 
-def run_together(command: Command, arguments: list[str], ranks: Ranks) -> Any:
+def run_distributed(command: Command, arguments: list[str], ranks: Ranks) -> Any:
     """Run a command that trains as one of several ranks, of which the first keeps the run.
 
     Args:
@@ -40,8 +40,8 @@ def run_together(command: Command, arguments: list[str], ranks: Ranks) -> Any:
     """
 
     def resolve(names: list[str], updates: dict[str, Any]) -> TrainOptions:
-        options: TrainOptions = ranks.all_or_none(lambda: command.resolve(names, updates))
-        ranks.check_same(_facts(options))
+        options: TrainOptions = ranks.run_on_all_ranks(lambda: command.resolve(names, updates))
+        ranks.assert_consistent(_facts(options))
         return options
 
     def instead(options: TrainOptions) -> Callable[[], Any] | None:
@@ -87,7 +87,7 @@ def _one_voice(ranks: Ranks) -> Iterator[None]:
         if ranks.is_first:
             raise
         raise SystemExit(1) from None
-    except (KeyboardInterrupt, FailedError, RanksError):
+    except (KeyboardInterrupt, RunFailedError, RanksError):
         if ranks.is_first:
             raise
         raise SystemExit(0) from None

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from tokenv.cli.console_log import Heartbeat, start_line
-from tokenv.cli.observers import complete_record
+from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record
-from tokenv.cli.torchrun import run_together
-from tokenv.config.components import build_parts, check_parts
+from tokenv.cli.torchrun import run_distributed
+from tokenv.config.components import build_components, check_components
 from tokenv.config.conversion import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory
@@ -27,17 +27,17 @@ from tokenv.core import keys
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.evaluation.boundary_stats import habits_in, habits_over_training
+from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
-from tokenv.evaluation.loaded_run import Trained, load_run, segment
-from tokenv.evaluation.report import Window, draw_curves, draw_patches, drawn_windows
-from tokenv.evaluation.run_state import History, Log, RunState, check_checkpoint, misses
+from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
+from tokenv.evaluation.report import SeriesExcerpt, draw_curves, draw_patches, make_excerpts
+from tokenv.evaluation.run_state import History, Log, RunState, check_checkpoint, off_target
 from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
-from tokenv.plotting.terminology import WORDS, in_words
+from tokenv.plotting.terminology import TERMINOLOGY, in_words
 from tokenv.storage import checkpoints
-from tokenv.training.process_group import Ranks, started_together
+from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.trainer import train
 
 # A disk that is full, read-only, broken or gone.
@@ -65,7 +65,7 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
     resume = take_own(TrainOptions, updates).get("resume")
     if resume is None:
         config = resolve(names, updates)
-        check_parts(config, world)
+        check_components(config, world)
         return TrainOptions(config)
     path, base = stored_config("resume", str(resume), names)
     check_keys(updates, COMMAND_LINE, Config)
@@ -76,14 +76,14 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     config = resolve([], updates, base=base)
-    check_checkpoint(checkpoints.load(path), config.train, build_parts(config, torch.device("meta"), world=world))
+    check_checkpoint(checkpoints.load(path), config.train, build_components(config, torch.device("meta"), world=world))
     return TrainOptions(config, str(path))
 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
     """Train, then store and show what came out; as the first of several ranks, if there are some."""
     config, folder, bars = options.config, record.folder, sys.stderr.isatty()
-    parts = build_parts(config, torch.device("meta"))
+    parts = build_components(config, torch.device("meta"))
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
     console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
@@ -135,7 +135,7 @@ def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
 
     def show() -> dict[str, Any]:
         _show(str(path), options.config, last, state.history, folder, f"tokenv run {folder.name}")
-        complete_record(folder, last.metrics(), state.history)
+        mark_completed(folder, last.metrics(), state.history)
         _print_summary(options.config, last, state.history, {"stored in": _stored_in(options.config, folder)})
         return last.metrics()
 
@@ -143,7 +143,7 @@ def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
 
 
 def _how_to_go_on(folder: Path | None) -> str:
-    saved = folder is not None and checkpoints.complete(folder / "checkpoints")
+    saved = folder is not None and checkpoints.list_complete(folder / "checkpoints")
     return f"go on with: tokenv train with resume={folder}" if saved else "nothing was saved"
 
 
@@ -165,8 +165,8 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
     else:
         passage = _held_out_passage(trained, corpus)
         sequences = max(1, min(256, LOOKED_AT // config.data.seq_len))
-        tables = habits_tables(habits_in(trained, corpus.validation(sequences)))
-        tables |= growth_table(habits_over_training(trained, corpus.validation(max(1, sequences // 4))))
+        tables = habits_tables(boundary_stats_of_run(trained, corpus.validation(sequences)))
+        tables |= growth_table(boundary_stats_over_training(trained, corpus.validation(max(1, sequences // 4))))
         write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
         show(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
@@ -181,15 +181,15 @@ def _stored_in(config: Config, folder: Path) -> str:
     return f"{folder} (curves.png, {_picture(config)}, metrics.json, checkpoints)"
 
 
-def _held_out_passage(trained: Trained, corpus: Corpus, length: int = 2048) -> list[Character]:
+def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) -> list[Character]:
     held_out = corpus.validation(max(1, length // trained.config.data.seq_len))
     return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
 
 
-def _held_out_patches(trained: Trained, corpus: Corpus, count: int = 4) -> list[Window]:
+def _held_out_patches(trained: LoadedRun, corpus: Corpus, count: int = 4) -> list[SeriesExcerpt]:
     batch = corpus.validation(count)
     (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
-    return drawn_windows(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
+    return make_excerpts(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
 
 
 def _print_summary(config: Config, last: Evaluation, history: History, more: dict[str, str]) -> None:
@@ -198,8 +198,8 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
-    words, unit = WORDS[config.data.kind], in_words(last.unit)
-    missed = ", which it misses" if misses(config, last.boundary_rate) else ""
+    words, unit = TERMINOLOGY[config.data.kind], in_words(last.unit)
+    missed = ", which it misses" if off_target(config, last.boundary_rate) else ""
     rows = {
         "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
@@ -231,8 +231,8 @@ def run(arguments: list[str]) -> Any:
     Returns:
         What came out, on the first rank.
     """
-    with started_together() as ranks:
+    with init_from_torchrun() as ranks:
         if ranks.size == 1:
             return COMMAND.run(arguments)
         shared = partial(resolve_training, world=ranks.size), partial(train_and_show, ranks=ranks)
-        return run_together(replace(COMMAND, resolve=shared[0], work=shared[1]), arguments, ranks)
+        return run_distributed(replace(COMMAND, resolve=shared[0], work=shared[1]), arguments, ranks)

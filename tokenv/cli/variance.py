@@ -9,13 +9,13 @@ from typing import Any
 
 from tokenv.cli.options import check_text, stored_config, take_own
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.build import learns
-from tokenv.config.components import check_parts
-from tokenv.config.conversion import make
+from tokenv.config.build import is_trainable
+from tokenv.config.components import check_components
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.lab.report import print_variance, write_variance
-from tokenv.lab.variance import check_estimators, compare
+from tokenv.lab.variance import check_estimators, run_variance_study
 from tokenv.lab.variance_config import MAY_CHANGE_ON_RESUME, VarianceOptions
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
 from tokenv.plotting.console import console
@@ -44,9 +44,9 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
         _, base = stored_config("run", str(own["run"]), names)
     config = resolve(names, updates, base=base)
     check_text(config)
-    options = make(VarianceOptions, {**own, "config": config.as_dict()})
-    check_parts(config)
-    if not learns(config.agent):
+    options = from_dict(VarianceOptions, {**own, "config": config.as_dict()})
+    check_components(config)
+    if not is_trainable(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
     check_estimators(options)
     return options
@@ -86,7 +86,7 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
     try:
-        result = compare(options, folder, sys.stderr.isatty())
+        result = run_variance_study(options, folder, sys.stderr.isatty())
     except KeyboardInterrupt:
         kept = options.resume or record.folder is not None
         how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"

@@ -13,13 +13,13 @@ from tqdm import tqdm
 from tokenv.compare.comparison import Comparison
 from tokenv.compare.config import CompareOptions, Task
 from tokenv.compare.forecast_comparison import check_wish
-from tokenv.compare.plan import compared_run, compose
+from tokenv.compare.plan import build_comparison, compared_run
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
 from tokenv.compare.tuning import choose, trials
-from tokenv.config.components import check_parts
-from tokenv.core.errors import FailedError, UserError
+from tokenv.config.components import check_components
+from tokenv.core.errors import RunFailedError, UserError
 
 Starts = dict[str, Path]  # of methods
 
@@ -38,7 +38,7 @@ def check_methods(options: CompareOptions) -> None:
         firsts |= {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in firsts.items():
             try:
-                check_parts(config)
+                check_components(config)
                 if part.forecast is not None and name != f"{where}shared":
                     check_wish(config, part.forecast)
             except UserError as error:
@@ -70,8 +70,8 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
         stored = [finished_run(Path(folder)) for folder in options.runs]
         check_same_kind({str(run.folder): run.config for run in stored})
         shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-        methods = group_into_methods([compared_run(run, options.wishes) for run in shown])
-        return {"": compose(methods, f"{len(options.runs)} runs", {})}
+        methods = group_into_methods([compared_run(run, options.evaluation_request) for run in shown])
+        return {"": build_comparison(methods, f"{len(options.runs)} runs", {})}
     parts = options.parts()
     starts = _shared_runs(parts, options, progress)
     chosen = _tuned(parts, starts, options, progress)
@@ -93,7 +93,7 @@ def _shared_runs(parts: Mapping[str, CompareOptions], options: CompareOptions, p
         each.setdefault(repr(task.config.as_dict()), task)
     folders, failed = run_all(list(each.values()), options, progress=progress) if each else ([], {})
     if failed:
-        raise FailedError("a run that methods start from failed: " + "; ".join(failed.values()))
+        raise RunFailedError("a run that methods start from failed: " + "; ".join(failed.values()))
     of = dict(zip(each, folders, strict=True))
     found: dict[str, Starts] = {name: {} for name in wanted}
     for name, tasks in wanted.items():
@@ -120,13 +120,13 @@ def _comparison(
     methods: dict[str, list[Any]] = {}
     for task, folder in found:
         if folder is not None:
-            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), options.wishes))
+            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), options.evaluation_request))
     labels = [task.label for task, _ in found]
     own = {label: why for label, why in failed.items() if label in labels}
     if not methods:
-        raise FailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in own.items()))
+        raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in own.items()))
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
-    return compose(methods, title, own, against=options.against, facts=_facts(options))
+    return build_comparison(methods, title, own, against=options.against, facts=_facts(options))
 
 
 def _facts(options: CompareOptions) -> dict[str, str]:

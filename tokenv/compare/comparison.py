@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenv.compare.forecast_comparison import Foretold
-from tokenv.compare.rate_curves import RateLine
-from tokenv.compare.run_evaluation import Assessment
+from tokenv.compare.forecast_comparison import ForecastComparison
+from tokenv.compare.rate_curves import MethodRateCurve
+from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
 from tokenv.core.rates import mean_rate
-from tokenv.plotting.terminology import WORDS, Words, in_words
+from tokenv.plotting.terminology import TERMINOLOGY, Terminology, in_words
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ComparedRun:
     flops: float
     seconds: float
     history: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-    assessment: Assessment
+    assessment: RunEvaluation
 
     @property
     def seed(self) -> int:
@@ -132,9 +132,9 @@ class Comparison:
     methods: Sequence[ComparedMethod]
     differences: Mapping[tuple[str, str], Difference]
     failed: Mapping[str, str] = field(default_factory=dict)
-    rates: Sequence[RateLine] = ()
+    rates: Sequence[MethodRateCurve] = ()
     rates_against: str = ""
-    forecasts: Foretold | None = None
+    forecasts: ForecastComparison | None = None
 
     @property
     def unit(self) -> str:
@@ -147,9 +147,9 @@ class Comparison:
         return in_words(self.unit)
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Terminology:
         """What symbols, tokens and so on are called."""
-        return WORDS[self.methods[0].runs[0].config.data.kind]
+        return TERMINOLOGY[self.methods[0].runs[0].config.data.kind]
 
     @property
     def has_test(self) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tokenv.compare.run_evaluation import ForecastWish, Wishes
-from tokenv.config.conversion import check_keys, make
+from tokenv.compare.run_evaluation import EvaluationRequest, ForecastRequest
+from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import UserError
@@ -32,7 +32,7 @@ class Task:
 
     method: str
     config: Config
-    wishes: Wishes | None
+    evaluation_request: EvaluationRequest | None
     protocol: str = ""
 
     @property
@@ -103,7 +103,7 @@ class CompareOptions:
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
-    forecast: ForecastWish | None = None
+    forecast: ForecastRequest | None = None
     against: str = ""
     equal_passes: bool = False
     shared: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
@@ -158,9 +158,9 @@ class CompareOptions:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
 
     @property
-    def wishes(self) -> Wishes:
+    def evaluation_request(self) -> EvaluationRequest:
         """What is to be measured of every run."""
-        return Wishes(self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast)
+        return EvaluationRequest(self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast)
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class CompareOptions:
             if not isinstance(changes, dict):
                 raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
             check_keys(changes, f"protocols.{name}", CompareOptions)
-            part = make(CompareOptions, merge(values, as_lists(changes)))
+            part = from_dict(CompareOptions, merge(values, as_lists(changes)))
             if part.chosen:
                 found[name] = part
         if not found:
@@ -214,10 +214,10 @@ class CompareOptions:
             changes = merge(changes, {"start": {"model": None, "frozen": False}})
         config = resolve(self.base, changes)
         if self.equal_passes:
-            from tokenv.compare.plan import with_equal_passes  # it takes torch, and --help reads this file
+            from tokenv.compare.plan import with_equal_compute  # it takes torch, and --help reads this file
 
-            config = with_equal_passes(config)
-        return Task(method, config, self.wishes)
+            config = with_equal_compute(config)
+        return Task(method, config, self.evaluation_request)
 
     def tasks(
         self, starts: Mapping[str, Path] | None = None, more: Mapping[str, Mapping[str, Any]] | None = None

@@ -18,7 +18,7 @@ CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def opened(address: str, gpus: int) -> Iterator[tuple[Executor, str, Callable[[], None]]]:
+def open_dask(address: str, gpus: int) -> Iterator[tuple[Executor, str, Callable[[], None]]]:
     """A scheduler's workers.
 
     Args:

@@ -14,18 +14,18 @@ from tokenv.compare.forecast_comparison import score_forecasts
 from tokenv.compare.run_evaluation import (
     VERSION,
     Agreement,
-    Assessment,
-    AtRate,
     Calibration,
+    EvaluationRequest,
     Forecasts,
     Learned,
     Passage,
-    Wishes,
-    assessed,
-    keep,
+    RateEvaluation,
+    RunEvaluation,
+    load_evaluation,
+    save_evaluation,
 )
 from tokenv.config import registry
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
 from tokenv.core import keys
@@ -35,26 +35,26 @@ from tokenv.data.chunks import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.tokenizer import train_bpe
-from tokenv.evaluation.boundary_stats import habits
+from tokenv.evaluation.boundary_stats import compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import (
     boundary_scores,
-    drawn_share,
+    concat_columns,
     evaluate,
     held_out_rollouts,
-    joined,
+    realised_rate,
     sequence_losses,
     sequence_sums,
-    shifted,
+    shift_noise,
 )
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.evaluation.rate_curve import losses_at_rates
-from tokenv.evaluation.report import drawn_windows
+from tokenv.evaluation.rate_curve import evaluate_rates
+from tokenv.evaluation.report import make_excerpts
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
-def assess(folder: Path, wishes: Wishes) -> Assessment:
+def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
     """Measure a finished run on its held-out data, or read what was measured before.
 
     Args:
@@ -65,33 +65,33 @@ def assess(folder: Path, wishes: Wishes) -> Assessment:
         MissingFileError: the run has no checkpoint.
         UserError: there is too little held-out data to calibrate on.
     """
-    known = assessed(folder, wishes)
+    known = load_evaluation(folder, evaluation_request)
     if known is not None:
         return known
-    made = _measure(folder, wishes)
-    keep(made, folder)
+    made = _measure(folder, evaluation_request)
+    save_evaluation(made, folder)
     return made
 
 
-def _measure(folder: Path, wishes: Wishes) -> Assessment:
+def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
     trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
     config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
     held_out, bias = corpus.validation(config.validation.sequences), None
-    if wishes.calibrate and parts.agent.learns:
+    if evaluation_request.calibrate and parts.agent.learns:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
-    references = _references(config, corpus, wishes.bpe_vocabulary) if series is None else {}
+    references = _references(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
     how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
-    of = joined(
+    of = concat_columns(
         [
             sequence_sums(td, codec)
             | {
                 "action": td[keys.ACTION].cpu(),
                 "decides": td[keys.DECISION_MASK].cpu(),
-                "prob": shifted(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
+                "prob": shift_noise(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
             }
             | {name: reference(td).cpu() for name, reference in references.items()}
             for td in held_out_rollouts(parts, held_out, **how)
@@ -103,30 +103,32 @@ def _measure(folder: Path, wishes: Wishes) -> Assessment:
     if held_out.gold_BN is not None:
         truth = "true tokens" if series is None else "change points"
         agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1] & of["decides"], config.data.tolerance)
-    shown = (held_out, of["prob"][: wishes.passages], action_BT[: wishes.passages])
-    return Assessment(
+    shown = (held_out, of["prob"][: evaluation_request.passages], action_BT[: evaluation_request.passages])
+    return RunEvaluation(
         version=VERSION,
         checkpoint=trained.path.name,
-        wishes=wishes,
+        evaluation_request=evaluation_request,
         fingerprint=corpus.fingerprint,
         unit=codec.unit,
         loss=late_B.tolist(),
         document=held_out.document_B.tolist(),
         loss_early=None if early_B is None else early_B.mean().item(),
         loss_test=None if series is None else _test_loss(parts, series, config, how),
-        boundary_rate=drawn_share(action_BT, of["decides"]),
+        boundary_rate=realised_rate(action_BT, of["decides"]),
         calibration=None if bias is None else _before(parts, held_out, config, bias),
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,
         passages=_passages(*shown) if series is None else [],
-        windows=[] if series is None else drawn_windows(*shown),
-        learned=Learned.of(habits(held_out.symbol_BN[:, :-1], action_BT, of["prob"])) if series is None else None,
-        at_rates=at_rates(parts, config, wishes.rates, corpus),
-        forecast=_forecasts(config, parts, series, wishes, how["logit_bias"]),
+        windows=[] if series is None else make_excerpts(*shown),
+        learned=Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, of["prob"]))
+        if series is None
+        else None,
+        at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
+        forecast=_forecasts(config, parts, series, evaluation_request, how["logit_bias"]),
     )
 
 
-def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpus) -> list[AtRate]:
+def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: Corpus) -> list[RateEvaluation]:
     """A run at rates that it is asked for, on its held-out sequences; on half of them if there are no others.
 
     Args:
@@ -146,25 +148,29 @@ def at_rates(parts: Parts, config: Config, rates: Sequence[float], corpus: Corpu
         raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
     some = most if len(both) > most else len(both) // 2
     how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
-    measured = losses_at_rates(parts, config, rates, both[:some], both[some:], **how)
-    return [AtRate(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
+    measured = evaluate_rates(parts, config, rates, both[:some], both[some:], **how)
+    return [RateEvaluation(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
 
 
 def _forecasts(
-    config: Config, parts: Parts, series: SeriesData | None, wishes: Wishes, logit_bias: float
+    config: Config,
+    parts: Components,
+    series: SeriesData | None,
+    evaluation_request: EvaluationRequest,
+    logit_bias: float,
 ) -> Forecasts | None:
-    if wishes.forecast is None or series is None:
+    if evaluation_request.forecast is None or series is None:
         return None
-    return score_forecasts(config, parts, series, wishes.forecast, logit_bias)
+    return score_forecasts(config, parts, series, evaluation_request.forecast, logit_bias)
 
 
-def _before(parts: Parts, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
+def _before(parts: Components, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
     """What the run is without the bias."""
     plain = evaluate(parts, held_out, batch_size=config.validation.batch_size)
     return Calibration(bias, plain.loss, plain.boundary_rate)
 
 
-def _test_loss(parts: Parts, series: SeriesData, config: Config, how: dict[str, Any]) -> float | None:
+def _test_loss(parts: Components, series: SeriesData, config: Config, how: dict[str, Any]) -> float | None:
     try:
         test = series.test(config.validation.sequences)
     except ValueError:  # too short for a window

@@ -1,6 +1,6 @@
 """Where a comparison's runs are trained: here, on the workers of a dask scheduler, or as jobs of Slurm.
 
-Each is a ``concurrent.futures.Executor`` that takes ``Order``s and gives ``Outcome``s.
+Each is a ``concurrent.futures.Executor`` that takes ``JobSpec``s and gives ``JobResult``s.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.job import Order, Outcome
-from tokenv.compare.worker import Remote, have
+from tokenv.compare.job import JobResult, JobSpec
+from tokenv.compare.worker import RemoteJob, run_job
 from tokenv.core.errors import UserError
 
 PACKAGES = {"dask": "distributed", "slurm": "submitit"}  # of the extras of these names
 
 
 @dataclass(frozen=True)
-class Workshop:
+class ExecutorHandle:
     """Something that has runs.
 
     Attributes:
@@ -34,14 +34,16 @@ class Workshop:
     """
 
     executor: Executor
-    job: Callable[[Order], Outcome]
+    job: Callable[[JobSpec], JobResult]
     threads: int = 0
     told: str = ""
     check: Callable[[], None] = lambda: None
 
 
 @contextmanager
-def opened(options: CompareOptions, tasks: Sequence[Task], desk: Path, threads: int) -> Iterator[Workshop]:
+def open_executor(
+    options: CompareOptions, tasks: Sequence[Task], work_dir: Path, threads: int
+) -> Iterator[ExecutorHandle]:
     """What ``executor=…`` names; closed in the end, when its jobs have come to theirs.
 
     Args:
@@ -56,21 +58,21 @@ def opened(options: CompareOptions, tasks: Sequence[Task], desk: Path, threads: 
     kind, _, where = options.executor.partition(":")
     if kind == "local":
         with ThreadPoolExecutor(options.jobs) as pool:
-            yield Workshop(pool, have, threads)
+            yield ExecutorHandle(pool, run_job, threads)
     elif kind == "dask":
         takes_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
         with _module("dask").opened(where, options.ranks if takes_gpu else 0) as (executor, told, check):
-            yield Workshop(executor, Remote(), told=told, check=check)
+            yield ExecutorHandle(executor, RemoteJob(), told=told, check=check)
     else:
-        with _module(kind).opened(Path(where), desk, options.ranks) as executor:
-            yield Workshop(executor, Remote())
+        with _module(kind).opened(Path(where), work_dir, options.ranks) as executor:
+            yield ExecutorHandle(executor, RemoteJob())
 
 
 def check_executor(options: CompareOptions) -> None:
     """Find out whether a comparison's executor can be had, before anything is stored.
 
     Raises:
-        UserError: as ``opened``.
+        UserError: as ``open_executor``.
     """
     kind, _, where = options.executor.partition(":")
     if kind == "dask":

@@ -10,16 +10,16 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenv.compare.run_evaluation import Assessment, Forecasts, ForecastWish
+from tokenv.compare.run_evaluation import ForecastRequest, Forecasts, RunEvaluation
 from tokenv.compare.significance import Difference, Scores, corrected, difference
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData
 from tokenv.forecasting.contexts import Array, held_out_windows
 from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
-from tokenv.forecasting.naive_baselines import find_season, yardsticks
-from tokenv.forecasting.scores import Scores as ForecastScores
+from tokenv.forecasting.naive_baselines import find_season, naive_baselines
+from tokenv.forecasting.scores import ScoreAccumulator as ForecastScores
 
 SCORES = ("mse", "mae", "crps")
 Pair = tuple[str, str]
@@ -37,12 +37,12 @@ class Run(Protocol):
         """Of the run."""
 
     @property
-    def assessment(self) -> Assessment:
+    def assessment(self) -> RunEvaluation:
         """Its figures."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class ScoreStatistics:
     """A score of one forecaster.
 
     Attributes:
@@ -72,12 +72,12 @@ class Forecaster:
 
     name: str
     is_method: bool
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, ScoreStatistics]
     skill: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Foretold:
+class ForecastComparison:
     """All that is told of forecasts.
 
     Attributes:
@@ -106,7 +106,7 @@ class Foretold:
         return {**found, **{(second, first): -each for (first, second), each in found.items()}}
 
 
-def compare_forecasts(methods: Mapping[str, Sequence[Run]], against: str) -> Foretold | None:
+def compare_forecasts(methods: Mapping[str, Sequence[Run]], against: str) -> ForecastComparison | None:
     """Compare what runs foretold.
 
     Args:
@@ -135,7 +135,7 @@ def compare_forecasts(methods: Mapping[str, Sequence[Run]], against: str) -> For
     forecasters += [_peer(name, first) for name in first.peers]
     forecasters.sort(key=lambda each: (math.isnan(each.figures["mse"].mean), each.figures["mse"].mean))
     differences = {score: _differences(methods, first, score, against) for score in SCORES}
-    return Foretold(first.horizon, len(first.cluster), first.total, forecasters, differences)
+    return ForecastComparison(first.horizon, len(first.cluster), first.total, forecasters, differences)
 
 
 def _scores(group: Sequence[Run], name: str) -> Scores:
@@ -156,7 +156,7 @@ def _method(name: str, group: Sequence[Run], first: Forecasts) -> Forecaster:
     for score in (*SCORES, "inside"):
         found = _scores(group, score)
         each = [float(value) for value in found.loss_SB.mean(1)]
-        figures[score] = Figure(found.mean, found.seed_error, found.document_error, each)
+        figures[score] = ScoreStatistics(found.mean, found.seed_error, found.document_error, each)
     return Forecaster(name, True, figures, _skill(figures["mse"].mean, first))
 
 
@@ -164,7 +164,7 @@ def _peer(name: str, first: Forecasts) -> Forecaster:
     figures = {}
     for score in SCORES:
         found = _of_peer(first, name, score, (0,))
-        figures[score] = Figure(found.mean, math.nan, found.document_error, [])
+        figures[score] = ScoreStatistics(found.mean, math.nan, found.document_error, [])
     return Forecaster(name, False, figures, _skill(figures["mse"].mean, first))
 
 
@@ -189,7 +189,7 @@ QUANTILES = (0.1, 0.5, 0.9)  # the outermost bound the interval whose coverage i
 OF_MODEL, OF_PEER = ("mse", "mae", "crps", "inside"), ("mse", "mae")
 
 
-def check_wish(config: Config, wish: ForecastWish) -> int:
+def check_wish(config: Config, wish: ForecastRequest) -> int:
     """Steps of history that forecasts go on from; refuses what a run of this configuration could not be asked.
 
     Raises:
@@ -202,7 +202,7 @@ def check_wish(config: Config, wish: ForecastWish) -> int:
     return checked_history(config, horizon, samples=wish.samples, direct=wish.direct, season=wish.season)
 
 
-def _horizon(config: Config, wish: ForecastWish) -> int:
+def _horizon(config: Config, wish: ForecastRequest) -> int:
     if wish.horizon is None and not config.model.horizon:
         raise UserError(
             "forecast.horizon is null and model.horizon = 0: expected one of them, the steps to forecast or those that "
@@ -212,7 +212,7 @@ def _horizon(config: Config, wish: ForecastWish) -> int:
 
 
 def score_forecasts(
-    config: Config, parts: Parts, data: SeriesData, wish: ForecastWish, logit_bias: float = 0.0
+    config: Config, parts: Components, data: SeriesData, wish: ForecastRequest, logit_bias: float = 0.0
 ) -> Forecasts:
     """Forecast test windows.
 
@@ -228,7 +228,7 @@ def score_forecasts(
     """
     known, horizon = check_wish(config, wish), _horizon(config, wish)
     season = wish.season or find_season(data.series, known)
-    histories, points = held_out_windows(data, horizon, wish.windows), yardsticks(horizon, season)
+    histories, points = held_out_windows(data, horizon, wish.windows), naive_baselines(horizon, season)
     points |= fit_peers(wish.peers, data, horizon)
     scores = ForecastScores(QUANTILES)
     every = make_forecasts(

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenv.compare.run_evaluation import Wishes
+from tokenv.compare.run_evaluation import EvaluationRequest
 from tokenv.config.schema import Config
 
 GOING, STOP = "going", "stop"
 
 
 @dataclass(frozen=True)
-class Order:
+class JobSpec:
     """One run that is to be had.
 
     Attributes:
@@ -31,10 +31,10 @@ class Order:
     """
 
     config: Config
-    wishes: Wishes | None
+    evaluation_request: EvaluationRequest | None
     store: str
     here: str
-    desk: str
+    work_dir: str
     name: str
     threads: int = 0
     ranks: int = 1
@@ -42,14 +42,14 @@ class Order:
     paths: Sequence[str] = ()
 
     @property
-    def papers(self) -> Path:
+    def job_dir(self) -> Path:
         """This job's own folder: there as soon as it has begun."""
-        return Path(self.here) / self.desk / self.name
+        return Path(self.here) / self.work_dir / self.name
 
     @property
-    def unseen(self) -> str:
+    def missing_path(self) -> str:
         """What is wrong where this machine does not see what it must; empty where it does."""
-        missing = next((path for path in (Path(self.here), self.papers.parent) if not path.is_dir()), None)
+        missing = next((path for path in (Path(self.here), self.job_dir.parent) if not path.is_dir()), None)
         if missing is None:
             return ""
         return (
@@ -60,13 +60,13 @@ class Order:
     def stopped(self) -> bool:
         """Whether the comparison has told all its jobs to stop."""
         try:
-            return (self.papers.parent / STOP).exists()
+            return (self.job_dir.parent / STOP).exists()
         except OSError:  # the file system is away; the run itself will tell
             return False
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """What has become of an order.
 
     Attributes:

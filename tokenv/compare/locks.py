@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenv.compare.store import SILENT_SECONDS, identity, now, same_runs
 from tokenv.config.schema import Config
-from tokenv.plotting.characters import plain
+from tokenv.plotting.characters import escape_line
 from tokenv.storage import processes
 from tokenv.storage.atomic import write_atomically
 from tokenv.storage.files import UnreadableFileError, read_json
@@ -23,7 +23,7 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class LockHolder:
     """Somebody else is at a run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Elsewhere:
     who: str
 
 
-class Claim:
+class RunLock:
     """The right to have a run trained, held by this process and the one that trains.
 
     It is a file of its own name in the store, so whoever finds its processes gone may delete it: no other claim can
@@ -48,7 +48,7 @@ class Claim:
 
     def tell(self, *trainers: int) -> None:
         """Write down who holds it: this process, and those of these ids."""
-        write_atomically(self.path, json.dumps(processes.described(*trainers)))
+        write_atomically(self.path, json.dumps(processes.describe(*trainers)))
 
     def refresh(self) -> None:
         """Show other machines that it is still held."""
@@ -61,7 +61,7 @@ class Claim:
             self.path.unlink(missing_ok=True)
 
 
-def claim(config: Config, store: Path) -> Claim | Elsewhere:
+def acquire_run(config: Config, store: Path) -> RunLock | LockHolder:
     """Claim the run of a configuration, or say who is at it: a comparison, or somebody who trains it by hand.
 
     Args:
@@ -73,7 +73,7 @@ def claim(config: Config, store: Path) -> Claim | Elsewhere:
     """
     key = _key(config)
     store.mkdir(parents=True, exist_ok=True)
-    own = Claim(store / f".claim-{key}-{uuid.uuid4().hex[:8]}.json")
+    own = RunLock(store / f".claim-{key}-{uuid.uuid4().hex[:8]}.json")
     other = _holder(store, key, own)
     for _ in range(ATTEMPTS):
         if other is not None:
@@ -90,10 +90,10 @@ def claim(config: Config, store: Path) -> Claim | Elsewhere:
         own.release()
         time.sleep(random.uniform(0, 0.3))
         other = _holder(store, key, own)
-    return other or Elsewhere("another comparison")
+    return other or LockHolder("another comparison")
 
 
-def holder(config: Config, store: Path) -> Elsewhere | None:
+def holder(config: Config, store: Path) -> LockHolder | None:
     """Who is at a run; claims nothing."""
     return _holder(store, _key(config)) or _running(config, store)
 
@@ -102,13 +102,13 @@ def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _running(config: Config, store: Path) -> Elsewhere | None:
+def _running(config: Config, store: Path) -> LockHolder | None:
     """A run that goes on without a claim, as one that somebody trains by hand."""
-    running = next((run for run in same_runs(config, store) if run.going_on), None)
-    return None if running is None else Elsewhere(f"{running.folder}, which is under way")
+    running = next((run for run in same_runs(config, store) if run.is_running), None)
+    return None if running is None else LockHolder(f"{running.folder}, which is under way")
 
 
-def _holder(store: Path, key: str, own: Claim | None = None) -> Elsewhere | None:
+def _holder(store: Path, key: str, own: RunLock | None = None) -> LockHolder | None:
     """Another who holds a claim on a run; claims that nobody holds any more are deleted."""
     for path in store.glob(f".claim-{key}-*.json"):
         if own is not None and path == own.path:
@@ -119,11 +119,11 @@ def _holder(store: Path, key: str, own: Claim | None = None) -> Elsewhere | None
             continue
         except UnreadableFileError:  # not ours, or damaged
             told, refreshed = None, 0.0
-        living = processes.living(told)
+        living = processes.alive_pids(told)
         if living is None:  # of another machine
             silent = now(store) - refreshed > SILENT_SECONDS
             living = [] if silent else [each["pid"] for each in told["processes"]]
         if living:
-            return Elsewhere(plain(f"process {living[0]} on {str(told['place']).partition(' ')[0]}"))
+            return LockHolder(escape_line(f"process {living[0]} on {str(told['place']).partition(' ')[0]}"))
         path.unlink(missing_ok=True)
     return None

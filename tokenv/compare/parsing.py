@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenv.compare.config import CompareOptions, as_lists
 from tokenv.compare.settings import flat
-from tokenv.config.conversion import check_keys, make
+from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge
 from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
@@ -73,7 +73,7 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     check_keys(updates, COMMAND_LINE, CompareOptions)
     values = merge(values, _named(updates))
     values = _nested(values)
-    options = make(CompareOptions, as_lists(values))
+    options = from_dict(CompareOptions, as_lists(values))
     check_keys(options.common, "common", Config)
     options.parts()
     return options

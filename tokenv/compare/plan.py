@@ -13,29 +13,29 @@ import numpy as np
 import torch
 
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
-from tokenv.compare.evaluate_run import assess
+from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.forecast_comparison import compare_forecasts
-from tokenv.compare.rate_curves import rate_lines
-from tokenv.compare.run_evaluation import Wishes
+from tokenv.compare.rate_curves import rate_curves
+from tokenv.compare.run_evaluation import EvaluationRequest
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.evaluation.run_state import RunState
-from tokenv.plotting.terminology import WORDS, in_words
+from tokenv.plotting.terminology import TERMINOLOGY, in_words
 from tokenv.storage import checkpoints
 
 
-def with_equal_passes(config: Config) -> Config:
+def with_equal_compute(config: Config) -> Config:
     """The same run with ``train.batch_size`` passes through the decoder in an update, however many a text takes.
 
     Args:
         config: of a run that would take one text for a pass.
     """
-    train, passes = config.train, build_parts(config, torch.device("meta"), pretrained=False).passes
+    train, passes = config.train, build_components(config, torch.device("meta"), pretrained=False).passes
     texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
 
     def scaled(symbols: int) -> int:
@@ -50,9 +50,9 @@ def with_equal_passes(config: Config) -> Config:
     )
 
 
-def compared_run(stored: StoredRun, wishes: Wishes) -> ComparedRun:
+def compared_run(stored: StoredRun, evaluation_request: EvaluationRequest) -> ComparedRun:
     """A finished run with its figures; it is measured if that was not done before."""
-    assessment = assess(stored.folder, wishes)
+    assessment = evaluate_run(stored.folder, evaluation_request)
     state = RunState.read(checkpoints.find(stored.folder))
     return ComparedRun(
         folder=str(stored.folder),
@@ -70,7 +70,7 @@ def _seconds(seen: Sequence[int], symbols_per_second: Sequence[float]) -> float:
     return sum((now - before) / speed for now, before, speed in steps)
 
 
-def compose(
+def build_comparison(
     methods: Mapping[str, Sequence[ComparedRun]],
     title: str,
     failed: Mapping[str, str],
@@ -119,7 +119,7 @@ def compose(
     tested = {pair: found for pair, found in differences.items() if against in pair or against not in methods}
     told = {**_facts([first, *others]), **(facts or {})}
     reference = against if against in methods else _with_a_range(methods)
-    lines = rate_lines({name: {r.seed: r.assessment for r in group} for name, group in methods.items()}, reference)
+    lines = rate_curves({name: {r.seed: r.assessment for r in group} for name, group in methods.items()}, reference)
     forecasts = compare_forecasts(methods, against)
     return Comparison(title, told, compared, differences | corrected(tested), failed, lines, reference, forecasts)
 
@@ -145,7 +145,7 @@ def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
 
 def _facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
     first, told = runs[0].config, runs[0].assessment
-    words = WORDS[first.data.kind]
+    words = TERMINOLOGY[first.data.kind]
     budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
     seeds = sorted({run.config.seed for run in runs})
     source = first.data.source if "/" not in first.data.source else Path(first.data.source).name

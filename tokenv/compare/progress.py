@@ -13,13 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tokenv.compare.config import Task
 from tokenv.compare.store import same_runs
-from tokenv.plotting.characters import plain
+from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
-from tokenv.plotting.terminology import WORDS
+from tokenv.plotting.terminology import TERMINOLOGY
 from tokenv.training.metrics import read_progress
 
 
-class Pace:
+class EtaEstimator:
     """Seconds a symbol of every method, and seconds beside, measured on runs that go on or were finished meanwhile.
 
     A run's seconds beside are its start and what is drawn and measured after it, which short runs mostly consist of.
@@ -96,7 +96,7 @@ class Pace:
         return max([sum(each.values()) / at_once, *each.values()], default=0.0)
 
 
-class Bars:
+class ProgressDisplay:
     """Bars for the whole and for every run that is going on; where nobody looks, one line a run.
 
     Args:
@@ -115,7 +115,7 @@ class Bars:
             disable=not visible,
         )
         self._tasks, self._store = tasks, store
-        self._pace = Pace([task.method for task in tasks], [task.config.train.symbols for task in tasks])
+        self._pace = EtaEstimator([task.method for task in tasks], [task.config.train.symbols for task in tasks])
         self._all = self.bars.add_task("comparison", total=len(tasks), unit="runs", left="")
         self._finished = 0
         self._shown: dict[int, TaskID] = {}
@@ -130,12 +130,12 @@ class Bars:
         """
         task = self._tasks[number]
         if number not in self._shown:
-            unit = f"{WORDS[task.config.data.kind].symbol}s"
+            unit = f"{TERMINOLOGY[task.config.data.kind].symbol}s"
             total = task.config.train.symbols
-            self._shown[number] = self.bars.add_task(plain(task.label) + where, total=total, unit=unit, left="")
+            self._shown[number] = self.bars.add_task(escape_line(task.label) + where, total=total, unit=unit, left="")
             self._pace.begin(number, time.monotonic())
         if number not in self._folders:  # what it is called is up to Sacred
-            found = [run.folder for run in same_runs(task.config, self._store) if run.going_on]
+            found = [run.folder for run in same_runs(task.config, self._store) if run.is_running]
             if found:
                 self._folders[number] = found[0]
         told = read_progress(self._folders[number] / "checkpoints") if number in self._folders else None
@@ -161,7 +161,7 @@ class Bars:
 
     def say(self, line: str) -> None:
         """Say what has happened."""
-        self.bars.console.print(plain(line), soft_wrap=True, markup=False)
+        self.bars.console.print(escape_line(line), soft_wrap=True, markup=False)
 
     @property
     def so_far(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tokenv.compare.run_evaluation import Assessment, AtRate
+from tokenv.compare.run_evaluation import RateEvaluation, RunEvaluation
 from tokenv.compare.significance import Difference, Scores, corrected, difference
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN, TOLD
 
@@ -15,7 +15,7 @@ BEST = (CALIBRATED, TOLD, OWN)  # a method's first one of these is compared: the
 
 
 @dataclass(frozen=True)
-class RateCell:
+class MethodRatePoint:
     """A method at one rate.
 
     Attributes:
@@ -34,7 +34,7 @@ class RateCell:
 
 
 @dataclass(frozen=True)
-class RateLine:
+class MethodRateCurve:
     """A method at all rates.
 
     Attributes:
@@ -47,10 +47,10 @@ class RateLine:
     method: str
     way: str
     compared: bool
-    cells: Sequence[RateCell]
+    cells: Sequence[MethodRatePoint]
 
 
-def rate_lines(methods: Mapping[str, Mapping[int, Assessment]], reference: str = "") -> list[RateLine]:
+def rate_curves(methods: Mapping[str, Mapping[int, RunEvaluation]], reference: str = "") -> list[MethodRateCurve]:
     """What was measured of methods at the rates that they were asked for.
 
     P-values are corrected for all methods and rates that are held against the reference (Holm).
@@ -76,16 +76,16 @@ def rate_lines(methods: Mapping[str, Mapping[int, Assessment]], reference: str =
         }
     )
 
-    def compared(line: RateLine) -> RateLine:
+    def compared(line: MethodRateCurve) -> MethodRateCurve:
         cells = [replace(cell, difference=found.get((line.method, cell.asked))) for cell in line.cells]
         return replace(line, cells=cells)
 
     return [compared(line) if line.compared else line for line in lines]
 
 
-def _lines(method: str, seeds: Mapping[int, Assessment]) -> list[RateLine]:
+def _lines(method: str, seeds: Mapping[int, RunEvaluation]) -> list[MethodRateCurve]:
     ways = {each.way for of in seeds.values() for each in of.at_rates}
-    found: list[RateLine] = []
+    found: list[MethodRateCurve] = []
     for way in sorted(ways, key=BEST.index):
         runs = {seed: [each for each in of.at_rates if each.way == way] for seed, of in seeds.items()}
         document = next(iter(seeds.values())).document
@@ -95,12 +95,12 @@ def _lines(method: str, seeds: Mapping[int, Assessment]) -> list[RateLine]:
         for asked in rates:
             here = {seed: each for seed, of in runs.items() for each in of if asked in (None, each.asked)}
             cells.append(_cell(asked, here, document))
-        found.append(RateLine(method, way, not found, cells))
+        found.append(MethodRateCurve(method, way, not found, cells))
     return found
 
 
-def _cell(asked: float | None, runs: Mapping[int, AtRate], document: Sequence[int]) -> RateCell:
+def _cell(asked: float | None, runs: Mapping[int, RateEvaluation], document: Sequence[int]) -> MethodRatePoint:
     drawn, flops = (float(np.mean([getattr(each, name) for each in runs.values()])) for name in ("rate", "flops"))
     loss_SB = np.array([each.loss for each in runs.values()])
     scores = Scores(loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(runs))
-    return RateCell(drawn if asked is None else asked, drawn, flops, scores)
+    return MethodRatePoint(drawn if asked is None else asked, drawn, flops, scores)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tokenv.config.conversion import Figure, make
+from tokenv.config.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
-from tokenv.evaluation.boundary_stats import Habits
-from tokenv.evaluation.report import Window
-from tokenv.forecasting.config import check_asked
+from tokenv.evaluation.boundary_stats import BoundaryStats
+from tokenv.evaluation.report import SeriesExcerpt
+from tokenv.forecasting.config import check_request
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import read_json, write_json
 from tokenv.storage.checksums import DIGESTS
@@ -17,7 +17,7 @@ from tokenv.storage.files import MOST_BYTES, open_regular
 
 
 @dataclass(frozen=True)
-class ForecastWish:
+class ForecastRequest:
     """Forecasts of test windows that are to be scored, as ``tokenv forecast`` does.
 
     Attributes:
@@ -29,7 +29,7 @@ class ForecastWish:
         peers: further forecasts beside the yardsticks.
 
     Raises:
-        UserError: see ``check_asked``.
+        UserError: see ``check_request``.
     """
 
     horizon: int | None = None
@@ -41,11 +41,11 @@ class ForecastWish:
 
     def __post_init__(self) -> None:
         names = ("horizon", "samples", "windows", "season", "peers")
-        check_asked(**{name: getattr(self, name) for name in names}, prefix="forecast.")
+        check_request(**{name: getattr(self, name) for name in names}, prefix="forecast.")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class EvaluationRequest:
     """What is to be measured of a run.
 
     Attributes:
@@ -60,7 +60,7 @@ class Wishes:
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
-    forecast: ForecastWish | None = None
+    forecast: ForecastRequest | None = None
 
 
 FILE = "assessment.json"
@@ -125,13 +125,13 @@ class Learned:
     tokens: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, found: Habits) -> Learned:
+    def of(cls, found: BoundaryStats) -> Learned:
         """What is kept of these habits."""
         return cls(found.classes, [(token.decode("latin-1"), count) for token, count in found.tokens])
 
 
 @dataclass(frozen=True)
-class AtRate:
+class RateEvaluation:
     """A run at a rate that it was asked for: see ``tokenv.evaluation.rate_curve``.
 
     Attributes:
@@ -176,7 +176,7 @@ class Forecasts:
 
 
 @dataclass(frozen=True)
-class Assessment:
+class RunEvaluation:
     """Figures of one run on held-out data.
 
     Attributes:
@@ -198,13 +198,13 @@ class Assessment:
         passages: the first sequences, of text.
         windows: the first sequences, of series.
         learned: of text; None of series, and where an earlier version measured.
-        at_rates: at the rates of ``wishes``, in that order.
+        at_rates: at the rates of ``evaluation_request``, in that order.
         forecast: None where nobody asked for it.
     """
 
     version: int
     checkpoint: str
-    wishes: Wishes
+    evaluation_request: EvaluationRequest
     fingerprint: str
     unit: str
     loss: list[Figure]
@@ -216,9 +216,9 @@ class Assessment:
     token_lengths: list[int]
     agreement: dict[str, Agreement]
     passages: list[Passage]
-    windows: list[Window]
+    windows: list[SeriesExcerpt]
     learned: Learned | None = None
-    at_rates: list[AtRate] = field(default_factory=list)
+    at_rates: list[RateEvaluation] = field(default_factory=list)
     forecast: Forecasts | None = None
 
     def __post_init__(self) -> None:
@@ -226,7 +226,7 @@ class Assessment:
             raise UserError(f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each")
 
 
-def keep(made: Assessment, folder: Path) -> None:
+def save_evaluation(made: RunEvaluation, folder: Path) -> None:
     """Write an assessment beside its run.
 
     Args:
@@ -245,7 +245,7 @@ def _owner(checkpoint: Path) -> str:
         return file.read(MOST_BYTES).decode()
 
 
-def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
+def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation | None:
     """What was measured of the run's last checkpoint with these wishes before; None if nothing was.
 
     Args:
@@ -254,8 +254,8 @@ def assessed(folder: Path, wishes: Wishes) -> Assessment | None:
     """
     try:
         checkpoint = checkpoints.find(folder)
-        known = make(Assessment, read_json(folder / FILE, _owner(checkpoint), digest=True))
+        known = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint), digest=True))
     except (OSError, ValueError, TypeError):
         return None  # there is none, or it is damaged, without a digest, or another run's or version's
-    wanted = (VERSION, checkpoint.name, wishes)
-    return known if (known.version, known.checkpoint, known.wishes) == wanted else None
+    wanted = (VERSION, checkpoint.name, evaluation_request)
+    return known if (known.version, known.checkpoint, known.evaluation_request) == wanted else None

@@ -15,18 +15,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.executors import Workshop, opened
-from tokenv.compare.job import GOING, STOP, Order, Outcome
+from tokenv.compare.executors import ExecutorHandle, open_executor
+from tokenv.compare.job import GOING, STOP, JobResult, JobSpec
 from tokenv.compare.locks import holder
-from tokenv.compare.progress import Bars
-from tokenv.compare.run_evaluation import assessed
+from tokenv.compare.progress import ProgressDisplay
+from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import find_run, read_run
-from tokenv.core.errors import FailedError, UserError
+from tokenv.core.errors import RunFailedError, UserError
 from tokenv.storage import processes, trust
 from tokenv.storage.files import read_json
 
-DESK = ".compare-"
-TRIES = 3  # of a run whose processes are killed
+WORK_DIR = ".compare-"
+MAX_ATTEMPTS = 3  # of a run whose processes are killed
 LATE_SECONDS = 90.0  # after which every machine sees what another has written
 
 
@@ -49,18 +49,18 @@ def run_all(
         UserError: the executor cannot be had.
     """
     store = Path(options.store)
-    shown = Bars(tasks, store, progress)
+    shown = ProgressDisplay(tasks, store, progress)
     runs = _Runs(tasks, options, shown)
     with shown.bars:
         missing, finished = runs.find(), True
         if missing:
             with (
-                _desk(store, whole=options.executor == "local") as desk,
-                opened(options, tasks, desk, _threads(options.jobs)) as workshop,
+                _work_dir(store, whole=options.executor == "local") as work_dir,
+                open_executor(options, tasks, work_dir, _threads(options.jobs)) as workshop,
             ):
                 if workshop.told:
                     shown.say(workshop.told)
-                finished = runs.have(missing, desk, workshop)
+                finished = runs.have(missing, work_dir, workshop)
     if not finished:
         raise KeyboardInterrupt(f"stopped; the same command goes on: finished and saved runs are found in {store}")
     return runs.folders, runs.failed
@@ -74,14 +74,14 @@ class _Runs:
         failed: label to what went wrong.
     """
 
-    def __init__(self, tasks: Sequence[Task], options: CompareOptions, shown: Bars) -> None:
+    def __init__(self, tasks: Sequence[Task], options: CompareOptions, shown: ProgressDisplay) -> None:
         self.folders: list[Path | None] = [None] * len(tasks)
         self.failed: dict[str, str] = {}
         self._tasks, self._options, self._shown = tasks, options, shown
         self._store = Path(options.store)
         self._tries = [0] * len(tasks)
         self._names = (str(number) for number in itertools.count())
-        self._orders: dict[Future[Outcome], tuple[int, Order]] = {}
+        self._orders: dict[Future[JobResult], tuple[int, JobSpec]] = {}
         self._elsewhere: dict[int, str] = {}
         self._waited_for: set[int] = set()
 
@@ -89,12 +89,16 @@ class _Runs:
         """Find what is there already, and say which are not."""
         for number, task in enumerate(self._tasks):
             run = find_run(task.config, self._store)
-            if run is not None and run.finished and (task.wishes is None or assessed(run.folder, task.wishes)):
+            if (
+                run is not None
+                and run.finished
+                and (task.evaluation_request is None or load_evaluation(run.folder, task.evaluation_request))
+            ):
                 self.folders[number] = run.folder
                 self._shown.finish(number)
         return [number for number, folder in enumerate(self.folders) if folder is None]
 
-    def have(self, numbers: Sequence[int], desk: Path, workshop: Workshop) -> bool:
+    def have(self, numbers: Sequence[int], work_dir: Path, workshop: ExecutorHandle) -> bool:
         """See runs through; False if that was interrupted.
 
         Args:
@@ -102,7 +106,7 @@ class _Runs:
             desk: the comparison's own folder.
             workshop: which has them.
         """
-        self._desk, self._workshop = desk, workshop
+        self._desk, self._workshop = work_dir, workshop
         try:
             for number in numbers:
                 self._submit(number)
@@ -116,12 +120,12 @@ class _Runs:
     def _submit(self, number: int) -> None:
         task, options = self._tasks[number], self._options
         self._tries[number] += 1
-        order = Order(
+        order = JobSpec(
             config=task.config,
-            wishes=task.wishes,
+            evaluation_request=task.evaluation_request,
             store=options.store,
             here=str(Path.cwd()),
-            desk=str(self._desk),
+            work_dir=str(self._desk),
             name=next(self._names),
             threads=self._workshop.threads,
             ranks=options.ranks,
@@ -141,19 +145,19 @@ class _Runs:
             number, _ = self._orders.pop(future)
             self._settle(number, _outcome(future))
         for number, order in self._orders.values():
-            if order.papers.exists():
+            if order.job_dir.exists():
                 self._shown.watch(number)
         for number in list(self._elsewhere):
-            self._look_elsewhere(number)
+            self._poll_external(number)
 
-    def _settle(self, number: int, outcome: Outcome) -> None:
+    def _settle(self, number: int, outcome: JobResult) -> None:
         task = self._tasks[number]
         if outcome.lost:
             self._check()
         folder = self._store / outcome.run
         if outcome.run and not _seen(folder):
             why = "is said to be finished, but cannot be read here: expected the same version of tokenv on all machines"
-            outcome = Outcome(failed=f"{folder} {why}")
+            outcome = JobResult(failed=f"{folder} {why}")
         if outcome.run:
             self.folders[number] = folder
             self._shown.finish(number)
@@ -161,13 +165,13 @@ class _Runs:
         elif outcome.elsewhere:
             self._shown.leave(number)
             self._elsewhere[number] = outcome.elsewhere
-        elif outcome.lost and self._tries[number] < TRIES:
+        elif outcome.lost and self._tries[number] < MAX_ATTEMPTS:
             self._shown.leave(number)
             self._shown.say(f"{task.label} was lost ({outcome.failed}): it is gone on with")
             self._submit(number)
         else:
             why = outcome.failed or "it was stopped, but not by this comparison"
-            self.failed[task.label] = f"{why}, {TRIES} times in a row" if outcome.lost else why
+            self.failed[task.label] = f"{why}, {MAX_ATTEMPTS} times in a row" if outcome.lost else why
             self._shown.finish(number)
             self._shown.say(f"{task.label} failed: {self.failed[task.label]}")
 
@@ -180,11 +184,11 @@ class _Runs:
         try:
             self._workshop.check()
         except UserError as error:
-            raise FailedError(
+            raise RunFailedError(
                 f"{error}; the same command goes on: finished and saved runs are found in {self._store}"
             ) from error
 
-    def _look_elsewhere(self, number: int) -> None:
+    def _poll_external(self, number: int) -> None:
         """Once nobody else is at a run, it is finished, or there is reason to go on with it."""
         task = self._tasks[number]
         if holder(task.config, self._store) is None:
@@ -201,7 +205,7 @@ class _Runs:
         """Tell all jobs to stop, and wait for those that have begun."""
         with suppress(OSError):  # the store is gone, which ends them, too
             (self._desk / GOING).rename(self._desk / STOP)  # which a full disk lets one do
-        begun = [future for future, (_, order) in self._orders.items() if order.papers.exists()]
+        begun = [future for future, (_, order) in self._orders.items() if order.job_dir.exists()]
         for future in self._orders.keys() - begun:
             future.cancel()
         if begun:
@@ -209,14 +213,14 @@ class _Runs:
         wait(begun)
 
 
-def _outcome(future: Future[Outcome]) -> Outcome:
+def _outcome(future: Future[JobResult]) -> JobResult:
     """What has become of an order; who had it may be gone."""
     try:
         return future.result()
     except CancelledError:
-        return Outcome(failed="the scheduler has given it up", lost=True)
+        return JobResult(failed="the scheduler has given it up", lost=True)
     except Exception as error:  # a scheduler's own, of which each has others
-        return Outcome(failed=f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1], lost=True)
+        return JobResult(failed=f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1], lost=True)
 
 
 def _seen(folder: Path) -> bool:
@@ -232,7 +236,7 @@ def _seen(folder: Path) -> bool:
 
 
 @contextmanager
-def _desk(store: Path, *, whole: bool) -> Iterator[Path]:
+def _work_dir(store: Path, *, whole: bool) -> Iterator[Path]:
     """A folder of the comparison's own in the store, where all machines see it.
 
     Args:
@@ -245,22 +249,22 @@ def _desk(store: Path, *, whole: bool) -> Iterator[Path]:
     try:
         store.mkdir(parents=True, exist_ok=True)
         _clear(store)
-        desk = Path(tempfile.mkdtemp(dir=store, prefix=DESK))
-        (desk / GOING).write_text(json.dumps(processes.described()) if whole else "")
+        work_dir = Path(tempfile.mkdtemp(dir=store, prefix=WORK_DIR))
+        (work_dir / GOING).write_text(json.dumps(processes.describe()) if whole else "")
     except OSError as error:
         raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
     try:
-        yield desk
+        yield work_dir
     finally:
-        shutil.rmtree(desk, ignore_errors=True)
+        shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def _clear(store: Path) -> None:
     """Delete what comparisons that were killed have left, unless what they had started may go on."""
-    for path in store.glob(f"{DESK}*/{GOING}"):
+    for path in store.glob(f"{WORK_DIR}*/{GOING}"):
         with suppress(OSError, ValueError):
             told = read_json(path)
-            if processes.living(told) == []:
+            if processes.alive_pids(told) == []:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 

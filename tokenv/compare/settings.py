@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.compare.comparison import ComparedRun
-from tokenv.config.build import learns
+from tokenv.config.build import is_trainable
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
 
@@ -55,7 +55,7 @@ def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str
 
 def _settings(config: Config) -> dict[str, Any]:
     """All that says what a run does, with dotted keys; an agent that does not learn has no estimator."""
-    learning = learns(config.agent)
+    learning = is_trainable(config.agent)
     told = [key for key in SETTINGS if learning or key not in LEARNERS_SETTING]
     values = {key: value for key, value in config.as_dict().items() if key in told}
     if not learning:

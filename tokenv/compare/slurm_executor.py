@@ -94,7 +94,7 @@ class SlurmExecutor(Executor):
 
 
 @contextmanager
-def opened(file: Path, folder: Path, ranks: int) -> Iterator[SlurmExecutor]:
+def open_slurm(file: Path, folder: Path, ranks: int) -> Iterator[SlurmExecutor]:
     """An executor as a file describes it.
 
     Args:
@@ -119,7 +119,7 @@ def check(file: Path, ranks: int) -> None:
     """Find out whether a file describes an executor.
 
     Raises:
-        UserError: as ``opened``.
+        UserError: as ``open_slurm``.
     """
     with TemporaryDirectory() as folder:
         _made(file, Path(folder), ranks)

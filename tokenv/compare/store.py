@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.compare.settings import flat
-from tokenv.config.conversion import make, renamed
+from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.errors import UserError
@@ -35,7 +35,7 @@ def now(store: Path) -> float:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _RunMetadata:
     """What a run's files say, read once for as long as they stay as they are."""
 
     config: Config
@@ -70,13 +70,13 @@ class StoredRun:
         return self.status == "COMPLETED"
 
     @property
-    def can_go_on(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether it was stopped or killed or has failed, and left a checkpoint."""
-        ended = self.status in ("INTERRUPTED", "FAILED") or (self.status == "RUNNING" and not self.going_on)
-        return ended and bool(checkpoints.complete(self.folder / "checkpoints"))
+        ended = self.status in ("INTERRUPTED", "FAILED") or (self.status == "RUNNING" and not self.is_running)
+        return ended and bool(checkpoints.list_complete(self.folder / "checkpoints"))
 
     @property
-    def going_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether somebody is at it, as far as one can tell."""
         if self.status != "RUNNING" or self.alive is not None:
             return self.status == "RUNNING" and bool(self.alive)
@@ -87,25 +87,25 @@ def read_run(folder: Path) -> StoredRun | None:
     """A stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
         run, config = (folder / "run.json").stat(), (folder / "config.json").stat()
-        told = _told(folder, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
+        told = _read_metadata(folder, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
     if told is None:
         return None
-    living = None if told.process is None else processes.living(told.process)
+    living = None if told.process is None else processes.alive_pids(told.process)
     alive = None if living is None else bool(living)
     return StoredRun(folder, told.config, told.identity, told.status, run.st_mtime, alive)
 
 
 @lru_cache(maxsize=100_000)
-def _told(folder: Path, _written: tuple[int, ...]) -> _Told | None:
+def _read_metadata(folder: Path, _written: tuple[int, ...]) -> _RunMetadata | None:
     """Comparisons look through their store for each of their runs."""
     told = read_json(folder / "run.json")
     if told["experiment"]["name"] != "tokenv-train":
         return None
     values = read_json(folder / "config.json")
     config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
-    return _Told(config, identity(config), told["status"], (told.get("host") or {}).get(PROCESS))
+    return _RunMetadata(config, identity(config), told["status"], (told.get("host") or {}).get(PROCESS))
 
 
 def finished_run(folder: Path) -> StoredRun:
@@ -133,11 +133,11 @@ def contradiction(run: StoredRun) -> str:
     Raises:
         UserError: the checkpoint is damaged, or names code that the user has not named.
     """
-    found = checkpoints.complete(run.folder / "checkpoints")
+    found = checkpoints.list_complete(run.folder / "checkpoints")
     if not found:
         return ""
     state = checkpoints.load_state(found[-1])
-    own: Config = make(Config, renamed(Config, state["config"]))
+    own: Config = from_dict(Config, migrate_keys(Config, state["config"]))
     there, here = flat(own.as_dict()), flat(run.config.as_dict())
     differs = [key for key in {**here, **there} if key.partition(".")[0] in IDENTITY and _odd(key, here, there)]
     if differs:
@@ -191,5 +191,5 @@ def find_run(config: Config, store: Path) -> StoredRun | None:
     Raises:
         UserError: a checkpoint names code that the user has not named.
     """
-    same = [run for run in same_runs(config, store) if (run.finished or run.can_go_on) and _agrees(run)]
-    return next((run for run in same if run.finished), None) or next((run for run in same if run.can_go_on), None)
+    same = [run for run in same_runs(config, store) if (run.finished or run.is_resumable) and _agrees(run)]
+    return next((run for run in same if run.finished), None) or next((run for run in same if run.is_resumable), None)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.run_evaluation import Wishes, assessed
+from tokenv.compare.run_evaluation import EvaluationRequest, load_evaluation
 from tokenv.compare.settings import flat
-from tokenv.config.build import learns
-from tokenv.config.files import merge, nested
+from tokenv.config.build import is_trainable
+from tokenv.config.files import merge, nest_key
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ def trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol:
     for method, changes in options.chosen.items():
         own = flat(merge(options.common, changes)) if options.tune else {}
         keys = {key: values for key, values in options.tune.items() if key not in own}
-        if not keys or not learns(options.task(method, options.tune_seeds[0]).config.agent):
+        if not keys or not is_trainable(options.task(method, options.tune_seeds[0]).config.agent):
             continue
         for values in itertools.product(*keys.values()):
             chosen = dict(zip(keys, values, strict=True))
             name = ", ".join([method, *(f"{key}={value}" for key, value in chosen.items())])
             more: dict[str, Any] = {}
             for key, value in chosen.items():
-                more = merge(more, nested(key, value))
+                more = merge(more, nest_key(key, value))
             start = (starts or {}).get(method)
             tasks = [options.task(method, seed, start=start, more=more) for seed in options.tune_seeds]
             found.append(Trial(method, more, [_briefly(task, name, protocol) for task in tasks]))
@@ -60,14 +60,14 @@ def trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol:
 
 def _briefly(task: Task, name: str, protocol: str) -> Task:
     """The same without what only a report shows: nothing but the last loss counts."""
-    config, wishes = task.config, task.wishes
-    assert wishes is not None
+    config, evaluation_request = task.config, task.evaluation_request
+    assert evaluation_request is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(name, replace(config, validation=validation), _loss_alone(wishes), protocol)
+    return Task(name, replace(config, validation=validation), _loss_alone(evaluation_request), protocol)
 
 
-def _loss_alone(wishes: Wishes) -> Wishes:
-    return replace(wishes, passages=0, rates=[], forecast=None)
+def _loss_alone(evaluation_request: EvaluationRequest) -> EvaluationRequest:
+    return replace(evaluation_request, passages=0, rates=[], forecast=None)
 
 
 def choose(
@@ -83,7 +83,7 @@ def choose(
     best: dict[str, tuple[float, dict[str, Any]]] = {}
     for trial in tried:
         found = [folders[task.label] for task in trial.tasks]
-        measured = [folder and assessed(folder, _loss_alone(options.wishes)) for folder in found]
+        measured = [folder and load_evaluation(folder, _loss_alone(options.evaluation_request)) for folder in found]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:

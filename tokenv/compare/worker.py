@@ -25,8 +25,8 @@ import torch
 import yaml
 
 from tokenv.compare.gpus import gpus_for
-from tokenv.compare.job import Order, Outcome
-from tokenv.compare.locks import Claim, Elsewhere, claim
+from tokenv.compare.job import JobResult, JobSpec
+from tokenv.compare.locks import LockHolder, RunLock, acquire_run
 from tokenv.compare.store import find_run
 from tokenv.core.errors import REPORT
 from tokenv.storage import processes, trust
@@ -38,7 +38,7 @@ _LOCK = threading.Lock()  # starting one process asks after all others, and each
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-class Job:
+class WorkerProcess:
     """A function at work in a session of its own, told to end as by SIGTERM when this process is gone.
 
     Args:
@@ -75,7 +75,7 @@ class Job:
         self._process = context.Process(target=_work, args=what)
         with _LOCK:
             self._process.start()
-        self._told = processes.described(self.pid)
+        self._told = processes.describe(self.pid)
 
     @property
     def pid(self) -> int:
@@ -91,7 +91,7 @@ class Job:
         wait([self._process.sentinel], seconds)
         with _LOCK:
             code: int | None = self._process.exitcode
-        while code == LOST and self.pid in (processes.living(self._told) or ()):
+        while code == LOST and self.pid in (processes.alive_pids(self._told) or ()):
             if time.monotonic() >= until:
                 return None
             time.sleep(0.1)
@@ -136,18 +136,18 @@ def _end_with_parent() -> None:
 PATIENCE = 60.0  # seconds for a run that was told to stop to save
 
 
-class Remote:
+class RemoteJob:
     """Has a run in a process of its own: a function that a scheduler can send to a worker."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, order: Order) -> Outcome:
+    def __call__(self, order: JobSpec) -> JobResult:
         """See to it here that a run is had."""
-        if order.unseen or order.stopped():
-            return Outcome(failed=order.unseen, stopped=not order.unseen)
-        order.papers.mkdir(exist_ok=True)
-        errors = order.papers / "errors"
+        if order.missing_path or order.stopped():
+            return JobResult(failed=order.missing_path, stopped=not order.missing_path)
+        order.job_dir.mkdir(exist_ok=True)
+        errors = order.job_dir / "errors"
         with errors.open("wb") as said:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
@@ -165,12 +165,12 @@ class Remote:
                 process.stdin.flush()
             told = process.stdout.read()  # its input stays open until then
         if process.returncode == 0 and told:
-            return Outcome(**json.loads(told))
+            return JobResult(**json.loads(told))
         lines = errors.read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), f"exit status {process.returncode}")
-        return Outcome(failed=last, lost=process.returncode < 0)
+        return JobResult(failed=last, lost=process.returncode < 0)
 
-    def checkpoint(self, order: Order) -> Any:
+    def checkpoint(self, order: JobSpec) -> Any:
         """For submitit, before a job is preempted or out of time: the run saves, and another job goes on with it."""
         from submitit.helpers import DelayedSubmission
 
@@ -195,7 +195,7 @@ def main() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     answer = os.dup(1)
     os.dup2(2, 1)  # what anybody prints is no answer
-    order: Order = pickle.load(sys.stdin.buffer)
+    order: JobSpec = pickle.load(sys.stdin.buffer)
 
     def heed() -> None:
         sys.stdin.buffer.read()
@@ -204,13 +204,13 @@ def main() -> None:
     threading.Thread(target=heed, daemon=True, name="heed the worker").start()
     sys.path += [path for path in order.paths if path not in sys.path]
 
-    from tokenv.compare.worker import have  # torch, which takes seconds
+    from tokenv.compare.worker import run_job  # torch, which takes seconds
     from tokenv.storage import trust
 
     trust.allow(order.trusted)
-    outcome = have(order, lambda: stop.is_set() or order.stopped())
+    outcome = run_job(order, lambda: stop.is_set() or order.stopped())
     if outcome.stopped and not order.stopped():
-        outcome = Outcome(failed="its worker was told to end", lost=True)
+        outcome = JobResult(failed="its worker was told to end", lost=True)
     with suppress(BrokenPipeError), os.fdopen(answer, "wb") as out:
         out.write(json.dumps(asdict(outcome)).encode())
     os._exit(0)  # the thread that reads would hold up an orderly end
@@ -227,7 +227,7 @@ class _EndedError(Exception):
     """A job did not come to its end; ``args`` holds what has become of the order."""
 
 
-def have(order: Order, stopped: Callable[[], bool] | None = None) -> Outcome:
+def run_job(order: JobSpec, stopped: Callable[[], bool] | None = None) -> JobResult:
     """Have one run, unless somebody else is at it. The current folder is the order's.
 
     Args:
@@ -236,38 +236,45 @@ def have(order: Order, stopped: Callable[[], bool] | None = None) -> Outcome:
     """
     store = Path(order.store)
     stopped = stopped or order.stopped
-    if order.unseen or stopped():
-        return Outcome(failed=order.unseen, stopped=not order.unseen)
+    if order.missing_path or stopped():
+        return JobResult(failed=order.missing_path, stopped=not order.missing_path)
     try:
-        order.papers.mkdir(exist_ok=True)
-        claimed = claim(order.config, store)
+        order.job_dir.mkdir(exist_ok=True)
+        claimed = acquire_run(order.config, store)
     except OSError as error:
-        return Outcome(failed=f"{store}: cannot be written to ({error.strerror})")
-    if isinstance(claimed, Elsewhere):
-        return Outcome(elsewhere=claimed.who)
+        return JobResult(failed=f"{store}: cannot be written to ({error.strerror})")
+    if isinstance(claimed, LockHolder):
+        return JobResult(elsewhere=claimed.who)
     try:
-        return Outcome(run=_have(order, claimed, stopped))
-    except _EndedError as ended:
-        outcome: Outcome = ended.args[0]
+        return JobResult(run=_run_claimed_job(order, claimed, stopped))
+    except _EndedError as describe_exit:
+        outcome: JobResult = describe_exit.args[0]
         return outcome
     finally:
         claimed.release()
 
 
-def _have(order: Order, claimed: Claim, stopped: Callable[[], bool]) -> str:
+def _run_claimed_job(order: JobSpec, claimed: RunLock, stopped: Callable[[], bool]) -> str:
     """Train and measure what is not yet, under a claim; the name of the run's folder."""
     store = Path(order.store)
     run = find_run(order.config, store)
     if run is None or not run.finished:
-        source = order.papers / "run.yaml" if run is None else f"resume={run.folder}"
-        (order.papers / "run.yaml").write_text(yaml.safe_dump(order.config.as_dict()))
-        words = ["train", "with", str(source), *trust.words(), "-F", order.store]
-        _do(*trainer(words, order.ranks), order.ranks, order, claimed, stopped)
+        source = order.job_dir / "run.yaml" if run is None else f"resume={run.folder}"
+        (order.job_dir / "run.yaml").write_text(yaml.safe_dump(order.config.as_dict()))
+        words = ["train", "with", str(source), *trust.as_cli_args(), "-F", order.store]
+        _run_process(*trainer(words, order.ranks), order.ranks, order, claimed, stopped)
         run = find_run(order.config, store)
         if run is None or not run.finished:
-            raise _EndedError(Outcome(failed=f"it ended, but {store} holds no finished run of its configuration"))
-    if order.wishes is not None:
-        _do("tokenv.compare.evaluate_run:assess", [run.folder, order.wishes], 1, order, claimed, stopped)
+            raise _EndedError(JobResult(failed=f"it ended, but {store} holds no finished run of its configuration"))
+    if order.evaluation_request is not None:
+        _run_process(
+            "tokenv.compare.evaluate_run:evaluate_run",
+            [run.folder, order.evaluation_request],
+            1,
+            order,
+            claimed,
+            stopped,
+        )
     return run.folder.name
 
 
@@ -283,19 +290,19 @@ def trainer(words: list[str], ranks: int) -> tuple[str, list[Any]]:
     return "torch.distributed.run:main", [["--standalone", f"--nproc-per-node={ranks}", "-m", "tokenv", *words]]
 
 
-def _do(
-    function: str, arguments: list[Any], gpus: int, order: Order, claimed: Claim, stopped: Callable[[], bool]
+def _run_process(
+    function: str, arguments: list[Any], gpus: int, order: JobSpec, claimed: RunLock, stopped: Callable[[], bool]
 ) -> None:
     """See a job through, on GPUs of its own where it takes any; look once a second.
 
     Raises:
         _EndedError: it failed or was killed, or it was told to stop and has.
     """
-    log = order.papers / "log"
+    log = order.job_dir / "log"
     with gpus_for(order.config.hardware.device, gpus, claimed.refresh, stopped) as seen:
         if seen is None:
-            raise _EndedError(Outcome(stopped=True))
-        job = Job(function, arguments, log, order.threads, seen)
+            raise _EndedError(JobResult(stopped=True))
+        job = WorkerProcess(function, arguments, log, order.threads, seen)
         with suppress(OSError):  # where the store is gone, the process will tell
             claimed.tell(job.pid)
         told = False
@@ -306,12 +313,12 @@ def _do(
                 job.wait()
             claimed.refresh()
     if told:
-        raise _EndedError(Outcome(stopped=True))
+        raise _EndedError(JobResult(stopped=True))
     if code:
-        raise _EndedError(ended(log, code))
+        raise _EndedError(describe_exit(log, code))
 
 
-def ended(log: Path, code: int) -> Outcome:
+def describe_exit(log: Path, code: int) -> JobResult:
     """What has become of a process that did not come to its end.
 
     Args:
@@ -324,11 +331,11 @@ def ended(log: Path, code: int) -> Outcome:
     )  # it ends the other ranks, by a signal, too
     killed = int(first[1]) if first else code
     if killed < 0:
-        return Outcome(failed=f"killed by signal {-killed}", lost=True)
+        return JobResult(failed=f"killed by signal {-killed}", lost=True)
     if code == LOST:
-        return Outcome(failed="the process that forks all others was killed", lost=True)
+        return JobResult(failed="the process that forks all others was killed", lost=True)
     if code == INTERRUPTED:
-        return Outcome(failed="stopped, but not by this comparison", lost=True)
+        return JobResult(failed="stopped, but not by this comparison", lost=True)
     lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]
     own = [line for line in lines if line.startswith("tokenv: ")]
-    return Outcome(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))
+    return JobResult(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))

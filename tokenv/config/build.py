@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenv.agents.base import Agent
-from tokenv.agents.pretrained import Loaded
+from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.config import registry
 from tokenv.config.files import LOADED, LoadedAgent, TrainedAgent
 from tokenv.core.errors import UserError
@@ -20,7 +20,7 @@ from tokenv.core.rates import RateRange
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder
-from tokenv.lm.incremental import Reader
+from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
 
@@ -59,11 +59,11 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
         return agent
     loaded = LoadedAgent.of(section)
     options = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
-    made: Loaded = registry.construct(f"agent {LOADED!r}", load_agent, options, **context)
+    made: PretrainedAgent = registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
     return made
 
 
-def learns(section: Mapping[str, Any]) -> bool:
+def is_trainable(section: Mapping[str, Any]) -> bool:
     """Whether an agent has a policy to be trained: what its class says, for nothing is built to know it.
 
     Args:
@@ -74,12 +74,12 @@ def learns(section: Mapping[str, Any]) -> bool:
     """
     if section["name"] == LOADED:
         loaded = LoadedAgent.of(section)
-        return not loaded.frozen and learns(loaded.trained.agent)
+        return not loaded.frozen and is_trainable(loaded.trained.agent)
     # A function that builds one cannot say; its agent is then held to learn.
     return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
 
 
-def load_agent(
+def load_pretrained_agent(
     load: str,
     trained: TrainedAgent,
     rate: float,
@@ -90,7 +90,7 @@ def load_agent(
     pretrained: bool,
     train_tokenizer: Any,
     frozen: bool = True,
-) -> Loaded:
+) -> PretrainedAgent:
     """Build an agent of an earlier run.
 
     Args:
@@ -132,7 +132,7 @@ def load_agent(
     if not agent.state_dict():
         name = trained.agent["name"]
         raise UserError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
-    made = Loaded(agent, encoder, partial(Reader, encoder), frozen=frozen)
+    made = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
     if pretrained:
         tensors = _tensors(Path(load))
         checkpoints.check_tensors(tensors, made.state_dict(), load)
@@ -141,7 +141,7 @@ def load_agent(
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """What of a checkpoint a ``Loaded`` agent holds, by its names."""
+    """What of a checkpoint a ``PretrainedAgent`` agent holds, by its names."""
     tensors, state = checkpoints.load_model(path)
     of_agent = {name.removeprefix("agent."): value for name, value in tensors.items() if name.startswith("agent.")}
     if state["config"]["agent"]["name"] == LOADED:
@@ -152,7 +152,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return {f"agent.{name}": value for name, value in of_agent.items()} | of_encoder
 
 
-def load_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) -> None:
+def load_pretrained_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) -> None:
     """Read a language model's parameters from an earlier run's.
 
     Args:

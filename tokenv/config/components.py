@@ -10,11 +10,11 @@ from tensordict.nn import TensorDictModuleBase
 
 from tokenv.agents.base import Agent
 from tokenv.config import registry
-from tokenv.config.build import build_agent, build_codec, load_lm
+from tokenv.config.build import build_agent, build_codec, load_pretrained_lm
 from tokenv.config.hardware import check_training, recomputes, resolve_device, resolve_precision
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling, check_fit, check_sight
+from tokenv.core.contracts import Sampling, check_causal, check_compatible
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import load_corpus
@@ -23,7 +23,7 @@ from tokenv.estimators.base import Chain
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes
 from tokenv.lm.unet import UNet
-from tokenv.training.data_parallel import Slots
+from tokenv.training.data_parallel import BatchAssignment
 
 
 def _at_once(work: Callable[[], Any]) -> Any:
@@ -31,7 +31,7 @@ def _at_once(work: Callable[[], Any]) -> Any:
 
 
 @dataclass
-class Parts:
+class Components:
     """What learns, and from what.
 
     Attributes:
@@ -98,9 +98,9 @@ class Parts:
         return (trained if self.early_exit else 0) + entropy
 
     @property
-    def remembers(self) -> bool:
+    def has_cross_step_state(self) -> bool:
         """Whether agent or estimator learn something of every pass that the next one reads, other than by descent."""
-        return _remember([self.agent] if self.estimator is None else [self.agent, self.estimator])
+        return _has_cross_step_state([self.agent] if self.estimator is None else [self.agent, self.estimator])
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -140,9 +140,9 @@ class Parts:
             module.train(mode)
 
 
-def build_parts(
+def build_components(
     config: Config, device: torch.device | None = None, *, pretrained: bool = True, world: int = 1
-) -> Parts:
+) -> Components:
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
     Args:
@@ -170,24 +170,24 @@ def build_parts(
                 module.double()
     if config.start.model is not None and pretrained:
         reads = estimator is not None and estimator.reads_early_exit
-        load_lm(lm, config.start.model, needs_early_exit=config.start.frozen and reads)
+        load_pretrained_lm(lm, config.start.model, needs_early_exit=config.start.frozen and reads)
     if config.start.frozen:
         lm.requires_grad_(requires_grad=False)
     rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
     if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
-        lm.recompute_layers()
+        lm.enable_activation_checkpointing()
     compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
     if config.hardware.pack == "on" or (config.hardware.pack == "auto" and compiled):
         lm.pack_tokens()
     if config.hardware.small_blocks:
-        lm.attend_in_small_blocks()
+        lm.use_small_flex_blocks()
     if compiled:
         lm.compile_layers()
         agent.compile_draw()
     reads = estimator is not None and estimator.reads_early_exit
     wanted = agent.learns or keys.EARLY_ENTROPY in agent.in_keys
     trained = wanted if config.loss.early is None else config.loss.early > 0
-    return Parts(
+    return Components(
         lm,
         agent,
         estimator,
@@ -198,14 +198,17 @@ def build_parts(
     )
 
 
-def _remember(modules: list[torch.nn.Module]) -> bool:
+def _has_cross_step_state(modules: list[torch.nn.Module]) -> bool:
     every = [each for module in modules for each in module.modules()]
     return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in every)
 
 
 def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
     """Sequences of a pass that share one device's memory."""
-    slots, shard = Slots.of(config.train, world=world, together=_remember(modules)), config.hardware.shard
+    slots, shard = (
+        BatchAssignment.of(config.train, world=world, together=_has_cross_step_state(modules)),
+        config.hardware.shard,
+    )
     if world % shard and world > 1:
         raise UserError(
             f"hardware.shard = {shard} with {world} processes: expected a number that divides them, or 1 for a whole "
@@ -214,7 +217,7 @@ def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
     return len(slots.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
 
 
-def check_parts(config: Config, world: int = 1) -> None:
+def check_components(config: Config, world: int = 1) -> None:
     """Refuse what agents, estimators and rate targets cannot take, before work starts; no model is built.
 
     Args:
@@ -268,7 +271,7 @@ def _build_learners(
             f"model.pooling={agent.pooling}, which this agent is made for"
         )
     try:
-        check_sight(agent, direct=config.model.direct)
+        check_causal(agent, direct=config.model.direct)
     except ValueError as error:
         raise UserError(str(error)) from error
     if not agent.learns and config.start.frozen:
@@ -279,7 +282,7 @@ def _build_learners(
     if not agent.learns:
         return agent, None, None
     try:
-        check_fit(estimator, agent, config.model.pooling)
+        check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:
         raise UserError(str(error)) from error
     return agent, estimator, rate_target

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tokenv.core.errors import UserError, nearest
+from tokenv.core.errors import UserError, suggest
 
 T = TypeVar("T")
 Limit = Annotated[float, "or .inf"]  # a number that may be infinite
@@ -50,7 +50,7 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
         if key in earlier:
             raise UserError(f"{where}: {prefix}{key} is now called {prefix}{earlier[key]}: write that instead")
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}: {nearest(str(key), known)}")
+            raise UserError(f"{where}: unknown key {prefix}{key}: {suggest(str(key), known)}")
         if known[key] == Section and not isinstance(value, Mapping):
             raise UserError(
                 f"{where}: {prefix}{key} = {value!r}: expected a section such as {prefix}{key}.name={value}"
@@ -66,7 +66,7 @@ def _earlier_names(kind: type) -> dict[str, str]:
     return {item.metadata["was"]: item.name for item in fields(kind) if "was" in item.metadata}
 
 
-def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def migrate_keys(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that an earlier version stored, by their present names.
 
     A field that this version lacked gets its ``stored_default``, where the default would make another run of it.
@@ -79,11 +79,12 @@ def renamed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     nested = {key for key, value in values.items() if is_dataclass(hints.get(key)) and isinstance(value, Mapping)}
     added = {item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata}
     return added | {
-        earlier.get(key, key): renamed(hints[key], value) if key in nested else value for key, value in values.items()
+        earlier.get(key, key): migrate_keys(hints[key], value) if key in nested else value
+        for key, value in values.items()
     }
 
 
-def make(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Turn nested dictionaries into a checked dataclass.
 
     Raises:
@@ -152,10 +153,10 @@ def convert(value: Any, hint: Any, key: str) -> Any:
             return value
         if not isinstance(value, Mapping):
             raise UserError(f"{key} = {value!r}: expected {in_words(hint)}")
-        return make(hint, value, f"{key}.")  # type: ignore[arg-type]
+        return from_dict(hint, value, f"{key}.")  # type: ignore[arg-type]
     if get_origin(hint) in (Union, UnionType) and isinstance(value, Mapping):
         for part in filter(is_dataclass, get_args(hint)):
-            return make(part, value, f"{key}.")  # type: ignore[arg-type]
+            return from_dict(part, value, f"{key}.")  # type: ignore[arg-type]
     if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
         return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
     hint = Section if hint == Plain and isinstance(value, Mapping) else hint

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tokenv.config.conversion import Section, check_keys, make, renamed
+from tokenv.config.conversion import Section, check_keys, from_dict, migrate_keys
 from tokenv.config.literals import check_plain
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -49,7 +49,7 @@ class TrainedAgent:
 
 @dataclass(frozen=True)
 class LoadedAgent:
-    """The agent section of a run that loads its agent; see ``complete_section``.
+    """The agent section of a run that loads its agent; see ``inherit_section``.
 
     Args:
         load: the checkpoint that it was read from.
@@ -76,10 +76,10 @@ class LoadedAgent:
         Raises:
             UserError: a key is missing or unknown, or a value has the wrong type; the message names it.
         """
-        return make(cls, {key: value for key, value in section.items() if key != "name"}, "agent.")
+        return from_dict(cls, {key: value for key, value in section.items() if key != "name"}, "agent.")
 
 
-def complete_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def inherit_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The agent section of a run that loads its agent: all that building it takes, so that the other run may go.
 
     Args:
@@ -125,7 +125,9 @@ def start_from(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
     taken = {"model": asdict(config.model), "codec": config.codec}
     for section, theirs in taken.items():
         for key, value in asked.get(section, {}).items():
-            own = make(Config, {"data": asdict(config.data), "codec": config.codec, section: {**theirs, key: value}})
+            own = from_dict(
+                Config, {"data": asdict(config.data), "codec": config.codec, section: {**theirs, key: value}}
+            )
             if getattr(own, section) != getattr(config, section):
                 raise UserError(
                     f"{section}.{key} = {value!r}: the run that start.model names has {theirs.get(key)!r}, and its "
@@ -136,7 +138,7 @@ def start_from(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
 
 def _best(run: Any) -> tuple[Path, Config]:
     path = run_folders.find(str(run), "best")
-    return path, make(Config, renamed(Config, run_folders.load_state(path)["config"]))
+    return path, from_dict(Config, migrate_keys(Config, run_folders.load_state(path)["config"]))
 
 
 COMMAND_LINE = "command line"
@@ -238,7 +240,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
         raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
     if path.suffix == ".json":  # a stored run's, which has resume= besides, and whose word is not the user's
-        values = renamed(Config, {key: value for key, value in values.items() if key != "resume"})
+        values = migrate_keys(Config, {key: value for key, value in values.items() if key != "resume"})
         trust.check(values, path)
     else:
         trust.allow_named(values)
@@ -255,14 +257,14 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in update.items():
         old = merged.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
-            renamed = isinstance(value.get("name"), str) and value["name"] != old.get("name")
-            merged[key] = copy.deepcopy(value) if renamed else merge(old, value)
+            migrate_keys = isinstance(value.get("name"), str) and value["name"] != old.get("name")
+            merged[key] = copy.deepcopy(value) if migrate_keys else merge(old, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
+def nest_key(key: str, value: Any) -> dict[str, Any]:
     """``a.b`` as ``{"a": {"b": value}}``."""
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -281,17 +283,17 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         MissingFileError: there is no run that ``agent.load`` or ``start.model`` names.
         UserError: an unknown file, key or value.
     """
-    values = Config().as_dict() if base is None else renamed(Config, base)
+    values = Config().as_dict() if base is None else migrate_keys(Config, base)
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE, Config)
     trust.allow_named(updates)
     values = merge(values, updates)
     if "load" in values["agent"]:
-        values["agent"] = complete_section(values["agent"], updates.get("agent", {}))
+        values["agent"] = inherit_section(values["agent"], updates.get("agent", {}))
     started = values.get("start", {}).get("model")
     if started is not None and started != (base or {}).get("start", {}).get("model"):  # a stored one is complete
         values = start_from(values, updates)
-    config = make(Config, values)
+    config = from_dict(Config, values)
     check_sources(config.data)
     return config

@@ -179,11 +179,11 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
         UserError: it cannot fit.
     """
     _check(
-        f"writing {symbols:,} symbols", rows * symbols * _remembered(config), config.hardware.device, "ask for fewer"
+        f"writing {symbols:,} symbols", rows * symbols * _cache_bytes(config), config.hardware.device, "ask for fewer"
     )
 
 
-def _remembered(config: Config) -> int:
+def _cache_bytes(config: Config) -> int:
     """Bytes that attention remembers of a symbol, at most one token each."""
     return config.model.mid_layers * 2 * config.model.width * 2 + 8
 
@@ -199,7 +199,7 @@ def check_forecast(config: Config, samples: int, horizon: int) -> None:
     Raises:
         UserError: it cannot fit.
     """
-    written = samples * config.data.seq_len * _remembered(config)
+    written = samples * config.data.seq_len * _cache_bytes(config)
     kept = samples * horizon * config.data.series.channels * 8
     _check(f"{samples:,} samples of a forecast", written + kept, config.hardware.device, "lower samples")
 

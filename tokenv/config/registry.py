@@ -14,11 +14,11 @@ from typing import Any
 from tokenv import agents, estimators
 from tokenv.config import registry
 from tokenv.config.conversion import convert, parameters
-from tokenv.core.errors import MissingFileError, UserError, nearest
+from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.lm import codecs
 
 
-class Table(Mapping[str, str]):
+class Registry(Mapping[str, str]):
     """Built-in names, and those that installed packages register under an entry-point group.
 
     As a mapping it holds what is built in: name to ``package.module:Class``.
@@ -73,13 +73,15 @@ class Table(Mapping[str, str]):
 
 
 # What each room has is listed where it is.
-AGENTS = Table("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")
-ESTIMATORS = Table("tokenv.estimators", estimators.RECIPES, base="tokenv.estimators.base:Chain")
-CODECS = Table("tokenv.codecs", codecs.CODECS, base="tokenv.lm.codecs.base:Codec")
-RATE_TARGETS = Table("tokenv.rate_targets", estimators.RATE_TARGETS, base="tokenv.estimators.rate_targets:RateTarget")
+AGENTS = Registry("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")
+ESTIMATORS = Registry("tokenv.estimators", estimators.RECIPES, base="tokenv.estimators.base:Chain")
+CODECS = Registry("tokenv.codecs", codecs.CODECS, base="tokenv.lm.codecs.base:Codec")
+RATE_TARGETS = Registry(
+    "tokenv.rate_targets", estimators.RATE_TARGETS, base="tokenv.estimators.rate_targets:RateTarget"
+)
 
 
-def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
+def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
     """The class or recipe that a name stands for.
 
     Args:
@@ -96,7 +98,7 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
         raise UserError(f"{kind}.name = {name!r} is of Python's own library: {_expected(kind, table)}")
     target = name if ":" in name else table.target(name)
     if target is None:
-        hint = nearest(name, table.names())
+        hint = suggest(name, table.names())
         raise UserError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
     module, _, attribute = target.partition(":")
     try:
@@ -111,7 +113,7 @@ def find(kind: str, name: str, table: Table) -> Callable[..., Any]:
     return found
 
 
-def _expected(kind: str, table: Table) -> str:
+def _expected(kind: str, table: Registry) -> str:
     return f"expected a class or a function that builds one, a {kind} being a {table.base().__name__}"
 
 
@@ -125,7 +127,7 @@ def _may_build(found: Any, base: type) -> bool:
     return not isinstance(told, type) or issubclass(told, base)
 
 
-def build(kind: str, options: Mapping[str, Any], table: Table, **context: Any) -> Any:
+def build(kind: str, options: Mapping[str, Any], table: Registry, **context: Any) -> Any:
     """Build what a section of the configuration names.
 
     Args:
@@ -168,7 +170,7 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
     arguments = {name: value for name, value in context.items() if name in known}
     for name, value in options.items():
         if name not in known and len(known) == len(takes):
-            raise UserError(f"{section}.{name} is no option of {whose}: {nearest(name, [*known, 'name'])}")
+            raise UserError(f"{section}.{name} is no option of {whose}: {suggest(name, [*known, 'name'])}")
         hint = known[name].annotation if name in known else Any
         arguments[name] = convert(value, hint, f"{section}.{name}")
     for name, parameter in known.items():
@@ -195,7 +197,7 @@ MOST_FILES = 200  # of a package
 
 
 @dataclass(frozen=True)
-class PlugIn:
+class Plugin:
     """Somebody else's code.
 
     Attributes:
@@ -207,7 +209,7 @@ class PlugIn:
     packages: dict[str, str]
 
 
-def plugins(values: Mapping[str, Any]) -> Iterator[PlugIn]:
+def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
     """What a run uses that is not ours, after its parts have been built once.
 
     Args:
@@ -224,4 +226,4 @@ def plugins(values: Mapping[str, Any]) -> Iterator[PlugIn]:
         package = Path(getattr(sys.modules[top], "__file__", None) or file)
         files = sorted(package.parent.rglob("*.py"))[:MOST_FILES] if package.name == "__init__.py" else [Path(file)]
         owners = set(packages_distributions().get(top, ()))
-        yield PlugIn(files, {owner: version(owner) for owner in sorted(owners)})
+        yield Plugin(files, {owner: version(owner) for owner in sorted(owners)})

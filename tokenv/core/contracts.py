@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from tokenv.core.rates import RateRange
 
 
-class Couples(Protocol):
-    """Makes the noise of samples dependent; see ``tokenv.estimators.base.Part.couple``."""
+class NoiseCoupler(Protocol):
+    """Makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
 
     def __call__(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
         """[K, B, T], [B, T] -> [K, B, T]."""
 
 
-class Proposes(Protocol):
-    """Draws actions instead of the agent; see ``tokenv.estimators.base.Part.propose``."""
+class ActionProposer(Protocol):
+    """Draws actions instead of the agent; see ``tokenv.estimators.base.Stage.propose``."""
 
     def __call__(self, noise: Tensor) -> Tensor | None:
         """[.., B, T] -> int64 [.., B, T]; None leaves the drawing to the agent."""
 
 
-class Relaxes(Protocol):
-    """Makes the boundaries that the pooling reads differentiable; see ``tokenv.estimators.base.Part.relax``."""
+class Relaxation(Protocol):
+    """Makes the boundaries that the pooling reads differentiable; see ``tokenv.estimators.base.Stage.relax``."""
 
     def __call__(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
         """Float [.., B, T]."""
 
 
-class RelaxesFurther(Protocol):
-    """Gives further, relaxed boundaries; see ``tokenv.estimators.base.Part.relaxations``."""
+class AuxiliaryRelaxations(Protocol):
+    """Gives further, relaxed boundaries; see ``tokenv.estimators.base.Stage.relaxations``."""
 
     def __call__(
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
@@ -61,10 +61,10 @@ class Sampling:
 
     num_samples: int | None = None
     reward_only: bool = False
-    couple: Couples | None = None
-    propose: Proposes | None = None
-    relax: Relaxes | None = None
-    relaxations: RelaxesFurther | None = None
+    couple: NoiseCoupler | None = None
+    propose: ActionProposer | None = None
+    relax: Relaxation | None = None
+    relaxations: AuxiliaryRelaxations | None = None
     early_exit: bool = True
 
     @property
@@ -73,7 +73,7 @@ class Sampling:
         return self.num_samples or 1
 
 
-class ReadsObservations(Protocol):
+class ObservationReader(Protocol):
     """What an observer asks of an agent."""
 
     in_keys: list[str]
@@ -81,7 +81,7 @@ class ReadsObservations(Protocol):
     rates: RateRange | None
 
 
-class DrawsBoundaries(ReadsObservations, Protocol):
+class BoundaryAgent(ObservationReader, Protocol):
     """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
 
     whole: bool
@@ -97,7 +97,7 @@ class DrawsBoundaries(ReadsObservations, Protocol):
         """What ``draw`` gives, for boundaries that are given."""
 
 
-class ActsAtOnePosition(ReadsObservations, Protocol):
+class StepAgent(ObservationReader, Protocol):
     """What writing on asks of an agent; see ``tokenv.agents.base.Agent``."""
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -107,12 +107,12 @@ class ActsAtOnePosition(ReadsObservations, Protocol):
         """Let each row stand for ``times`` rows from here on."""
 
 
-class Estimates(Protocol):
+class Estimator(Protocol):
     """What training asks of an estimator; see ``tokenv.estimators.base.Chain``."""
 
     sampling: Sampling
     unbiased: bool
-    independent: bool
+    requires_factorised_policy: bool
     num_epochs: int
     head_epochs: int
     trains_through: Literal["loss", "likelihood"]
@@ -124,7 +124,7 @@ class Estimates(Protocol):
         """The same once more, for a rollout that was scored again."""
 
 
-def check_fit(estimator: Estimates, agent: DrawsBoundaries, pooling: str) -> None:
+def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -> None:
     """Refuse an estimator that is not valid for a policy or a model.
 
     Args:
@@ -136,7 +136,7 @@ def check_fit(estimator: Estimates, agent: DrawsBoundaries, pooling: str) -> Non
         ValueError: it is biased for policies that read their past, and this one does; or it needs relaxed passes,
             which this pooling does not have.
     """
-    if estimator.independent and agent.autoregressive:
+    if estimator.requires_factorised_policy and agent.autoregressive:
         raise ValueError(
             f"this estimator is biased for policies whose decisions depend on earlier ones, and this "
             f"{type(agent).__name__} agent's do: give the learned agent window=0, or choose an estimator that is "
@@ -146,7 +146,7 @@ def check_fit(estimator: Estimates, agent: DrawsBoundaries, pooling: str) -> Non
         raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need 'select'")
 
 
-def check_sight(agent: DrawsBoundaries, *, direct: bool) -> None:
+def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:
     """Refuse an agent that would look ahead.
 
     Args:

@@ -1,6 +1,6 @@
 """A batch that several processes share: noise drawn for all of it, sums over all of it. Alone, nothing is sent.
 
-Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with ``summed``, so that
+Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with ``all_reduce_sum``, so that
 the batch's statistics are those of the whole batch; ``tokenv.estimators.statistics`` does.
 """
 
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tokenv.core.errors import FailedError
+from tokenv.core.errors import RunFailedError
 
 
-class LostRankError(FailedError):
+class LostRankError(RunFailedError):
     """Another process of the run has ended, or does not answer."""
 
 
@@ -43,19 +43,19 @@ class Group:
         """The sum over the processes, without gradient: [..] -> [..]."""
         if self.size == 1:
             return x
-        return self.add_up(x.detach().clone(memory_format=torch.contiguous_format))
+        return self.all_reduce_(x.detach().clone(memory_format=torch.contiguous_format))
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce_(self, x: Tensor) -> Tensor:
         """The same, in the place of ``x``, which is contiguous and without gradient."""
         if self.size > 1:
-            with answering():
+            with translate_distributed_errors():
                 dist.all_reduce(x, group=self.handle)
         return x
 
     def first(self, x: Tensor) -> None:
         """Put what rank 0 holds in the place of ``x``, which is contiguous and without gradient."""
         if self.size > 1:
-            with answering():
+            with translate_distributed_errors():
                 dist.broadcast(x, group=self.handle, group_src=0)
 
     def gather(self, x: Tensor, dim: int = 0) -> Tensor:
@@ -65,26 +65,26 @@ class Group:
         plain = x.detach().contiguous()
         sent = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
         parts = [torch.empty_like(sent) for _ in range(self.size)]
-        with answering():
+        with translate_distributed_errors():
             dist.all_gather(parts, sent, group=self.handle)
         return torch.cat([part.view(plain.dtype) for part in parts], dim)
 
-    def objects(self, mine: Any) -> list[Any]:
+    def all_gather_object(self, mine: Any) -> list[Any]:
         """What all processes hold, which is small and can be pickled, in the order of their ranks."""
         if self.size == 1:
             return [mine]
         all_of_them: list[Any] = [None] * self.size
-        with answering():
+        with translate_distributed_errors():
             dist.all_gather_object(all_of_them, mine, group=self.handle)
         return all_of_them
 
 
-ALONE = Group()
-_sharers: ContextVar[Group] = ContextVar("sharers", default=ALONE)
+SINGLE_PROCESS = Group()
+_sharers: ContextVar[Group] = ContextVar("sharers", default=SINGLE_PROCESS)
 
 
 @contextmanager
-def sharing(group: Group) -> Iterator[None]:
+def use_group(group: Group) -> Iterator[None]:
     """While entered, the batch at hand is one that ``group`` shares: rank 0 holds the first rows, and so on."""
     token = _sharers.set(group)
     try:
@@ -93,26 +93,26 @@ def sharing(group: Group) -> Iterator[None]:
         _sharers.reset(token)
 
 
-def sharers() -> Group:
+def current_group() -> Group:
     """Who shares the batch at hand."""
     return _sharers.get()
 
 
-def summed(*parts: Tensor) -> tuple[Tensor, ...]:
+def all_reduce_sum(*parts: Tensor) -> tuple[Tensor, ...]:
     """Sums over all who share the batch: each of its shape.
 
     Gradients flow. What each process makes of a sum is taken for a part of one loss, so that the gradient of a summand
     is the sum of all that the processes say of the sum.
     """
-    group = sharers()
+    group = current_group()
     if group.size == 1:
         return parts
-    total = _Summed.apply(torch.cat([part.flatten() for part in parts]), group)
+    total = _AllReduceSum.apply(torch.cat([part.flatten() for part in parts]), group)
     pieces = total.split([part.numel() for part in parts])
     return tuple(piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True))
 
 
-class _Summed(torch.autograd.Function):
+class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
@@ -123,9 +123,9 @@ class _Summed(torch.autograd.Function):
         return ctx.group.sum(gradients[0]), None
 
 
-def rows_of(x: Tensor, dim: int = -2) -> Tensor:
+def local_rows(x: Tensor, dim: int = -2) -> Tensor:
     """This process's rows of what stands for the whole batch."""
-    group = sharers()
+    group = current_group()
     rows = x.shape[dim] // group.size
     return x.narrow(dim, group.rank * rows, rows)
 
@@ -138,13 +138,13 @@ def uniform_like(noise: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     *samples, rows, steps = noise.shape if noise.dim() > 1 else (1, *noise.shape)
     place = noise.device if generator is None else generator.device
-    shape = (*samples, rows * sharers().size, steps)
+    shape = (*samples, rows * current_group().size, steps)
     fresh = torch.rand(shape, dtype=noise.dtype, device=place, generator=generator)
-    return rows_of(fresh).reshape(noise.shape).to(noise.device)
+    return local_rows(fresh).reshape(noise.shape).to(noise.device)
 
 
 @contextmanager
-def answering(*, sure: bool = True) -> Iterator[None]:
+def translate_distributed_errors(*, sure: bool = True) -> Iterator[None]:
     """What torch raises where another process is gone becomes a ``LostRankError``.
 
     Args:
@@ -162,12 +162,12 @@ def answering(*, sure: bool = True) -> Iterator[None]:
         raise LostRankError(f"another process of this run has ended or does not answer ({reason})") from error
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor, in each of the processes that hold it; these must ask together. Others are whole as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def dealt_out(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Of a tensor that every process has the part that it has of ``like``; all of it where that is not dealt out."""
     if not isinstance(like, DTensor):
         return tensor

@@ -23,6 +23,6 @@ def all_boundaries(length: int, batch: int = 1) -> Tensor:
     return F.pad(bits, (1, 0), value=1)
 
 
-def forcing(action: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def forcing_noise(action: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Noise that decides so, whatever the policy: 0 forces a boundary, 1 forces none; [..] -> [..]."""
     return (1 - action).to(dtype)

@@ -16,11 +16,11 @@ class MissingFileError(UserError, FileNotFoundError):
     """The user names a file or folder that is not there."""
 
 
-class FailedError(RuntimeError):
+class RunFailedError(RuntimeError):
     """Work that came to nothing for a reason that can be foreseen, such as a loss that is no number; shown as told."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: the nearest known one, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

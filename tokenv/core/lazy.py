@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
-def face(package: str, public: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(
+    package: str, public: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a package whose public names are defined in its modules.
 
     Args:

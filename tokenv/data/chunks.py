@@ -70,7 +70,7 @@ class SequenceBatch:
         )
 
 
-class Cut(Protocol):
+class ChunkSource(Protocol):
     """Sequences of one length, cut from some data."""
 
     def __len__(self) -> int: ...
@@ -80,7 +80,7 @@ class Cut(Protocol):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Chunks:
     """All P pieces of N bytes cut from some documents, in one contiguous array.
 
     Attributes:
@@ -114,7 +114,9 @@ class Pieces:
         )
 
 
-def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids: Sequence[int] | None = None) -> Pieces:
+def chunk_documents(
+    documents: Sequence[Document], *, seq_len: int, cut: str, ids: Sequence[int] | None = None
+) -> Chunks:
     """Cut documents into pieces of exactly `seq_len` bytes.
 
     `chunk` joins the documents by one newline each and cuts the stream every `seq_len` bytes; what is left
@@ -147,7 +149,7 @@ def cut_documents(documents: Sequence[Document], *, seq_len: int, cut: str, ids:
         begin_P = np.arange(len(stream) // seq_len, dtype=np.int64) * seq_len
         place_P = np.searchsorted(begin_D, begin_P, side="right") - 1
         offset_P = begin_P - begin_D[place_P]
-    return Pieces(
+    return Chunks(
         symbol_PN=_rows(stream, len(place_P), seq_len),
         gold_PN=None if gold_stream is None else _rows(gold_stream, len(place_P), seq_len).astype(bool),
         place_P=place_P,

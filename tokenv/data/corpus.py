@@ -11,22 +11,22 @@ from tqdm import tqdm
 
 from tokenv.data.chunks import Document, SequenceBatch
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.hub.streaming import HubData
-from tokenv.data.in_memory import MemoryData
+from tokenv.data.hub.streaming import StreamingDataset
+from tokenv.data.in_memory import InMemoryDataset
 from tokenv.data.series.windows import load_series
 from tokenv.data.split import split_documents, split_from
-from tokenv.data.stream import Blocks, Streams, TrainStream
+from tokenv.data.stream import EpochBlocks, Streams, TrainStream
 from tokenv.data.text.documents import read_documents
 
 __all__ = ["Corpus", "SequenceBatch", "TrainStream", "load_corpus"]
 
 
-class Data(Protocol):
+class Dataset(Protocol):
     """What a corpus is made of: held in memory or streamed."""
 
     fingerprint: str
 
-    def blocks(self, seed: int) -> Blocks:
+    def blocks(self, seed: int) -> EpochBlocks:
         """Return the endless blocks of training pieces in the order of `seed`."""
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
@@ -46,13 +46,13 @@ class Corpus:
             million windows; NaN where it is not known, as of series and streamed data.
     """
 
-    def __init__(self, data: Data, config: DataConfig) -> None:
+    def __init__(self, data: Dataset, config: DataConfig) -> None:
         self._data = data
         self.seq_len = config.seq_len
         self.name = config.source
         self.fingerprint = data.fingerprint
-        self.streamed = isinstance(data, HubData)
-        self.overlap = data.overlap if isinstance(data, MemoryData) else math.nan
+        self.streamed = isinstance(data, StreamingDataset)
+        self.overlap = data.overlap if isinstance(data, InMemoryDataset) else math.nan
 
     def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.
@@ -74,11 +74,11 @@ class Corpus:
             count: Streams that a data set read on the fly is cut into, at least 1.
             seed: See `train`.
         """
-        if not isinstance(self._data, HubData):
+        if not isinstance(self._data, StreamingDataset):
             return Streams([self.train(seed=seed)])
         return Streams([self._stream(blocks) for blocks in self._data.streams(seed, count)])
 
-    def _stream(self, blocks: Blocks) -> TrainStream:
+    def _stream(self, blocks: EpochBlocks) -> TrainStream:
         return TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint)
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
@@ -99,7 +99,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class CorpusOpener:
+class CorpusFactory:
     """Opens the training stream of a corpus for a seed; small to pickle, and a process reads the data once.
 
     Attributes:
@@ -136,10 +136,10 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
         return Corpus(load_series(config), config)
     held = None if config.validation_source is None else _read(config.validation_source, config, progress)
     if config.source.startswith(HUB_PREFIX):
-        return Corpus(HubData(config, None if held is None else list(held), progress=progress), config)
+        return Corpus(StreamingDataset(config, None if held is None else list(held), progress=progress), config)
     documents = _read(config.source, config, progress)
     split = split_documents(documents, config) if held is None else split_from(documents, held, config)
-    return Corpus(MemoryData(split, config), config)
+    return Corpus(InMemoryDataset(split, config), config)
 
 
 def _read(source: str, config: DataConfig, progress: bool) -> Iterator[Document]:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import Cut, Document, Pieces, SequenceBatch, cut_documents
+from tokenv.data.chunks import Chunks, ChunkSource, Document, SequenceBatch, chunk_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.split import Split
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
-class MemoryData:
+class InMemoryDataset:
     """The training and the validation pieces of a split.
 
     Attributes:
@@ -36,25 +36,25 @@ class MemoryData:
         header = repr((config.cut, config.seq_len, config.seed)).encode()
         self.fingerprint = hashlib.blake2b(b"|".join((header, *split.digests)), digest_size=16).hexdigest()
 
-    def blocks(self, seed: int) -> MemoryBlocks:
+    def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training pieces."""
-        return MemoryBlocks(self._train, self._seed, seed)
+        return InMemoryBlocks(self._train, self._seed, seed)
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
         """Return the validation pieces, or the first `max_sequences` of them."""
-        return self._validation.take(spread_order(len(self._validation))[:max_sequences])
+        return self._validation.take(low_discrepancy_order(len(self._validation))[:max_sequences])
 
 
-class MemoryBlocks:
+class InMemoryBlocks:
     """The same pieces over and over: one block an epoch, each in a new order."""
 
-    def __init__(self, pieces: Cut, data_seed: int, seed: int) -> None:
+    def __init__(self, pieces: ChunkSource, data_seed: int, seed: int) -> None:
         self._pieces = pieces
         self._data_seed = data_seed
         self._seed = seed
         self._go_to(0)
 
-    def current(self) -> tuple[Cut, np.ndarray[Any, Any]]:
+    def current(self) -> tuple[ChunkSource, np.ndarray[Any, Any]]:
         """Return all the pieces and this epoch's order [P]."""
         return self._pieces, self._order_P
 
@@ -77,12 +77,12 @@ class MemoryBlocks:
         self._order_P = generator.permutation(len(self._pieces))
 
 
-def cut_side(documents: list[Document], config: DataConfig) -> Pieces:
+def cut_side(documents: list[Document], config: DataConfig) -> Chunks:
     """Cut one side of a split as `config` says."""
-    return cut_documents(documents, seq_len=config.seq_len, cut=config.cut)
+    return chunk_documents(documents, seq_len=config.seq_len, cut=config.cut)
 
 
-def spread_order(count: int) -> np.ndarray[Any, Any]:
+def low_discrepancy_order(count: int) -> np.ndarray[Any, Any]:
     """Order `count` pieces such that those at the beginning always lie evenly over the whole.
 
     Successive multiples of the golden ratio divide the unit interval evenly at whatever count one stops,

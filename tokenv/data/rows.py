@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
 
 
-def rows_of(opened: Callable[[], Iterable[Row]], failed: str, advice: str) -> Iterator[Row]:
+def iterate_rows(opened: Callable[[], Iterable[Row]], failed: str, advice: str) -> Iterator[Row]:
     """The rows of a source, one by one.
 
     Args:

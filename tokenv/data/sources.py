@@ -23,7 +23,7 @@ class Source(Protocol):
         """The next ``count`` sequences."""
 
 
-SourceOrOpener: TypeAlias = Source | Callable[[int], Source]  # or what opens one for a seed, such as CorpusOpener
+SourceOrFactory: TypeAlias = Source | Callable[[int], Source]  # or what opens one for a seed, such as CorpusOpener
 
 
 class TensorSource:
@@ -52,14 +52,14 @@ AHEAD = 2  # batches, beside the one in use
 PATIENCE = 5.0  # seconds to wait for a read to end that nobody needs any more
 
 
-class Resumable(Source, Protocol):
+class ResumableSource(Source, Protocol):
     """A source that says where it stands."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the source stands."""
 
 
-class Prefetched:
+class PrefetchedSource:
     """A source that a thread reads ahead, while entered; what it gives is what the source would.
 
     Args:
@@ -68,7 +68,7 @@ class Prefetched:
         device: Where they will be used.
     """
 
-    def __init__(self, source: Resumable, count: int, device: torch.device) -> None:
+    def __init__(self, source: ResumableSource, count: int, device: torch.device) -> None:
         self.seq_len = source.seq_len
         self._source, self._count, self._device = source, count, device
         self._state = source.state_dict()
@@ -77,7 +77,7 @@ class Prefetched:
         self._read: queue.Queue[tuple[SequenceBatch, dict[str, Any]] | BaseException] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._read_on, name="tokenv reads ahead", daemon=True)
 
-    def __enter__(self) -> Prefetched:
+    def __enter__(self) -> PrefetchedSource:
         self._thread.start()
         return self
 
@@ -111,12 +111,12 @@ class Prefetched:
                 torch.cuda.set_device(self._device)  # every thread has its own
             while not self._ended.is_set():
                 batch = self._source.next(self._count)
-                self._read.put((staged(batch, self._device), self._source.state_dict()))
+                self._read.put((stage_batch(batch, self._device), self._source.state_dict()))
         except BaseException as error:  # the thread that asks for sequences is to hear of it
             self._read.put(error)
 
 
-def staged(batch: SequenceBatch, device: torch.device) -> SequenceBatch:
+def stage_batch(batch: SequenceBatch, device: torch.device) -> SequenceBatch:
     """Make sequences ready to be copied to a GPU: bytes as uint8, pinned. For the CPU they are ready as they are."""
     if device.type != "cuda":
         return batch

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import Cut, SequenceBatch
+from tokenv.data.chunks import ChunkSource, SequenceBatch
 
 
-class Blocks(Protocol):
+class EpochBlocks(Protocol):
     """An endless series of blocks of pieces, each in an order of its own."""
 
-    def current(self) -> tuple[Cut, np.ndarray[Any, Any]]:
+    def current(self) -> tuple[ChunkSource, np.ndarray[Any, Any]]:
         """Return the current block, never empty, and the order [P] in which to take its pieces."""
 
     def advance(self) -> None:
@@ -36,7 +36,7 @@ class TrainStream:
         seq_len: Symbols in a sequence.
     """
 
-    def __init__(self, blocks: Blocks, *, seq_len: int, fingerprint: str) -> None:
+    def __init__(self, blocks: EpochBlocks, *, seq_len: int, fingerprint: str) -> None:
         self.seq_len = seq_len
         self._blocks = blocks
         self._fingerprint = fingerprint
@@ -57,7 +57,7 @@ class TrainStream:
         for _ in self._walk(count):
             pass
 
-    def _walk(self, count: int) -> Iterator[tuple[Cut, np.ndarray[Any, Any]]]:
+    def _walk(self, count: int) -> Iterator[tuple[ChunkSource, np.ndarray[Any, Any]]]:
         """Go on by `count` sequences: the pieces of every block on the way, and which of them, in order."""
         while count:
             pieces, order_P = self._blocks.current()

@@ -11,7 +11,7 @@ from gymnasium.utils import EzPickle
 from tensordict import TensorDictBase
 
 from tokenv.core import keys
-from tokenv.data.sources import SourceOrOpener
+from tokenv.data.sources import SourceOrFactory
 from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.unet import UNet
@@ -21,7 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[str, Array]
 
 
-class Rebuilt(EzPickle):
+class PicklableEnv(EzPickle):
     """Goes into a pickle by its constructor's arguments and its spec; what comes out has not been reset yet."""
 
     spec: Any
@@ -34,10 +34,12 @@ class Rebuilt(EzPickle):
         self.spec = d["spec"]
 
 
-class Sequences:
+class ArrayAdapter:
     """What both faces share: a TokenizationEnv, its seeds, spaces and pictures, and the translation into arrays."""
 
-    def __init__(self, lm: UNet, source: SourceOrOpener, batch_size: int, window: int, render_mode: str | None) -> None:
+    def __init__(
+        self, lm: UNet, source: SourceOrFactory, batch_size: int, window: int, render_mode: str | None
+    ) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
         self.env = TokenizationEnv(lm, source, batch_size, window=window)
@@ -72,7 +74,7 @@ class Sequences:
             self._drawn[row].append(drawn if self._drawn[row] else 1)  # the first symbol is a token, whatever they say
         return root.set(keys.ACTION, action_B)
 
-    def restarted(self, rows: Iterable[int]) -> None:
+    def clear_rows(self, rows: Iterable[int]) -> None:
         """New sequences have begun in these rows."""
         for row in rows:
             self._drawn[row] = []

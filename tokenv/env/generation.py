@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.core.contracts import ActsAtOnePosition
+from tokenv.core.contracts import StepAgent
 from tokenv.env.observation import Observer
-from tokenv.env.target_rate import or_mean, told_rates
+from tokenv.env.target_rate import rate_or_mean, resolve_target_rate
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 
@@ -37,7 +37,7 @@ class Generated(NamedTuple):
 @torch.no_grad()
 def generate(
     lm: UNet,
-    agent: ActsAtOnePosition,
+    agent: StepAgent,
     prompt: Tensor,
     max_new: int,
     *,
@@ -94,15 +94,15 @@ def generate(
     noise_BN = every_noise_BN[::samples]
     decoder = Decoder(lm, batch, longest)
     observer = Observer.of(agent)
-    rate_B = told_rates(observer, agent.rates, or_mean(rate, agent.rates), batch, device)
-    last_actions_Bw = observer.nothing_yet(batch, device)
+    rate_B = resolve_target_rate(observer, agent.rates, rate_or_mean(rate, agent.rates), batch, device)
+    last_actions_Bw = observer.initial_last_actions(batch, device)
     symbol_BN = torch.zeros(batch, longest, *shape, dtype=dtype, device=device)
     symbol_BN[:, :given] = prompt
     length_B = torch.full((batch * samples,), longest, device=device)
     actions, probs = [], []
     for i in range(longest):
         position_B, x_BD = decoder.position_B, decoder.encode(symbol_BN[:, i])
-        observation = observer.at_symbols(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
+        observation = observer.static_observation(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
         observation.update(
             {keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: decoder.count_B, keys.NOISE: noise_BN[:, i]}
         )
@@ -116,7 +116,7 @@ def generate(
                 break
         if i + 1 == longest:
             break
-        last_actions_Bw = observer.pushed(last_actions_Bw, acted[keys.ACTION])
+        last_actions_Bw = observer.append_action(last_actions_Bw, acted[keys.ACTION])
         parameters = decoder.decode(acted[keys.ACTION], acted.get(keys.BOUNDARY, None))
         if i + 1 == given and samples > 1:
             decoder.repeat(samples)

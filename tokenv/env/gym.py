@@ -26,9 +26,9 @@ from tensordict import TensorDictBase
 
 from tokenv.core import keys
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import CorpusOpener
-from tokenv.data.sources import SourceOrOpener
-from tokenv.env.arrays import RENDER_MODES, Array, Observation, Rebuilt, Sequences, ended
+from tokenv.data.corpus import CorpusFactory
+from tokenv.data.sources import SourceOrFactory
+from tokenv.env.arrays import RENDER_MODES, Array, ArrayAdapter, Observation, PicklableEnv, ended
 from tokenv.env.registration import BYTES_ID, SERIES_ID, register
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
@@ -54,24 +54,24 @@ def default_series_lm() -> UNet:
 
 
 # Training sequences of 128 bytes from the built-in ``python`` corpus, and windows of 128 steps of synthetic series.
-default_source = CorpusOpener(DataConfig(source="python", seq_len=128))
-default_series_source = CorpusOpener(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
+default_source = CorpusFactory(DataConfig(source="python", seq_len=128))
+default_series_source = CorpusFactory(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
-def source_or(given: SourceOrOpener | None, default: CorpusOpener, seq_len: int | None) -> SourceOrOpener:
+def source_or(given: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None) -> SourceOrFactory:
     """The source that is given; or else the default, cut to ``seq_len`` symbols where that is given.
 
     Raises:
         ValueError: both are given.
     """
     if given is None:
-        return default if seq_len is None else CorpusOpener(replace(default.config, seq_len=seq_len))
+        return default if seq_len is None else CorpusFactory(replace(default.config, seq_len=seq_len))
     if seq_len is not None:
         raise ValueError(f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out")
     return given
 
 
-class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
+class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     """A sequence whose token boundaries are the actions: ``TokenizationEnv`` with one row.
 
     Observation: a dict of ``encoding`` X_i, float32 [D], and ``last_actions`` a_{i-1}, ..., a_{i-w}, 0 or 1, float32
@@ -99,14 +99,14 @@ class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
     def __init__(
         self,
         lm: UNet | None = None,
-        source: SourceOrOpener | None = None,
+        source: SourceOrFactory | None = None,
         window: int = 8,
         render_mode: str | None = None,
         seq_len: int | None = None,
     ) -> None:
-        Rebuilt.__init__(self, lm, source, window, render_mode, seq_len)
+        PicklableEnv.__init__(self, lm, source, window, render_mode, seq_len)
         source = source_or(source, self.default_source, seq_len)
-        self._sequences = Sequences(lm or self.default_lm(), source, 1, window, render_mode)
+        self._sequences = ArrayAdapter(lm or self.default_lm(), source, 1, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None
         self.observation_space = self._sequences.observation_space
@@ -165,7 +165,7 @@ class BytesEnv(Rebuilt, gymnasium.Env[Any, np.int64]):
         return {key: x_B[0] for key, x_B in observation_B.items()}, {"position": tensordict[keys.POSITION].item()}
 
 
-class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
+class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     """B sequences whose token boundaries are the actions: ``TokenizationEnv``, one model pass for all rows.
 
     Observation, action and reward are those of ``BytesEnv`` with a leading B. All rows have the same length, so without
@@ -197,20 +197,20 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
         self,
         num_envs: int = 1,
         lm: UNet | None = None,
-        source: SourceOrOpener | None = None,
+        source: SourceOrFactory | None = None,
         window: int = 8,
         render_mode: str | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         seq_len: int | None = None,
     ) -> None:
-        Rebuilt.__init__(self, num_envs, lm, source, window, render_mode, autoreset_mode, seq_len)
+        PicklableEnv.__init__(self, num_envs, lm, source, window, render_mode, autoreset_mode, seq_len)
         known = [mode.value for mode in AutoresetMode]
         if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
             raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
-        self._sequences = Sequences(lm or self.default_lm(), source, num_envs, window, render_mode)
+        self._sequences = ArrayAdapter(lm or self.default_lm(), source, num_envs, window, render_mode)
         self.env, self.render_mode = self._sequences.env, render_mode
         self._root: TensorDictBase | None = None
         self.num_envs = num_envs
@@ -250,7 +250,7 @@ class BytesVectorEnv(Rebuilt, VectorEnv[Any, Array, Array]):
         if self._root is None:
             raise ResetNeeded("no sequence has begun: expected a reset() of all rows first")
         rows_B1 = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
-        self._sequences.restarted(mask.nonzero()[0])
+        self._sequences.clear_rows(mask.nonzero()[0])
         fresh = self.env.reset(self._root.clone(recurse=False).set("_reset", rows_B1))
         self._root = torch.where(
             rows_B1.squeeze(-1), fresh.select(*self._root.keys(True, True), strict=False), self._root

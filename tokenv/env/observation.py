@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 
 from tokenv.core import keys
-from tokenv.core.contracts import ReadsObservations
+from tokenv.core.contracts import ObservationReader
 from tokenv.lm.unet import UNet
 
 
@@ -33,11 +33,11 @@ class Observer:
     target_rate: bool = False
 
     @classmethod
-    def of(cls, agent: ReadsObservations) -> Observer:
+    def of(cls, agent: ObservationReader) -> Observer:
         """What an agent needs."""
         return cls(agent.window, keys.EARLY_ENTROPY in agent.in_keys, keys.TARGET_RATE in agent.in_keys)
 
-    def serving(self, agent: ReadsObservations) -> Observer:
+    def extended_for(self, agent: ObservationReader) -> Observer:
         """The same, with the early entropy and the rate if the agent reads them."""
         return replace(
             self,
@@ -45,7 +45,7 @@ class Observer:
             target_rate=self.target_rate or keys.TARGET_RATE in agent.in_keys,
         )
 
-    def at_symbols(
+    def static_observation(
         self,
         lm: UNet,
         symbol: Tensor,
@@ -83,11 +83,11 @@ class Observer:
         last = torch.stack(earlier, -1) if earlier else action.new_zeros((*action.shape, 0))
         return {keys.TOKEN_COUNT: action.cumsum(-1) - action, keys.LAST_ACTIONS: last.float()}
 
-    def nothing_yet(self, batch: int, device: torch.device) -> Tensor:
+    def initial_last_actions(self, batch: int, device: torch.device) -> Tensor:
         """The last actions before the first symbol, [B, w]."""
         return torch.zeros(batch, self.window, device=device)
 
-    def pushed(self, last_actions_Bw: Tensor, action_B: Tensor) -> Tensor:
+    def append_action(self, last_actions_Bw: Tensor, action_B: Tensor) -> Tensor:
         """The last actions, newest first, after one more: [B, w], [B] -> [B, w]."""
         return torch.cat([action_B[:, None].float(), last_actions_Bw], 1)[:, : self.window]
 

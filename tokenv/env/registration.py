@@ -15,6 +15,6 @@ def register() -> None:
         if name not in gymnasium.registry:
             gymnasium.register(
                 id=name,
-                entry_point=f"tokenv.library.environments:Played{kind}Env",
-                vector_entry_point=f"tokenv.library.environments:Played{kind}VectorEnv",
+                entry_point=f"tokenv.library.environments:TrainedModelEnv{kind}Env",
+                vector_entry_point=f"tokenv.library.environments:TrainedModelEnv{kind}VectorEnv",
             )

@@ -16,10 +16,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.core.contracts import DrawsBoundaries, Sampling, check_sight
-from tokenv.core.distributed import ALONE, rows_of, sharers
+from tokenv.core.contracts import BoundaryAgent, Sampling, check_causal
+from tokenv.core.distributed import SINGLE_PROCESS, current_group, local_rows
 from tokenv.env.observation import Observer
-from tokenv.env.target_rate import or_mean, sent, told_rates
+from tokenv.env.target_rate import rate_or_mean, resolve_target_rate, to_device_async
 from tokenv.lm.unet import UNet
 
 ONE_SAMPLE = Sampling()
@@ -71,7 +71,7 @@ class _Sequences:
 
 def rollout(
     lm: UNet,
-    agent: DrawsBoundaries,
+    agent: BoundaryAgent,
     symbol_BN: Tensor,
     sampling: Sampling = ONE_SAMPLE,
     *,
@@ -112,20 +112,20 @@ def rollout(
         ValueError: the agent would look ahead; with ``model.direct``, sequences without a history, or of several
             lengths.
     """
-    check_sight(agent, direct=lm.config.direct)
-    observer = (observer or Observer.of(agent)).serving(agent)
+    check_causal(agent, direct=lm.config.direct)
+    observer = (observer or Observer.of(agent)).extended_for(agent)
     sequences = _Sequences.of(lm, symbol_BN, length_B)
     decision_mask_BT = sequences.decision_mask_BN[:, :-1]
     noise = _coupled_noise(decision_mask_BT, sampling, noise, generator)
-    rate_B = told_rates(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
+    rate_B = resolve_target_rate(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
     x_BND = lm.encode(symbol_BN)
-    at_symbols = _observe(lm, observer, sequences, x_BND, rate_B)
-    drawn = _decide(agent, at_symbols[:, :-1], noise, sampling)
+    static_observation = _observe(lm, observer, sequences, x_BND, rate_B)
+    drawn = _decide(agent, static_observation[:, :-1], noise, sampling)
     predicted = _predict(lm, x_BND[:, :-1], sequences, drawn, sampling, generator)
-    return _record(observer, at_symbols.detach(), sequences, drawn, predicted)
+    return _record(observer, static_observation.detach(), sequences, drawn, predicted)
 
 
-def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | Tensor | None = None) -> TensorDictBase:
+def observe(lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Tensor | None = None) -> TensorDictBase:
     """What an agent decides by in whole sequences [B, N, *symbol_shape], before any decision: the encoder's pass alone.
 
     Args:
@@ -138,7 +138,9 @@ def observe(lm: UNet, agent: DrawsBoundaries, symbol_BN: Tensor, rate: float | T
         A TensorDict of batch size [B, T], T = N - 1, which is what ``agent.draw`` reads.
     """
     observer = Observer.of(agent)
-    rate_B = told_rates(observer, agent.rates, or_mean(rate, agent.rates), len(symbol_BN), symbol_BN.device)
+    rate_B = resolve_target_rate(
+        observer, agent.rates, rate_or_mean(rate, agent.rates), len(symbol_BN), symbol_BN.device
+    )
     return _observe(lm, observer, _Sequences.of(lm, symbol_BN, None), lm.encode(symbol_BN), rate_B)[:, :-1]
 
 
@@ -146,14 +148,14 @@ def _observe(lm: UNet, observer: Observer, sequences: _Sequences, x_BND: Tensor,
     """Observations at all N symbols, but for what was decided before: [B, N]."""
     symbol_BN, position_BN = sequences.symbol_BN, sequences.position_BN
     rate_BN = None if rate_B is None else rate_B[:, None].expand(position_BN.shape)
-    return observer.at_symbols(lm, symbol_BN, x_BND, position_BN, sequences.decision_mask_BN, rate_BN)
+    return observer.static_observation(lm, symbol_BN, x_BND, position_BN, sequences.decision_mask_BN, rate_BN)
 
 
 def _coupled_noise(
     decision_mask_BT: Tensor, sampling: Sampling, given: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
     """Noise given, or drawn for the whole batch, so that it does not depend on who holds which rows: [.., B, T]."""
-    device, group = decision_mask_BT.device, sharers() if given is None else ALONE
+    device, group = decision_mask_BT.device, current_group() if given is None else SINGLE_PROCESS
     place = device if generator is None else generator.device
     if given is None:
         samples = () if sampling.num_samples is None else (sampling.num_samples,)
@@ -163,10 +165,10 @@ def _coupled_noise(
         noise = given.to(place)
     if sampling.couple is not None:
         noise = sampling.couple(noise, group.gather(decision_mask_BT).to(place), generator)
-    return sent(noise if given is not None else rows_of(noise), device)
+    return to_device_async(noise if given is not None else local_rows(noise), device)
 
 
-def _decide(agent: DrawsBoundaries, decisions: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
+def _decide(agent: BoundaryAgent, decisions: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
     """What the agent answers at T symbols, and the noise that decided; batch size [.., B, T]."""
     decision_mask_BT = decisions[keys.DECISION_MASK]
     proposed = None if sampling.propose is None else sampling.propose(noise)
@@ -227,7 +229,7 @@ def _read_out(lm: UNet, x_BTD: Tensor, action: Tensor, boundary: Tensor | None =
     """What the output heads read, of all samples: actions [.., B, T] -> [.., B, T, D]."""
     samples = action.shape[:-2]
     flat = None if boundary is None else boundary.flatten(0, -2)
-    y = lm.read_out(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2), flat)
+    y = lm.decode_hidden(x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3), action.flatten(0, -2), flat)
     return y.view(*action.shape, -1)
 
 
@@ -247,7 +249,7 @@ def _log_likelihood(lm: UNet, y: Tensor, sequences: _Sequences) -> Tensor:
 def _ahead(lm: UNet, y: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
     """The direct head's log-likelihoods of the H symbols after some: [K, .., D], [..], [.., H] -> [K, .., H]."""
     samples = y.shape[: y.dim() - 1 - (target.dim() - 1 - len(lm.codec.symbol_shape))]
-    return lm.codec.log_prob_ahead(
+    return lm.codec.log_prob_horizon(
         lm.direct(y), symbol.expand(*samples, *symbol.shape), target.expand(*samples, *target.shape)
     )
 
@@ -262,8 +264,8 @@ def _direct(lm: UNet, y: Tensor, sequences: _Sequences) -> tuple[Tensor, Tensor]
     target_BSH = sequences.target_BT.unfold(1, lm.config.horizon, 1).movedim(-1, 2)
     whole_BS = valid_BT[:, -steps:]
     log_prob = _ahead(lm, y[..., :steps, :], sequences.symbol_BN[:, :steps], target_BSH).sum(-1)
-    counted = lm.codec.counted(target_BSH)
-    count_BS = whole_BS * (lm.config.horizon if counted is None else counted.sum(-1))
+    loss_mask = lm.codec.loss_mask(target_BSH)
+    count_BS = whole_BS * (lm.config.horizon if loss_mask is None else loss_mask.sum(-1))
     rest = (0, valid_BT.shape[1] - steps)
     count = F.pad(count_BS, rest).expand(y.shape[:-1])
     return F.pad(log_prob.where(whole_BS, 0.0), rest), count
@@ -271,7 +273,7 @@ def _direct(lm: UNet, y: Tensor, sequences: _Sequences) -> tuple[Tensor, Tensor]
 
 def _record(
     observer: Observer,
-    at_symbols: TensorDictBase,
+    static_observation: TensorDictBase,
     sequences: _Sequences,
     drawn: TensorDictBase,
     predicted: dict[str, Tensor],
@@ -279,7 +281,7 @@ def _record(
     """Observations, decisions and what came of them, as TorchRL records an episode; batch size [.., B, T]."""
     action = drawn[keys.ACTION]
     observed = [name for name in OBSERVED if name in predicted]
-    observation = at_symbols.expand(*action.shape[:-2], *at_symbols.shape).clone(recurse=False)
+    observation = static_observation.expand(*action.shape[:-2], *static_observation.shape).clone(recurse=False)
     observation.update(observer.past(F.pad(action, (0, 1))))
     # At symbol i + 1 the likelihoods are that symbol's; the first is given.
     observation.update({name: F.pad(predicted[name], (1, 0)) for name in observed})
@@ -295,7 +297,7 @@ def _record(
     return root.set("next", following)
 
 
-def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDictBase:
+def rescore(lm: UNet, agent: BoundaryAgent, tensordict: TensorDictBase) -> TensorDictBase:
     """Score a rollout's actions again, after model or agent have changed: encoder and policy only.
 
     Args:
@@ -309,7 +311,7 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
     """
     one_sample = _one_sample(tensordict)
     observer = Observer(0, keys.EARLY_ENTROPY in tensordict, keys.TARGET_RATE in tensordict)
-    observation = observer.at_symbols(
+    observation = observer.static_observation(
         lm,
         one_sample[keys.SYMBOL],
         lm.encode(one_sample[keys.SYMBOL]),
@@ -322,7 +324,7 @@ def rescore(lm: UNet, agent: DrawsBoundaries, tensordict: TensorDictBase) -> Ten
     return again.update(fresh.select(keys.ENCODING, keys.EARLY_ENTROPY, strict=False))
 
 
-def rescore_head(agent: DrawsBoundaries, tensordict: TensorDictBase) -> TensorDictBase:
+def rescore_head(agent: BoundaryAgent, tensordict: TensorDictBase) -> TensorDictBase:
     """Score a rollout's actions again, after the agent alone has changed: it reads the stored encodings.
 
     Where the model has not changed either this is ``rescore``, without a pass through the encoder and without a
@@ -348,7 +350,7 @@ def _one_sample(tensordict: TensorDictBase) -> TensorDictBase:
     return tensordict[(0,) * (tensordict.dim() - 2)]
 
 
-def _score_again(agent: DrawsBoundaries, observation: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
+def _score_again(agent: BoundaryAgent, observation: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
     again = tensordict.clone(recurse=False)
     if keys.OLD_LOG_PROB not in again:
         again.set(keys.OLD_LOG_PROB, again[keys.ACTION_LOG_PROB].detach())

@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("tokenv.env.sb3 speaks to stable-baselines3: pip install tokenv[sb3]") from error
 
-OF_ALL_ROWS = ("action_masks", "render")  # what a vector environment answers with one answer a row
+VECTORISED_METHODS = ("action_masks", "render")  # what a vector environment answers with one answer a row
 
 
 class SB3VecEnv(VecEnv):
@@ -117,8 +117,10 @@ class SB3VecEnv(VecEnv):
         Raises:
             AttributeError: it is none of ``action_masks`` and ``render``, which answer for all rows.
         """
-        if method_name not in OF_ALL_ROWS:
-            raise AttributeError(f"method {method_name!r}: expected one of {', '.join(OF_ALL_ROWS)}, of one row each")
+        if method_name not in VECTORISED_METHODS:
+            raise AttributeError(
+                f"method {method_name!r}: expected one of {', '.join(VECTORISED_METHODS)}, of one row each"
+            )
         answers = getattr(self.envs.unwrapped, method_name)(*method_args, **method_kwargs)
         return [answers[row] for row in self._get_indices(indices)]
 

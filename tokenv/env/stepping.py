@@ -15,12 +15,12 @@ from torchrl.data import Categorical, Unbounded
 from torchrl.envs import EnvBase
 
 from tokenv.core import keys
-from tokenv.core.contracts import DrawsBoundaries, Sampling
+from tokenv.core.contracts import BoundaryAgent, Sampling
 from tokenv.core.rates import Rate
-from tokenv.data.sources import Source, SourceOrOpener
+from tokenv.data.sources import Source, SourceOrFactory
 from tokenv.env.observation import Observer
 from tokenv.env.rollout import ONE_SAMPLE, rollout
-from tokenv.env.target_rate import apart, drawn_rates
+from tokenv.env.target_rate import derive_seed, sample_target_rates
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 
@@ -45,7 +45,7 @@ class TokenizationEnv(EnvBase):
     Args:
         lm: the model; its early exit is the baseline of the reward. Its device is the environment's.
         source: where sequences come from; or what opens such a source for a seed, which ``set_seed`` then does, such as
-            ``tokenv.data.corpus.CorpusOpener``: environments in several workers, each with a seed of its own, read
+            ``tokenv.data.corpus.CorpusFactory``: environments in several workers, each with a seed of its own, read
             different text. A source that is given as such goes on as it is, whatever the seed.
         batch_size: sequences B stepped together.
         window: earlier actions w in the observation.
@@ -63,7 +63,7 @@ class TokenizationEnv(EnvBase):
     def __init__(
         self,
         lm: UNet,
-        source: SourceOrOpener,
+        source: SourceOrFactory,
         batch_size: int,
         *,
         window: int = 8,
@@ -86,7 +86,7 @@ class TokenizationEnv(EnvBase):
         self._symbol_BN = torch.zeros(
             batch_size, length, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
         )
-        self._last_actions_Bw = self.observer.nothing_yet(batch_size, self.device)
+        self._last_actions_Bw = self.observer.initial_last_actions(batch_size, self.device)
         self.origin: list[str] = [""] * batch_size
         self._make_specs(batch_size)
 
@@ -100,7 +100,7 @@ class TokenizationEnv(EnvBase):
 
     def one_pass(
         self,
-        agent: DrawsBoundaries,
+        agent: BoundaryAgent,
         sampling: Sampling = ONE_SAMPLE,
         *,
         noise: Tensor | None = None,
@@ -123,7 +123,7 @@ class TokenizationEnv(EnvBase):
         """
         rates = agent.rates if self.rates is None else self.rates
         if rate is None and rates is not None:
-            rate = drawn_rates(rates, self.batch_size[0], self.device, self.rate_generator)
+            rate = sample_target_rates(rates, self.batch_size[0], self.device, self.rate_generator)
         return rollout(
             self.lm,
             agent,
@@ -147,7 +147,7 @@ class TokenizationEnv(EnvBase):
         decoder = self._decoder
         position_B, x_BD = decoder.position_B, decoder.encode(symbol_B, rows_B)
         decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
-        observation = self.observer.at_symbols(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
+        observation = self.observer.static_observation(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
         observation.update(
             {
                 keys.LAST_ACTIONS: self._last_actions_Bw,
@@ -171,7 +171,7 @@ class TokenizationEnv(EnvBase):
         self._last_actions_Bw[rows_B] = 0
         self._decoder.reset(rows_B)
         if self.rates is not None:
-            fresh_B = drawn_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
+            fresh_B = sample_target_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
             self._rate_B = fresh_B if self._rate_B is None else fresh_B.where(rows_B, self._rate_B)
         nothing_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
         return self._observe(self._symbol_BN[:, 0], rows_B, nothing_B, nothing_B)
@@ -186,7 +186,7 @@ class TokenizationEnv(EnvBase):
         symbol_B = self._symbol_BN[rows, decoder.position_B]
         late_B = self.lm.codec.log_prob(parameters, symbol_B)
         early_B = self.lm.codec.log_prob(self.lm.early_exit(decoder.x_BD), symbol_B)
-        self._last_actions_Bw = self.observer.pushed(self._last_actions_Bw, action_B)
+        self._last_actions_Bw = self.observer.append_action(self._last_actions_Bw, action_B)
         done = (decoder.position_B == self.source.seq_len - 1).unsqueeze(-1)
         everyone = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         return self._observe(symbol_B, everyone, late_B, early_B).update(
@@ -195,7 +195,7 @@ class TokenizationEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.generator.manual_seed(0 if seed is None else seed)
-        self.rate_generator.manual_seed(apart(0 if seed is None else seed))
+        self.rate_generator.manual_seed(derive_seed(0 if seed is None else seed))
         if self._open is None or seed is None:
             return
         source = self._open(seed)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenv.core.distributed import rows_of, sharers
+from tokenv.core.distributed import current_group, local_rows
 from tokenv.core.rates import Rate, RateRange
 from tokenv.env.observation import Observer
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device_async(x: Tensor, device: torch.device) -> Tensor:
     """``x`` on ``device``; a GPU is not waited for: what it has yet to do goes on, while pinned memory is copied."""
     if device.type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
-def apart(seed: int) -> int:
+def derive_seed(seed: int) -> int:
     """The seed of the rates that go with noise of this seed: they are other numbers."""
     return (seed * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**62
 
 
-def drawn_rates(rates: Rate, rows: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+def sample_target_rates(
+    rates: Rate, rows: int, device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
     """A rate for each sequence of a batch.
 
     Args:
@@ -37,16 +39,16 @@ def drawn_rates(rates: Rate, rows: int, device: torch.device, generator: torch.G
     if not isinstance(rates, RateRange):
         return torch.full((rows,), rates, device=device)
     place = device if generator is None else generator.device
-    uniform = torch.rand(rows * sharers().size, device=place, generator=generator)
-    return sent(rates.at(rows_of(uniform, 0)), device)
+    uniform = torch.rand(rows * current_group().size, device=place, generator=generator)
+    return to_device_async(rates.at(local_rows(uniform, 0)), device)
 
 
-def or_mean(rate: float | Tensor | None, rates: RateRange | None) -> float | Tensor | None:
+def rate_or_mean(rate: float | Tensor | None, rates: RateRange | None) -> float | Tensor | None:
     """A rate that is asked for; where none is, the mean of the range, if there is one."""
     return rates.mean if rate is None and rates is not None else rate
 
 
-def told_rates(
+def resolve_target_rate(
     observer: Observer,
     rates: RateRange | None,
     rate: float | Tensor | None,
@@ -62,7 +64,7 @@ def told_rates(
         rate: one number for all sequences, or one for each, [B]; None draws them from the range.
         rows: sequences B.
         device: of the result.
-        generator: see ``drawn_rates``.
+        generator: see ``sample_target_rates``.
 
     Returns:
         float [B]; None where they hold none.
@@ -78,7 +80,7 @@ def told_rates(
     if rate is None:
         if rates is None:
             raise ValueError("this agent reads target_rate and has no range of rates: give it one, or rate=")
-        return drawn_rates(rates, rows, device, generator)
+        return sample_target_rates(rates, rows, device, generator)
     given = torch.as_tensor(rate, device=device)
     given = given if given.dtype == torch.float64 and isinstance(rate, Tensor) else given.float()
     if given.shape not in ((), (rows,)) or not bool(((given > 0) & (given < 1)).all()):

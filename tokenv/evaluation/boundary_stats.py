@@ -11,8 +11,8 @@ from torch import Tensor
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.data.chunks import SequenceBatch
-from tokenv.evaluation.evaluator import held_out_rollouts, joined
-from tokenv.evaluation.loaded_run import Trained, load_run
+from tokenv.evaluation.evaluator import concat_columns, held_out_rollouts
+from tokenv.evaluation.loaded_run import LoadedRun, load_run
 from tokenv.storage import checkpoints
 
 CLASSES = ("space", "line break", "letter", "digit", "punctuation", "control", "UTF-8 lead", "UTF-8 continuation")
@@ -21,7 +21,7 @@ LEAST = 20  # times that a context must occur to be told of
 
 
 @dataclass(frozen=True)
-class Habits:
+class BoundaryStats:
     """Figures of many sequences; the first byte of each, after which everybody draws a boundary, is left out.
 
     Attributes:
@@ -35,7 +35,7 @@ class Habits:
     contexts: list[tuple[bytes, float, int]]
 
 
-def habits(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20) -> Habits:
+def compute_boundary_stats(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20) -> BoundaryStats:
     """Count.
 
     Args:
@@ -44,7 +44,7 @@ def habits(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20
         prob_BT: of a boundary after each byte.
         most: tokens and contexts to name.
     """
-    return Habits(
+    return BoundaryStats(
         classes=_by_class(symbol_BT[:, 1:].flatten(), action_BT[:, 1:].flatten()),
         tokens=_tokens(symbol_BT, action_BT).most_common(most),
         contexts=_contexts(symbol_BT, prob_BT, most),
@@ -110,21 +110,23 @@ def _contexts(symbol_BT: Tensor, prob_BT: Tensor, most: int) -> list[tuple[bytes
 MOST = 8  # checkpoints that are looked at, the first and the last among them
 
 
-def habits_in(trained: Trained, batch: SequenceBatch) -> Habits:
+def boundary_stats_of_run(trained: LoadedRun, batch: SequenceBatch) -> BoundaryStats:
     """Habits of a model in held-out sequences of text."""
     drawn = held_out_rollouts(trained.parts, batch, batch_size=trained.config.validation.batch_size)
-    of = joined([{"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()} for td in drawn])
-    return habits(batch.symbol_BN[:, :-1], of["action"], of["prob"])
+    of = concat_columns(
+        [{"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()} for td in drawn]
+    )
+    return compute_boundary_stats(batch.symbol_BN[:, :-1], of["action"], of["prob"])
 
 
-def habits_over_training(trained: Trained, batch: SequenceBatch) -> dict[int, Habits]:
+def boundary_stats_over_training(trained: LoadedRun, batch: SequenceBatch) -> dict[int, BoundaryStats]:
     """Training symbols to the habits that a run then had, as far as its checkpoints were kept and are sound.
 
     Args:
         trained: the run's last model.
         batch: held-out sequences of text, the same for all.
     """
-    kept = checkpoints.complete(trained.path.parent)
+    kept = checkpoints.list_complete(trained.path.parent)
     last = len(kept) - 1
     some = sorted({round(i * last / (MOST - 1)) for i in range(MOST)}) if last >= MOST else range(last + 1)
     found = {}
@@ -133,5 +135,5 @@ def habits_over_training(trained: Trained, batch: SequenceBatch) -> dict[int, Ha
             earlier = trained if path == trained.path else load_run(str(path), fall_back=False)
         except UserError:  # damaged
             continue
-        found[earlier.state.symbols] = habits_in(earlier, batch)
+        found[earlier.state.symbols] = boundary_stats_of_run(earlier, batch)
     return found

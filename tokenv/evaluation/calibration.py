@@ -16,15 +16,15 @@ from scipy import optimize
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import Rate, RateRange
 from tokenv.data.chunks import SequenceBatch
 from tokenv.data.corpus import Corpus
-from tokenv.evaluation.evaluator import evaluating, places, shifted
-from tokenv.evaluation.loaded_run import Segmented, Trained, segment, text_pieces
-from tokenv.evaluation.requested_rate import rate_to_tell
+from tokenv.evaluation.evaluator import eval_mode, num_decision_sites, shift_noise
+from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, segment, split_text
+from tokenv.evaluation.requested_rate import resolve_rate
 from tokenv.plotting.characters import warn
 
 LOWEST, HIGHEST = -12.0, 12.0  # logit biases between which the asked rate is looked for; the upper end is doubled
@@ -56,7 +56,7 @@ def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch
 
 
 def calibrate(
-    parts: Parts, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0, doubt: float = 0.0
+    parts: Components, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0, doubt: float = 0.0
 ) -> float | None:
     """The logit bias with which an agent draws the asked-for rate.
 
@@ -67,7 +67,7 @@ def calibrate(
             told this one; with its range it is told rates of that, and the bias is for their mean.
         batch_size: sequences of one pass.
         seed: of the noise.
-        doubt: beside the bias, as in ``evaluating``.
+        doubt: beside the bias, as in ``eval_mode``.
 
     Returns:
         c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
@@ -75,13 +75,13 @@ def calibrate(
     """
     device = parts.lm.head.weight.device
     told = None if parts.agent.rates is None or isinstance(rate, RateRange) else rate
-    with evaluating(parts, seed=seed, rate=told) as draw, torch.no_grad():
+    with eval_mode(parts, seed=seed, rate=told) as draw, torch.no_grad():
         observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(batch_size)]
         generator = torch.Generator(device).manual_seed(seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
         if doubt:
             raised = [doubt * parts.lm.early_entropy(td[keys.ENCODING]) for td in observed]
-            noises = [shifted(noise, more) for noise, more in zip(noises, raised, strict=True)]
+            noises = [shift_noise(noise, more) for noise, more in zip(noises, raised, strict=True)]
         wanted = _asked(observed) if isinstance(rate, RateRange) else rate
         excess = partial(_excess, parts, observed, noises, wanted)
         highest, least, most = _bracket(excess)
@@ -102,7 +102,7 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
 
 
 def calibrate_text(
-    trained: Trained, text: bytes, rate: float, *, seed: int = 0, threshold: bool = False
+    trained: LoadedRun, text: bytes, rate: float, *, seed: int = 0, threshold: bool = False
 ) -> float | None:
     """The logit bias with which ``segment`` draws the asked-for rate in this very text, as near as boundaries can be.
 
@@ -119,22 +119,22 @@ def calibrate_text(
     Raises:
         UserError: the text is empty.
     """
-    told = rate_to_tell(trained.parts, trained.config, None)
+    told = resolve_rate(trained.parts, trained.config, None)
     return _bias_of_text(trained, text, lambda drawn: drawn.double().mean().item() - rate, told, seed, threshold)
 
 
 def _bias_of_text(
-    trained: Trained, text: bytes, excess: Callable[[Tensor], float], told: float | None, seed: int, threshold: bool
+    trained: LoadedRun, text: bytes, excess: Callable[[Tensor], float], told: float | None, seed: int, threshold: bool
 ) -> float | None:
     """The logit bias at which boundaries [N] exceed what is asked for by nothing; None where no bias moves them."""
     parts = trained.parts
-    with evaluating(parts, seed=seed, threshold=threshold, rate=told) as draw, torch.no_grad():
-        observed = [draw.observe(symbol_BN) for symbol_BN in text_pieces(trained, text)]
+    with eval_mode(parts, seed=seed, threshold=threshold, rate=told) as draw, torch.no_grad():
+        observed = [draw.observe(symbol_BN) for symbol_BN in split_text(trained, text)]
         if not any(td[keys.DECISION_MASK].any() for td in observed):
             return 0.0
 
         def exceeds(bias: float) -> float:
-            drawn = [parts.agent.draw(td, shifted(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
+            drawn = [parts.agent.draw(td, shift_noise(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
             return excess(torch.cat(drawn))
 
         highest, least, most = _bracket(exceeds)
@@ -145,15 +145,15 @@ def _bias_of_text(
         return float(optimize.brentq(exceeds, LOWEST, highest, xtol=1e-7))
 
 
-def segment_at(
-    trained: Trained,
+def segment_at_rate(
+    trained: LoadedRun,
     text: bytes,
     rate: float | None = None,
     *,
     tokens: int | None = None,
     seed: int = 0,
     threshold: bool = False,
-) -> Segmented:
+) -> Segmentation:
     """Draw boundaries in a text, as many as are asked for.
 
     Args:
@@ -187,11 +187,11 @@ def segment_at(
     return cut
 
 
-def _in_tokens(trained: Trained, text: bytes, tokens: int, *, seed: int, threshold: bool) -> Segmented:
+def _in_tokens(trained: LoadedRun, text: bytes, tokens: int, *, seed: int, threshold: bool) -> Segmentation:
     if not 1 <= tokens <= len(text):
         raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
     wanted = None if trained.parts.agent.rates is None else min(tokens / len(text), 1 - 1 / (len(text) + 1))
-    told = rate_to_tell(trained.parts, trained.config, wanted)
+    told = resolve_rate(trained.parts, trained.config, wanted)
     # Whether the last byte ends a token is no matter: the text ends there.
     bias = _bias_of_text(trained, text, lambda drawn: drawn[:-1].sum().item() + 1.0 - tokens, told, seed, threshold)
     if bias is None:
@@ -203,7 +203,7 @@ def _in_tokens(trained: Trained, text: bytes, tokens: int, *, seed: int, thresho
     return cut
 
 
-def _unmoved(trained: Trained, asked: str) -> UserError:
+def _unmoved(trained: LoadedRun, asked: str) -> UserError:
     name = trained.config.agent["name"]
     return UserError(
         f"{asked}: the agent {name} does not draw by logits that could be shifted: expected none, which is its own"
@@ -214,10 +214,13 @@ def _asked(observed: list[TensorDictBase]) -> float:
     return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
 
 
-def _excess(parts: Parts, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
+def _excess(parts: Components, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
     """By how much boundaries per symbol exceed a rate: not falling in the bias."""
     drawn = [
-        parts.agent.draw(td, shifted(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
+        parts.agent.draw(td, shift_noise(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
     ]
-    each = [places(td[keys.DECISION_MASK].expand(action.shape)) for td, action in zip(observed, drawn, strict=True)]
+    each = [
+        num_decision_sites(td[keys.DECISION_MASK].expand(action.shape))
+        for td, action in zip(observed, drawn, strict=True)
+    ]
     return sum(action.sum().item() for action in drawn) / sum(each) - rate

@@ -13,13 +13,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.core.rates import Rate
 from tokenv.data.chunks import SequenceBatch
 from tokenv.env.rollout import observe, rollout
-from tokenv.env.target_rate import apart, drawn_rates
+from tokenv.env.target_rate import derive_seed, sample_target_rates
 from tokenv.lm.codecs.base import Codec
 from tokenv.training.process_group import Ranks
 
@@ -112,7 +112,7 @@ def _cluster_shares(cluster_B: Tensor) -> tuple[Tensor, Tensor]:
     return count_C.double() / len(cluster_B), index_B
 
 
-def shifted(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
+def shift_noise(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
     """Uniform numbers that decide as ``noise`` would if all logits were larger by ``logit_bias``: of its shape.
 
     Every decision is ``a = [l > logit(u)]``, and ``[l + c > logit(u)] = [l > logit(u) - c]``.
@@ -120,17 +120,17 @@ def shifted(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
     return torch.sigmoid(torch.logit(noise) - logit_bias)
 
 
-class _Draws:
-    """Rolls out one batch after the other with successive noise; see ``evaluating``."""
+class EvalSampler:
+    """Rolls out one batch after the other with successive noise; see ``eval_mode``."""
 
     def __init__(
-        self, parts: Parts, seed: int, threshold: bool, logit_bias: float, rate: float | None, doubt: float
+        self, parts: Components, seed: int, threshold: bool, logit_bias: float, rate: float | None, doubt: float
     ) -> None:
         self._parts, self._threshold, self._logit_bias, self._doubt = parts, threshold, logit_bias, doubt
         self._rates: Rate | None = parts.agent.rates if rate is None else rate
         self._device, self._seed = parts.lm.head.weight.device, seed
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._rate_generator = torch.Generator().manual_seed(apart(seed))
+        self._rate_generator = torch.Generator().manual_seed(derive_seed(seed))
 
     @torch.no_grad()
     def __call__(
@@ -146,7 +146,7 @@ class _Draws:
         noise, there = self._noise(symbol_BN, noise_BT), symbol_BN.to(self._device)
         rate_B = self._asked(symbol_BN)
         if self._doubt:
-            noise = shifted(noise, self._doubt * self._early_entropy(there)[:, :-1])
+            noise = shift_noise(noise, self._doubt * self._early_entropy(there)[:, :-1])
         how: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
         sampling = Sampling(early_exit=self._parts.early_exit)
         work = partial(rollout, self._parts.lm, self._parts.agent, there, sampling, **how)
@@ -180,7 +180,7 @@ class _Draws:
         """Drawn rates are a sequence's own, however many share its pass."""
         if self._rates is None:
             return None
-        return drawn_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
+        return sample_target_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
 
     def _noise(self, symbol_BN: Tensor, given_BT: Tensor | None = None) -> Tensor:
         shape = symbol_BN.shape[0], symbol_BN.shape[1] - 1
@@ -190,19 +190,19 @@ class _Draws:
             noise = given_BT
         else:
             noise = torch.rand(*shape, device=self._device, generator=self._generator)
-        return shifted(noise, self._logit_bias) if self._threshold or self._logit_bias else noise
+        return shift_noise(noise, self._logit_bias) if self._threshold or self._logit_bias else noise
 
 
 @contextmanager
-def evaluating(
-    parts: Parts,
+def eval_mode(
+    parts: Components,
     *,
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
     rate: float | None = None,
     doubt: float = 0.0,
-) -> Iterator[_Draws]:
+) -> Iterator[EvalSampler]:
     """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
 
     Args:
@@ -221,13 +221,13 @@ def evaluating(
     was_training = parts.lm.training
     parts.train(False)
     try:
-        yield _Draws(parts, seed, threshold, logit_bias, rate, doubt)
+        yield EvalSampler(parts, seed, threshold, logit_bias, rate, doubt)
     finally:
         parts.train(was_training)
 
 
 def held_out_rollouts(
-    parts: Parts,
+    parts: Components,
     batch: SequenceBatch,
     *,
     batch_size: int,
@@ -239,7 +239,7 @@ def held_out_rollouts(
     progress: bool = False,
     turn: tuple[int, int] = (0, 1),
 ) -> Iterator[TensorDictBase]:
-    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate`` and ``evaluating``.
+    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate`` and ``eval_mode``.
 
     With a ``turn`` (r, W) only every W-th batch, from the r-th on, each as it is among all.
 
@@ -249,7 +249,7 @@ def held_out_rollouts(
     rank, world = turn
     starts = range(0, len(batch), batch_size)
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    with evaluating(parts, doubt=doubt, **how) as draw:
+    with eval_mode(parts, doubt=doubt, **how) as draw:
         bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress)
         for number, start in enumerate(bar):
             some = batch.symbol_BN[start : start + batch_size]
@@ -264,16 +264,16 @@ def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
 
     Returns:
         ``late`` and, if there is an early exit, ``early``: negative log-likelihood per symbol, in the codec's unit;
-        ``counted``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on the
+        ``loss_mask``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on the
         CPU.
     """
     of = {"late": keys.LOG_LIKELIHOOD, "early": keys.LOG_LIKELIHOOD_EARLY}
     sums = {name: _per_symbol(-td[key]) / codec.nats_per_unit for name, key in of.items() if key in td}
-    counted_BT = codec.counted(td["next", keys.SYMBOL])
+    counted_BT = codec.loss_mask(td["next", keys.SYMBOL])
     return sums if counted_BT is None else sums | {"counted": _per_symbol(counted_BT)}
 
 
-def joined(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def concat_columns(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Figures of some sequences at a time, behind one another: at least one mapping, all of the same keys."""
     return {name: torch.cat([column[name] for column in columns]) for name in columns[0]}
 
@@ -305,7 +305,7 @@ def _shares(total_B: Tensor, counted_B: Tensor) -> Tensor:
 
 
 def evaluate(
-    parts: Parts,
+    parts: Components,
     batch: SequenceBatch,
     *,
     batch_size: int,
@@ -326,8 +326,8 @@ def evaluate(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: see ``evaluating``.
-        rate: see ``evaluating``.
+        logit_bias: see ``eval_mode``.
+        rate: see ``eval_mode``.
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
         ranks: processes that hold the same model and do this together, each some of the batches; None for one alone.
@@ -347,8 +347,8 @@ def evaluate(
         }
         for td in rollouts
     ]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.objects(mine)[::shard]))
-    whole = joined([columns for columns in in_turn if columns is not None])
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.all_gather_object(mine)[::shard]))
+    whole = concat_columns([columns for columns in in_turn if columns is not None])
     action_BT, decides_BT = whole["action"], whole["decides"]
     late_B, early_B = sequence_losses(whole)
     scores = {}
@@ -360,18 +360,18 @@ def evaluate(
         loss=late_B.mean().item(),
         standard_error=clustered_standard_error(late_B, batch.document_B),
         loss_early=None if early_B is None else early_B.mean().item(),
-        boundary_rate=drawn_share(action_BT, decides_BT),
+        boundary_rate=realised_rate(action_BT, decides_BT),
         entropy=whole["entropy"].mean().item(),
         **scores,
     )
 
 
-def drawn_share(action: Tensor, decides: Tensor) -> float:
+def realised_rate(action: Tensor, decides: Tensor) -> float:
     """Boundaries per symbol at which there may be one: those that are decided, and every sequence's first; [.., T]."""
-    return action.sum().item() / places(decides)
+    return action.sum().item() / num_decision_sites(decides)
 
 
-def places(decides: Tensor) -> int:
+def num_decision_sites(decides: Tensor) -> int:
     """Symbols at which there may be a boundary: those that are decided, and every sequence's first; bool [.., T]."""
     return int(decides.sum().item()) + decides[..., 0].numel()
 

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import check_generation
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
-from tokenv.evaluation.evaluator import evaluating, shifted
-from tokenv.evaluation.requested_rate import rate_to_tell
+from tokenv.evaluation.evaluator import eval_mode, shift_noise
+from tokenv.evaluation.requested_rate import resolve_rate
 from tokenv.evaluation.run_state import RunState
 from tokenv.plotting.characters import warn
 from tokenv.storage import checkpoints
@@ -28,7 +28,7 @@ SYMBOLS_PER_PASS = 8192  # of a text's pieces that are rolled out together; one 
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedRun:
     """A model as a run left it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Trained:
         state: how far the run had come.
     """
 
-    parts: Parts
+    parts: Components
     config: Config
     path: Path
     state: RunState
@@ -50,7 +50,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Segmented:
+class Segmentation:
     """A text of N bytes with its token boundaries.
 
     Attributes:
@@ -69,7 +69,7 @@ class Segmented:
     logit_bias: float = 0.0
 
 
-def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> Trained:
+def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> LoadedRun:
     """Load a run's model.
 
     Args:
@@ -94,28 +94,28 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
         return _load(error.sound, device)
 
 
-def _load(path: Path, device: str | None) -> Trained:
+def _load(path: Path, device: str | None) -> LoadedRun:
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
     config = state.settings
     if device is not None:
         config = replace(config, hardware=replace(config.hardware, device=device))
-    parts = build_parts(config, pretrained=False)
+    parts = build_components(config, pretrained=False)
     checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
     parts.load_state_dict(tensors)
     parts.train(False)
-    return Trained(parts, config, path, state)
+    return LoadedRun(parts, config, path, state)
 
 
 def segment(
-    trained: Trained,
+    trained: LoadedRun,
     text: bytes,
     *,
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
     rate: float | None = None,
-) -> Segmented:
+) -> Segmentation:
     """Draw token boundaries in a text, in pieces of the length that the model was trained on.
 
     Args:
@@ -130,18 +130,18 @@ def segment(
         UserError: the text is empty, or the rate cannot be asked for.
     """
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    return segment_each(trained, [text], **how)[0]
+    return segment_texts(trained, [text], **how)[0]
 
 
-def segment_each(
-    trained: Trained,
+def segment_texts(
+    trained: LoadedRun,
     texts: Sequence[bytes],
     *,
     seed: int = 0,
     threshold: bool = False,
     logit_bias: float = 0.0,
     rate: float | None = None,
-) -> list[Segmented]:
+) -> list[Segmentation]:
     """Draw token boundaries in several texts: what ``segment``, which has the arguments, draws in each, up to rounding.
 
     Args:
@@ -153,21 +153,21 @@ def segment_each(
         rate: see there.
     """
     batch_size = max(1, SYMBOLS_PER_PASS // trained.config.data.seq_len)
-    pieces = [[row for batch in text_pieces(trained, text) for row in batch] for text in texts]
-    found: list[list[Segmented | None]] = [[None] * len(of) for of in pieces]
+    pieces = [[row for batch in split_text(trained, text) for row in batch] for text in texts]
+    found: list[list[Segmentation | None]] = [[None] * len(of) for of in pieces]
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
     for places, td in _rollouts(trained, pieces, batch_size=batch_size, **how):
         prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
-        prob_BT = shifted(prob_BT, -logit_bias) if logit_bias else prob_BT
+        prob_BT = shift_noise(prob_BT, -logit_bias) if logit_bias else prob_BT
         nats_BT = td[keys.LOG_LIKELIHOOD].double()
         for (index, piece), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
             nats = [math.nan, *nats_T[:-1].tolist()]
-            found[index][piece] = Segmented(b"", prob_T.tolist(), action_T.bool().tolist(), nats, logit_bias)
-    return [_joined(text, [piece for piece in of if piece]) for text, of in zip(texts, found, strict=True)]
+            found[index][piece] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats, logit_bias)
+    return [_concatenate(text, [piece for piece in of if piece]) for text, of in zip(texts, found, strict=True)]
 
 
-def _joined(text: bytes, pieces: Sequence[Segmented]) -> Segmented:
-    return Segmented(
+def _concatenate(text: bytes, pieces: Sequence[Segmentation]) -> Segmentation:
+    return Segmentation(
         text,
         list(chain.from_iterable(piece.probability_N for piece in pieces)),
         list(chain.from_iterable(piece.boundary_N for piece in pieces)),
@@ -177,7 +177,7 @@ def _joined(text: bytes, pieces: Sequence[Segmented]) -> Segmented:
 
 
 def _rollouts(
-    trained: Trained,
+    trained: LoadedRun,
     rows_of: Sequence[Sequence[Tensor]],
     *,
     batch_size: int,
@@ -202,13 +202,13 @@ def _rollouts(
     Yields:
         Text and number of B sequences, and their rollout [B, T].
     """
-    told = rate_to_tell(trained.parts, trained.config, rate)
+    told = resolve_rate(trained.parts, trained.config, rate)
 
     def length(place: tuple[int, int]) -> int:
         return len(rows_of[place[0]][place[1]])
 
     places = sorted(((text, row) for text, rows in enumerate(rows_of) for row in range(len(rows))), key=length)
-    with evaluating(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
+    with eval_mode(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
         noises = [draw.noise_of([len(row) for row in rows]) for rows in rows_of]
         for _, alike in groupby(places, key=length):
             same = list(alike)
@@ -218,7 +218,7 @@ def _rollouts(
                 yield some, draw(symbol_BN, noise_BT=torch.stack([noises[text][row] for text, row in some]))
 
 
-def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
+def split_text(trained: LoadedRun, text: bytes) -> list[torch.Tensor]:
     """Split a text into pieces of the length that a model was trained on, in batches to roll out.
 
     Returns:
@@ -237,8 +237,8 @@ def text_pieces(trained: Trained, text: bytes) -> list[torch.Tensor]:
     return [F.pad(symbol_BT, (0, 1)) for symbol_BT in batches if symbol_BT.numel()]
 
 
-def write_on(
-    trained: Trained,
+def generate_text(
+    trained: LoadedRun,
     prompt: bytes,
     max_new: int,
     *,
@@ -247,7 +247,7 @@ def write_on(
     stop: bytes | None = None,
     seed: int = 0,
     rate: float | None = None,
-) -> Segmented:
+) -> Segmentation:
     """Continue a text, boundaries drawn on the way.
 
     Args:
@@ -280,14 +280,14 @@ def write_on(
         top_p=top_p,
         stop=stop,
         generator=torch.Generator(device).manual_seed(seed),
-        rate=rate_to_tell(trained.parts, trained.config, rate),
+        rate=resolve_rate(trained.parts, trained.config, rate),
     )
     text = bytes(written.symbol_BN[0].tolist())
-    return Segmented(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
+    return Segmentation(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
 
 
 def log_likelihoods(
-    trained: Trained,
+    trained: LoadedRun,
     text: bytes,
     *,
     seed: int = 0,
@@ -308,11 +308,11 @@ def log_likelihoods(
         rate: see ``segment``.
         batch_size: windows of one pass.
     """
-    return weigh(trained, text, seed=seed, threshold=threshold, rate=rate, batch_size=batch_size)[0]
+    return score_text(trained, text, seed=seed, threshold=threshold, rate=rate, batch_size=batch_size)[0]
 
 
-def weigh(
-    trained: Trained,
+def score_text(
+    trained: LoadedRun,
     text: bytes,
     *,
     seed: int = 0,
@@ -337,11 +337,11 @@ def weigh(
         Log-likelihoods, and whether a byte is the most probable one; False at the first, and of all if not asked for.
     """
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate}
-    return weigh_each(trained, [text], **how, batch_size=batch_size, greedy=greedy)[0]
+    return score_texts(trained, [text], **how, batch_size=batch_size, greedy=greedy)[0]
 
 
-def weigh_each(
-    trained: Trained,
+def score_texts(
+    trained: LoadedRun,
     texts: Sequence[bytes],
     *,
     seed: int = 0,
@@ -350,7 +350,7 @@ def weigh_each(
     batch_size: int = 16,
     greedy: bool = False,
 ) -> list[tuple[list[float], list[bool]]]:
-    """Weigh several texts: what ``weigh``, which has the arguments, returns of each, up to rounding.
+    """Weigh several texts: what ``score_text``, which has the arguments, returns of each, up to rounding.
 
     Windows of all texts share passes, those of one length each.
     """
@@ -374,7 +374,7 @@ def weigh_each(
 
 
 @torch.no_grad()
-def _most_probable(parts: Parts, td: TensorDictBase) -> Tensor:
+def _most_probable(parts: Components, td: TensorDictBase) -> Tensor:
     """Whether the symbol after each step of a rollout is the one that its model would choose: bool [B, T]."""
     codec = parts.lm.codec
     parameters = parts.whole(lambda: parts.lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))

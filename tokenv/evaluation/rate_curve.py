@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
@@ -16,13 +16,13 @@ from tokenv.data.chunks import SequenceBatch
 from tokenv.evaluation.calibration import calibrate
 from tokenv.evaluation.evaluator import (
     clustered_standard_error,
-    drawn_share,
+    concat_columns,
     held_out_rollouts,
-    joined,
+    realised_rate,
     sequence_losses,
     sequence_sums,
 )
-from tokenv.evaluation.requested_rate import rate_to_tell
+from tokenv.evaluation.requested_rate import resolve_rate
 from tokenv.lm.flops import reading_flops
 
 TOLD, CALIBRATED, DOUBT, OWN = "told", "calibrated", "by doubt", "own"
@@ -61,8 +61,8 @@ class RatePoint:
     difference_error: float | None = None
 
 
-def losses_at_rates(
-    parts: Parts,
+def evaluate_rates(
+    parts: Components,
     config: Config,
     rates: Sequence[float],
     held_out: SequenceBatch,
@@ -106,14 +106,14 @@ def losses_at_rates(
     def measured(way: str, asked: float | None, **of: Any) -> tuple[RatePoint, Tensor]:
         rate = asked if told else None
         rollouts = held_out_rollouts(parts, held_out, rate=rate, progress=progress, **how, **of)
-        whole = joined(
+        whole = concat_columns(
             [
                 sequence_sums(td, parts.lm.codec)
                 | {"action": td[keys.ACTION].cpu(), "decides": td[keys.DECISION_MASK].cpu()}
                 for td in rollouts
             ]
         )
-        (loss_B, _), drawn = sequence_losses(whole), drawn_share(whole["action"], whole["decides"])
+        (loss_B, _), drawn = sequence_losses(whole), realised_rate(whole["action"], whole["decides"])
         error = clustered_standard_error(loss_B, held_out.document_B)
         flops = reading_flops(parts.lm, drawn, parts.agent)
         asked = drawn if asked is None else asked
@@ -121,7 +121,7 @@ def losses_at_rates(
 
     for asked in rates:
         if told:
-            rate_to_tell(parts, config, asked)
+            resolve_rate(parts, config, asked)
             yield measured(TOLD, asked)
         constant_B: Tensor | None = None
         if own is None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from tokenv.core.rates import Rate, RateRange
 from tokenv.evaluation.rate_curve import CALIBRATED, DOUBT, TOLD, RatePoint
 from tokenv.plotting.canvas import save_png, short, titled_figure
-from tokenv.plotting.characters import visible
+from tokenv.plotting.characters import escape
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.terminology import in_words
 from tokenv.plotting.theme import LINES
@@ -32,10 +32,10 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
     names = ["asked", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias"]
     doubted = any(point.difference is not None for point in points)
     right = [Column(name, justify="right") for name in [*names, *(["than constant ±"] if doubted else [])]]
-    table = Table("run", "way", *right, title=Text(visible(title)), title_justify="left")
+    table = Table("run", "way", *right, title=Text(escape(title)), title_justify="left")
     for point in points:
         table.add_row(
-            Text(visible(point.run)),
+            Text(escape(point.run)),
             way_of(point),
             f"{point.asked:.3f}",
             f"{point.rate:.4f}",

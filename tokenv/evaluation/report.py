@@ -27,7 +27,7 @@ from tokenv.plotting.theme import BLUE, GREEN, ORANGE
 
 
 @dataclass(frozen=True)
-class Window:
+class SeriesExcerpt:
     """A held-out window of N steps of a series with the boundaries that a run draws in it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Window:
     gold: list[bool] | None
 
 
-def drawn_windows(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Window]:
+def make_excerpts(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[SeriesExcerpt]:
     """The windows of a batch of series, as many as there are boundaries of.
 
     Args:
@@ -54,7 +54,7 @@ def drawn_windows(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> l
         action_BT: drawn boundaries.
     """
     return [
-        Window(
+        SeriesExcerpt(
             name=batch.origin[row],
             value=[
                 [None if math.isnan(value) else value for value in value_C]
@@ -192,7 +192,7 @@ def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
 
 
-def draw_patches(shown: Sequence[Window], path: Path, *, title: str, context: int = 0) -> Path:
+def draw_patches(shown: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
     """Draw series with their patches as alternating bands, and the boundary probabilities below.
 
     Args:
@@ -221,7 +221,7 @@ def draw_patches(shown: Sequence[Window], path: Path, *, title: str, context: in
     return save_png(figure, path)
 
 
-def draw_windows(figure: Figure, shown: Sequence[Window], context: int) -> list[Patch | Line2D]:
+def draw_windows(figure: Figure, shown: Sequence[SeriesExcerpt], context: int) -> list[Patch | Line2D]:
     """Fill an empty figure with windows, from top to bottom: each over its patches, boundary probabilities below.
 
     Args:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.lm.flops import rate_of_flops, reading_flops
 from tokenv.plotting.characters import warn
 
 
-def rate_to_tell(parts: Parts, config: Config, rate: float | None) -> float | None:
+def resolve_rate(parts: Components, config: Config, rate: float | None) -> float | None:
     """The rate that a model's agent is told.
 
     A rate outside the range that it was trained for is told, too; a line on stderr says so.
@@ -40,7 +40,7 @@ def rate_to_tell(parts: Parts, config: Config, rate: float | None) -> float | No
     return rate
 
 
-def rate_within(parts: Parts, flops: float) -> float:
+def rate_for_flops(parts: Components, flops: float) -> float:
     """The rate at which reading or writing a symbol costs so much: see ``tokenv.lm.flops.reading_flops``.
 
     Args:

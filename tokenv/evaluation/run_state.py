@@ -9,28 +9,28 @@ from typing import Any
 
 import torch
 
-from tokenv.config.components import Parts
-from tokenv.config.conversion import convert, make, renamed
+from tokenv.config.components import Components
+from tokenv.config.conversion import convert, from_dict, migrate_keys
 from tokenv.config.schema import Config, TrainConfig
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.stream import Streams
 from tokenv.evaluation.evaluator import Evaluation
 from tokenv.storage import checkpoints
-from tokenv.training.fsdp import gathered
-from tokenv.training.update import kept_of_optimizer
+from tokenv.training.fsdp import gather_full_tensors
+from tokenv.training.update import expected_optimizer_state
 
 Log = Callable[[str, float, int], None]
-UNAIMED = ("bpe", "mixed", "never", "whitespace")  # agents whose rate is the text's own, or drawn
-FAR = 0.2
+RATE_FREE_AGENTS = ("bpe", "mixed", "never", "whitespace")  # agents whose rate is the text's own, or drawn
+RATE_TOLERANCE = 0.2
 History = dict[str, tuple[list[int], list[float]]]
 
 
-def misses(config: Config, rate: float) -> bool:
+def off_target(config: Config, rate: float) -> bool:
     """Whether a rate of boundaries is more than a fifth off the run's target; no, where it has none, or a range."""
-    if isinstance(config.rate, RateRange) or config.agent["name"] in UNAIMED:
+    if isinstance(config.rate, RateRange) or config.agent["name"] in RATE_FREE_AGENTS:
         return False
-    return abs(rate / config.rate - 1) > FAR
+    return abs(rate / config.rate - 1) > RATE_TOLERANCE
 
 
 @dataclass
@@ -66,7 +66,7 @@ class RunState:
         Raises:
             ValueError: this version cannot read it.
         """
-        settings: Config = make(Config, self.config)
+        settings: Config = from_dict(Config, self.config)
         return settings
 
     @property
@@ -79,7 +79,7 @@ class RunState:
     def missed_rate(self) -> str:
         """A sentence, where the last validation's boundaries miss the target rate; else empty."""
         config, last = self.settings, self.validation
-        if last is None or not misses(config, last.boundary_rate):
+        if last is None or not off_target(config, last.boundary_rate):
             return ""
         return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"
 
@@ -125,7 +125,7 @@ class RunState:
         if "train/bytes_per_second" in history:
             history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
         return cls(
-            config=renamed(Config, values["config"]),
+            config=migrate_keys(Config, values["config"]),
             unit=unit,
             step=convert(values["step"], int, f"{where}step"),
             symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
@@ -141,17 +141,19 @@ class RunState:
         """Of a checkpoint, without its tensors."""
         return cls.from_dict(checkpoints.load_state(path), path)
 
-    def checkpoint(self, parts: Parts, optimizer: torch.optim.Optimizer) -> checkpoints.Checkpoint:
+    def checkpoint(self, parts: Components, optimizer: torch.optim.Optimizer) -> checkpoints.Checkpoint:
         """All that is needed to go on from here."""
         moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
-        return checkpoints.Checkpoint(gathered(parts.state_dict()), gathered(moments), self.as_dict())
+        return checkpoints.Checkpoint(
+            gather_full_tensors(parts.state_dict()), gather_full_tensors(moments), self.as_dict()
+        )
 
     @classmethod
     def restore(
         cls,
         checkpoint: checkpoints.Checkpoint,
         config: TrainConfig,
-        parts: Parts,
+        parts: Components,
         optimizer: torch.optim.Optimizer,
         streams: Streams,
     ) -> RunState:
@@ -170,7 +172,7 @@ class RunState:
         return state
 
 
-def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, parts: Parts) -> RunState:
+def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, parts: Components) -> RunState:
     """Refuse a checkpoint that is not of this model; its state.
 
     Args:
@@ -183,7 +185,7 @@ def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, pa
     """
     state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
     checkpoints.check_tensors(checkpoint.tensors, parts.state_dict(), path / checkpoints.MODEL)
-    kept = kept_of_optimizer(config, parts.named_parameters())
+    kept = expected_optimizer_state(config, parts.named_parameters())
     checkpoints.check_optimizer(checkpoint.optimizer, kept, path / checkpoints.OPTIMIZER)
     return state
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.evaluation.evaluator import evaluating
+from tokenv.evaluation.evaluator import eval_mode
 from tokenv.evaluation.task_formats import Question
 
 
@@ -44,7 +44,7 @@ class TaskScore:
 
 
 def score(
-    parts: Parts,
+    parts: Components,
     questions: Sequence[Question],
     *,
     seq_len: int,
@@ -64,7 +64,7 @@ def score(
         batch_size: sequences of one pass.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: see ``tokenv.evaluation.evaluator.evaluating``.
+        logit_bias: see ``tokenv.evaluation.evaluator.eval_mode``.
         rate: see there.
         progress: show a bar.
     """
@@ -87,7 +87,7 @@ def _standard_error(value_Q: Tensor) -> float:
 
 
 def answer_bits(
-    parts: Parts,
+    parts: Components,
     pairs: Sequence[tuple[bytes, bytes]],
     *,
     seq_len: int,
@@ -111,7 +111,7 @@ def answer_bits(
     by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
     bits_P = torch.zeros(len(rows), dtype=torch.float64)
     starts = range(0, len(rows), batch_size)
-    with evaluating(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
+    with eval_mode(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
         for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
             chosen = by_length[start : start + batch_size]
             symbol_BN, length_B = _pad([rows[p] for p in chosen], device)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenv.evaluation.boundary_stats import CLASSES, CONTEXT, Habits
-from tokenv.evaluation.loaded_run import Segmented
+from tokenv.evaluation.boundary_stats import CLASSES, CONTEXT, BoundaryStats
+from tokenv.evaluation.loaded_run import Segmentation
 from tokenv.plotting.characters import Character, characters
 from tokenv.plotting.console import coloured_text, console
 from tokenv.plotting.html import segment_page
@@ -18,7 +18,7 @@ TITLE = "Token boundaries"
 PAGE_CHARACTERS = 100_000  # of a web page; more make a browser slow
 
 
-def passage_of(cut: Segmented) -> list[Character]:
+def passage_of(cut: Segmentation) -> list[Character]:
     """The characters that a reader sees of a segmented text."""
     return characters(cut.text, cut.probability_N, cut.boundary_N)
 
@@ -47,7 +47,7 @@ def facts_of(passage: list[Character], step: int) -> dict[str, str]:
     return {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"}
 
 
-def habits_tables(found: Habits) -> dict[str, list[list[str]]]:
+def habits_tables(found: BoundaryStats) -> dict[str, list[list[str]]]:
     """What a policy has learned, as tables of a page."""
     return {
         "Boundaries by class of byte": [
@@ -65,7 +65,7 @@ def habits_tables(found: Habits) -> dict[str, list[list[str]]]:
     }
 
 
-def growth_table(found: Mapping[int, Habits]) -> dict[str, list[list[str]]]:
+def growth_table(found: Mapping[int, BoundaryStats]) -> dict[str, list[list[str]]]:
     """How boundaries by class of byte came about, as a table of a page; nothing of one moment alone.
 
     Args:

@@ -9,7 +9,7 @@ from tokenv.core.errors import UserError
 PEERS = ("dlinear",)
 
 
-def check_asked(
+def check_request(
     *, horizon: int | None, samples: int, windows: int, season: int | None, peers: Sequence[str], prefix: str = ""
 ) -> None:
     """Refuse what no forecast can be asked.

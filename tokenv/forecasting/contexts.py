@@ -12,17 +12,17 @@ from torch import Tensor
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
-from tokenv.data.in_memory import spread_order
+from tokenv.data.in_memory import low_discrepancy_order
 from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
-from tokenv.data.series.dates import continued
+from tokenv.data.series.dates import extend_dates
 from tokenv.data.series.tables import Recording
-from tokenv.data.series.windows import Borders, Series, SeriesData, frame, series_of
+from tokenv.data.series.windows import Series, SeriesData, SplitBorders, normalise_window, series_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class ContextBatch:
     """B histories of one length.
 
     Attributes:
@@ -48,7 +48,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Histories:
+class ForecastContexts:
     """Places in series, from which H steps are to be forecast; read a batch at a time.
 
     Attributes:
@@ -58,7 +58,7 @@ class Histories:
         place_P: int64 [P], the series that each of P histories is of.
         start_P: its first step.
         end_P: the step after its last; the H from there on are known, or not at all.
-        cluster_P: see ``Batch``.
+        cluster_P: see ``ContextBatch``.
         known: whether they are.
         total: how many histories there are, of which these may be some.
     """
@@ -76,7 +76,7 @@ class Histories:
     def __len__(self) -> int:
         return len(self.place_P)
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[ContextBatch]:
         """All of them in order, in batches of one length and at most ``size``."""
         length_P = self.end_P - self.start_P
         runs = np.split(np.arange(len(self)), np.flatnonzero(np.diff(length_P)) + 1)
@@ -84,10 +84,10 @@ class Histories:
             for first in range(0, len(run_R), size):
                 yield self._take(run_R[first : first + size])
 
-    def _take(self, index_B: Array) -> Batch:
+    def _take(self, index_B: Array) -> ContextBatch:
         spans = list(zip(self.place_P[index_B], self.start_P[index_B], self.end_P[index_B], strict=True))
         chosen, horizon = [self.series[place] for place, _, _ in spans], self.horizon
-        symbol_BLC5 = frame(
+        symbol_BLC5 = normalise_window(
             np.stack([self.series[place].value_LC[start:end] for place, start, end in spans]),
             self.options.context,
             mean_BC=np.stack([series.mean_C for series in chosen]),
@@ -95,7 +95,7 @@ class Histories:
             floor=self.options.floor,
         )
         truth = [self.series[place].value_LC[end : end + horizon] for place, _, end in spans] if self.known else None
-        return Batch(
+        return ContextBatch(
             names=[f"{self.series[p].name} @ {start}" if self.known else self.series[p].name for p, start, _ in spans],
             series=chosen,
             symbol_BL=torch.from_numpy(symbol_BLC5),
@@ -108,7 +108,7 @@ class Histories:
         date_L = self.series[place].date_L
         if date_L is None:
             return None
-        return date_L[start : end + self.horizon] if self.known else date_L[start:] + continued(date_L, self.horizon)
+        return date_L[start : end + self.horizon] if self.known else date_L[start:] + extend_dates(date_L, self.horizon)
 
 
 def history_steps(config: Config, horizon: int) -> int:
@@ -133,7 +133,7 @@ def history_steps(config: Config, horizon: int) -> int:
     return known
 
 
-def last_windows(recordings: Sequence[Recording], config: Config, horizon: int) -> Histories:
+def last_windows(recordings: Sequence[Recording], config: Config, horizon: int) -> ForecastContexts:
     """The ends of recorded series, one of every column, or of all columns where the run's are joint.
 
     Args:
@@ -153,19 +153,19 @@ def last_windows(recordings: Sequence[Recording], config: Config, horizon: int) 
                 f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} "
                 f"that the model reads first, and best its whole history of {wanted}: give more, or leave it out"
             )
-        made = series_of(recording, Borders(length, length, length), joint=options.joint)
+        made = series_of(recording, SplitBorders(length, length, length), joint=options.joint)
         if len(recordings) == 1 and not options.joint:  # a table's columns are told apart by their names alone
             made = [replace(each, name=each.columns[0] or each.name) for each in made]
         series += made
     length_P = np.array([len(each.value_LC) for each in series])
     place_P = np.argsort(np.minimum(length_P, wanted), kind="stable")  # those of one length are read together
     end_P, count = length_P[place_P], len(series)
-    return Histories(
+    return ForecastContexts(
         series, options, horizon, place_P, np.maximum(end_P - wanted, 0), end_P, place_P, known=False, total=count
     )
 
 
-def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> Histories:
+def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> ForecastContexts:
     """Windows whose last ``horizon`` steps are test steps, one a step, as the literature takes them.
 
     Args:
@@ -178,11 +178,11 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> Historie
     """
     length = data.config.seq_len
     windows = data.windows("test", before=length - horizon, stride=1)
-    chosen_P = np.sort(spread_order(len(windows))[: count or None])
+    chosen_P = np.sort(low_discrepancy_order(len(windows))[: count or None])
     place_P, start_P = windows.place_P[chosen_P], windows.start_P[chosen_P]
     # Columns recorded at the same time depend on one another; synthetic series are independent.
     synthetic = data.config.source in SYNTHETIC_SERIES
-    return Histories(
+    return ForecastContexts(
         series=data.series,
         options=data.config.series,
         horizon=horizon,

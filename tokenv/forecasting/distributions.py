@@ -16,7 +16,7 @@ from tokenv.lm.codecs.series import SeriesCodec
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class Law(ABC):
+class PredictiveDistribution(ABC):
     """What may follow B histories: H steps of C channels, on the original scale."""
 
     @property
@@ -39,7 +39,7 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class Draws(Law):
+class SampleForecast(PredictiveDistribution):
     """Equally probable continuations.
 
     Attributes:
@@ -72,7 +72,7 @@ class Draws(Law):
 
 
 @dataclass(frozen=True)
-class Densities(Law):
+class ParametricForecast(PredictiveDistribution):
     """A density of every step, nothing of how steps hang together. All is exact, in float64.
 
     Attributes:

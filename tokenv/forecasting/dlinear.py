@@ -16,15 +16,15 @@ from torch import Tensor
 
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData, Windows
-from tokenv.forecasting.contexts import Array, Batch
+from tokenv.forecasting.contexts import Array, ContextBatch
 from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE
 
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of a window's mean square
-TOGETHER = 256
+MAX_BATCH = 256
 VALIDATION = 4096  # windows, at most
 
 
-def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[Batch], Array]:
+def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[ContextBatch], Array]:
     """Fit to all training windows; the same map serves all channels.
 
     Windows are those that the run's model was trained on, framed as it reads them. The squared error is of
@@ -52,7 +52,7 @@ def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[Batch], Array]:
     fitted = [torch.linalg.solve(square_FF + factor * ridge, product_FH) for factor in RIDGES]
     weight_FH = min(fitted, key=lambda weight: _error(weight, *validation))
 
-    def predict(batch: Batch) -> Array:
+    def predict(batch: ContextBatch) -> Array:
         symbol_BL = batch.symbol_BL[:, -history:]
         lacking = history - symbol_BL.shape[1]
         if lacking:
@@ -85,8 +85,8 @@ def _moments(windows: Windows, index_P: Array | None, horizon: int) -> tuple[Ten
 
 def _examples(windows: Windows, index_P: Array, horizon: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Features and what came, both weighted such that errors are those of standardised values."""
-    for first in range(0, len(index_P), TOGETHER):
-        index_B = index_P[first : first + TOGETHER]
+    for first in range(0, len(index_P), MAX_BATCH):
+        index_B = index_P[first : first + MAX_BATCH]
         symbol_BN = windows.take(index_B).symbol_BN
         std_BC = torch.from_numpy(np.stack([windows.series[place].std_C for place in windows.place_P[index_B]]))
         weight_BC1 = (symbol_BN[:, 0, :, SCALE] / std_BC).unsqueeze(-1)

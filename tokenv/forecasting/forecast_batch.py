@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast
 from tokenv.config.schema import Config
 from tokenv.data.series.windows import SeriesData
-from tokenv.forecasting.contexts import Array, Batch, Histories, history_steps
+from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps
 from tokenv.forecasting.dlinear import fit_dlinear
-from tokenv.forecasting.forecaster import Forecast, check_reach, forecast, histories_together
+from tokenv.forecasting.forecaster import Forecast, check_horizon, forecast, histories_together
 from tokenv.forecasting.naive_baselines import Points, check_season
 
 _FIT = {"dlinear": fit_dlinear}
 
 
 @dataclass(frozen=True)
-class Made:
+class ForecastBatch:
     """Forecasts of a batch.
 
     Attributes:
@@ -30,7 +30,7 @@ class Made:
         point_BHC: forecasts of single values, by name.
     """
 
-    batch: Batch
+    batch: ContextBatch
     forecast: Forecast
     quantile_BQHC: Array
     point_BHC: Mapping[str, Array]
@@ -47,11 +47,11 @@ def checked_history(config: Config, horizon: int, *, samples: int, direct: bool,
         season: steps of a season; None to find it.
 
     Raises:
-        UserError: see ``history_steps``, ``check_season``, ``check_reach`` and ``check_forecast``.
+        UserError: see ``history_steps``, ``check_season``, ``check_horizon`` and ``check_forecast``.
     """
     known = history_steps(config, horizon)
     check_season(season or 1, known)
-    check_reach(config.model, horizon, direct=direct)
+    check_horizon(config.model, horizon, direct=direct)
     if not direct:
         check_forecast(config, samples, horizon)
     return known
@@ -67,8 +67,8 @@ def fit_peers(names: Sequence[str], data: SeriesData, horizon: int) -> Points:
 
 
 def make_forecasts(
-    parts: Parts,
-    histories: Histories,
+    parts: Components,
+    histories: ForecastContexts,
     points: Points,
     quantiles: Sequence[float],
     *,
@@ -77,7 +77,7 @@ def make_forecasts(
     seed: int = 0,
     rate: float | None = None,
     logit_bias: float = 0.0,
-) -> Iterator[Made]:
+) -> Iterator[ForecastBatch]:
     """Forecast all histories.
 
     Args:
@@ -106,4 +106,6 @@ def make_forecasts(
             rate=rate,
             logit_bias=logit_bias,
         )
-        yield Made(batch, made, made.law.quantile(quantiles), {name: point(batch) for name, point in points.items()})
+        yield ForecastBatch(
+            batch, made, made.law.quantile(quantiles), {name: point(batch) for name, point in points.items()}
+        )

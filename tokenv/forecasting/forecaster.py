@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
-from tokenv.evaluation.evaluator import shifted
-from tokenv.forecasting.contexts import Array, Batch
-from tokenv.forecasting.distributions import Densities, Draws, Law
+from tokenv.evaluation.evaluator import shift_noise
+from tokenv.forecasting.contexts import Array, ContextBatch
+from tokenv.forecasting.distributions import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 
-TOGETHER = 512  # continuations written at once
-TOGETHER_DIRECT = 64  # histories read at once
+MAX_BATCH = 512  # continuations written at once
+MAX_BATCH_DIRECT = 64  # histories read at once
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Forecast:
         probability_BL: of a boundary there.
     """
 
-    law: Law
+    law: PredictiveDistribution
     boundary_BL: Array
     probability_BL: Array
 
 
-def check_reach(model: UNetConfig, horizon: int, *, direct: bool) -> None:
+def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
     """Refuse to ask a direct head for more steps than it predicts, or a model that has nothing else for others.
 
     Args:
@@ -61,13 +61,13 @@ def check_reach(model: UNetConfig, horizon: int, *, direct: bool) -> None:
 
 def histories_together(samples: int, *, direct: bool) -> int:
     """How many histories are best continued in one batch."""
-    return TOGETHER_DIRECT if direct else max(1, TOGETHER // samples)
+    return MAX_BATCH_DIRECT if direct else max(1, MAX_BATCH // samples)
 
 
 @torch.no_grad()
 def forecast(
-    parts: Parts,
-    batch: Batch,
+    parts: Components,
+    batch: ContextBatch,
     horizon: int,
     *,
     samples: int = 100,
@@ -89,12 +89,12 @@ def forecast(
         logit_bias: added to the policy's logits, as ``tokenv.evaluation.calibration`` finds it; only with ``direct``.
 
     Raises:
-        UserError: ``samples`` below 2; see ``check_reach``.
+        UserError: ``samples`` below 2; see ``check_horizon``.
     """
     assert direct or not logit_bias
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
-    check_reach(parts.lm.config, horizon, direct=direct)
+    check_horizon(parts.lm.config, horizon, direct=direct)
     lm, history_BL = parts.lm, batch.symbol_BL
     generator = generator or torch.Generator(lm.head.weight.device).manual_seed(0)
     assert isinstance(lm.codec, SeriesCodec)
@@ -105,17 +105,19 @@ def forecast(
         symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
         observed = observe(lm, parts.agent, symbol_BN, rate)[:, : history_BL.shape[1]]
         noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
-        drawn = parts.agent.draw(observed, shifted(noise_BL, logit_bias) if logit_bias else noise_BL)
+        drawn = parts.agent.draw(observed, shift_noise(noise_BL, logit_bias) if logit_bias else noise_BL)
         action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
-        y_BLD = lm.read_out(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
+        y_BLD = lm.decode_hidden(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
         parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
         base_BC = lm.codec.base(history_BL[:, -1])
-        law: Law = Densities(lm.codec, parameters_BHP, location_BC + scale_BC * base_BC, scale_BC)
+        law: PredictiveDistribution = ParametricForecast(
+            lm.codec, parameters_BHP, location_BC + scale_BC * base_BC, scale_BC
+        )
     else:
         there = history_BL.to(generator.device)
         written = generate(lm, parts.agent, there, horizon, samples=samples, generator=generator, rate=rate)
         known = history_BL.shape[1]
         value_BSHC = written.symbol_BN[:, known:, :, VALUE].unflatten(0, (-1, samples)).cpu()
-        law = Draws((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())
+        law = SampleForecast((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())
         action_BL, probability_BL = (x[::samples, :known] for x in (written.action_BN, written.boundary_prob_BN))
     return Forecast(law, action_BL.bool().cpu().numpy(), probability_BL.float().cpu().numpy())

@@ -9,16 +9,16 @@ import pandas as pd
 from tokenv.config.hardware import check_forecast
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_frame
-from tokenv.evaluation.loaded_run import Trained
-from tokenv.evaluation.requested_rate import rate_to_tell
-from tokenv.forecasting.config import check_asked
-from tokenv.forecasting.contexts import Array, Batch, last_windows
+from tokenv.evaluation.loaded_run import LoadedRun
+from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.forecasting.config import check_request
+from tokenv.forecasting.contexts import Array, ContextBatch, last_windows
 from tokenv.forecasting.forecast_batch import make_forecasts
-from tokenv.forecasting.forecaster import check_reach
+from tokenv.forecasting.forecaster import check_horizon
 
 
 def forecast_frame(
-    trained: Trained,
+    trained: LoadedRun,
     frame: pd.DataFrame,
     horizon: int,
     quantiles: Sequence[float],
@@ -31,15 +31,15 @@ def forecast_frame(
     """Continue the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
         raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
-    check_asked(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
+    check_request(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
     config, parts = trained.config, trained.parts
     if direct is None:
         direct = parts.lm.config.horizon >= horizon
-    check_reach(parts.lm.config, horizon, direct=direct)
+    check_horizon(parts.lm.config, horizon, direct=direct)
     if not direct:
         check_forecast(config, samples, horizon)
     histories = last_windows(read_frame(frame, config.data.series), config, horizon)
-    told = rate_to_tell(parts, config, rate)
+    told = resolve_rate(parts, config, rate)
     found: dict[str, list[pd.DataFrame]] = {series.name: [] for series in histories.series}
     for made in make_forecasts(parts, histories, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=told):
         value = {"mean": made.forecast.law.mean_BHC}
@@ -49,7 +49,7 @@ def forecast_frame(
     return pd.concat([each for frames in found.values() for each in frames], ignore_index=True)
 
 
-def _frames(batch: Batch, row: int, horizon: int, value: Mapping[str, Array]) -> list[pd.DataFrame]:
+def _frames(batch: ContextBatch, row: int, horizon: int, value: Mapping[str, Array]) -> list[pd.DataFrame]:
     """One for every channel of a series: its values [H, C] by column."""
     date_N, columns = batch.date_BN[row], batch.series[row].columns
     dates = range(1, horizon + 1) if date_N is None else date_N[-horizon:]

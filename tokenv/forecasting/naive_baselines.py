@@ -11,16 +11,16 @@ import numpy as np
 
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import Series, moments
-from tokenv.forecasting.contexts import Array, Batch
+from tokenv.forecasting.contexts import Array, ContextBatch
 from tokenv.lm.codecs.series import LAST, LOCATION, VALUE
 
-Points: TypeAlias = dict[str, Callable[[Batch], Array]]  # name to forecasts [B, H, C] of single values
+Points: TypeAlias = dict[str, Callable[[ContextBatch], Array]]  # name to forecasts [B, H, C] of single values
 CLEAR = 0.1  # an autocorrelation below this is no season, nor one within four standard errors of noise
 NEARLY = 0.8  # of the best, or three standard errors below: the shortest such season is taken, not its multiples
 AROUND = 1.2  # times that season: the highest peak up to here, as a broad one has noise upon it
 
 
-def yardsticks(horizon: int, season: int) -> Points:
+def naive_baselines(horizon: int, season: int) -> Points:
     """Yardsticks by name.
 
     Args:
@@ -41,14 +41,14 @@ def check_season(season: int, history: int) -> None:
         raise UserError(f"season = {season}: expected 1 to {history}, the steps that a forecast goes on from")
 
 
-def _mean(horizon: int, batch: Batch) -> Array:
+def _mean(horizon: int, batch: ContextBatch) -> Array:
     """The history's mean; its frame's location where it holds no value."""
     mean_BC, _ = moments(batch.symbol_BL[..., VALUE].numpy(), axis=1)
     mean_BC = np.where(np.isnan(mean_BC), batch.symbol_BL[:, 0, :, LOCATION].numpy(), mean_BC)
     return mean_BC[:, None].repeat(horizon, 1)
 
 
-def _seasonal(batch: Batch, *, horizon: int, season: int) -> Array:
+def _seasonal(batch: ContextBatch, *, horizon: int, season: int) -> Array:
     """The value of the same place in the last season that is known; the last value where that is missing."""
     value_BLC, known = batch.symbol_BL[..., VALUE].numpy(), batch.symbol_BL.shape[1]
     last_BC = np.where(np.isnan(value_BLC[:, -1]), batch.symbol_BL[:, -1, :, LAST].numpy(), value_BLC[:, -1])

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tokenv.forecasting.contexts import Array
-from tokenv.forecasting.forecast_batch import Made
+from tokenv.forecasting.forecast_batch import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
 from tokenv.plotting.canvas import save_png, titled_figure
 from tokenv.plotting.console import write_csv
@@ -24,7 +24,7 @@ CLEARLY = 2.0  # standard errors between two forecasts that can be told apart
 
 
 @dataclass(frozen=True)
-class Shown:
+class ForecastExcerpt:
     """One forecast, as it is drawn and written.
 
     Attributes:
@@ -69,12 +69,12 @@ class Shown:
         return found if self.truth_HC is None else found | {"truth": self.truth_HC}
 
 
-def shown(made: Made) -> Iterator[Shown]:
+def iter_series(made: ForecastBatch) -> Iterator[ForecastExcerpt]:
     """The forecasts of a batch, one by one."""
     batch, mean_BHC = made.batch, made.forecast.law.mean_BHC
     history_BLC = batch.symbol_BL[..., 0].numpy()
     for row, name in enumerate(batch.names):
-        yield Shown(
+        yield ForecastExcerpt(
             name=name,
             columns=batch.series[row].columns,
             history_LC=history_BLC[row],
@@ -88,7 +88,13 @@ def shown(made: Made) -> Iterator[Shown]:
 
 
 def draw_forecasts(
-    some: Sequence[Shown], quantiles: Sequence[float], source: str, path: Path, *, title: str, context: int = 0
+    some: Sequence[ForecastExcerpt],
+    quantiles: Sequence[float],
+    source: str,
+    path: Path,
+    *,
+    title: str,
+    context: int = 0,
 ) -> Path:
     """Draw histories with their patches as bands, then the middle and the outermost quantiles, and yardsticks.
 
@@ -114,7 +120,7 @@ def draw_forecasts(
     return save_png(figure, path)
 
 
-def _draw_ahead(axes: Axes, each: Shown, quantiles: Sequence[float], source: str) -> None:
+def _draw_ahead(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:
     middle, known = len(quantiles) // 2, len(each.history_LC)
     step_H = np.arange(known, known + len(each.mean_HC))
     for channel in range(each.mean_HC.shape[1]):
@@ -134,13 +140,13 @@ def _draw_ahead(axes: Axes, each: Shown, quantiles: Sequence[float], source: str
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
 
-def write_forecasts(all_of_them: Iterable[Shown], quantiles: Sequence[float], path: Path) -> Path:
+def write_forecasts(all_of_them: Iterable[ForecastExcerpt], quantiles: Sequence[float], path: Path) -> Path:
     """Write one row a series, channel and step: date, mean, quantiles and, where it is known, what came."""
     header = ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
     return write_csv(path, header, (row for each in all_of_them for row in _rows(each)))
 
 
-def _rows(each: Shown) -> Iterator[list[Any]]:
+def _rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
     dates = [str(date) for date in each.ahead_H]
     for channel, column in enumerate(each.columns):
         value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
@@ -149,7 +155,7 @@ def _rows(each: Shown) -> Iterator[list[Any]]:
             yield [each.name, column, step, date, *values, truth]
 
 
-def told(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
+def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
     """Rows of the table of scores.
 
     Args:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tokenv.evaluation.evaluator import clustered_standard_error
-from tokenv.forecasting.contexts import Array, Batch
-from tokenv.forecasting.distributions import Law
+from tokenv.forecasting.contexts import Array, ContextBatch
+from tokenv.forecasting.distributions import PredictiveDistribution
 
 MEDIAN = 0.5
 
@@ -70,7 +70,7 @@ class ForecastScore:
     against: dict[str, PeerScore]
 
 
-class Scores:
+class ScoreAccumulator:
     """Errors of many forecasts, of which a few numbers each are kept.
 
     Args:
@@ -82,7 +82,9 @@ class Scores:
         self._errors: dict[str, list[Array]] = {}
         self._clusters: list[Array] = []
 
-    def add(self, law: Law, quantile_BQHC: Array, batch: Batch, points: Mapping[str, Array]) -> None:
+    def add(
+        self, law: PredictiveDistribution, quantile_BQHC: Array, batch: ContextBatch, points: Mapping[str, Array]
+    ) -> None:
         """Hold forecasts against what came.
 
         Args:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tokenv.config.conversion import make
-from tokenv.config.files import merge, nested
+from tokenv.config.conversion import from_dict
+from tokenv.config.files import merge, nest_key
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 
@@ -75,14 +75,14 @@ class BenchOptions:
                     self._check_ranks(value)
                     yield key, value, self.config
                 else:
-                    yield key, value, make(Config, merge(self.config.as_dict(), nested(key, value)))
+                    yield key, value, from_dict(Config, merge(self.config.as_dict(), nest_key(key, value)))
 
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
-        from tokenv.training.data_parallel import Slots  # help is told without torch
+        from tokenv.training.data_parallel import BatchAssignment  # help is told without torch
 
-        Slots.of(self.config.train, world=value)
+        BatchAssignment.of(self.config.train, world=value)
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores."""

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import LossConfig
 from tokenv.env.rollout import rollout
 from tokenv.lm.flops import policy_flops, update_flops
-from tokenv.training.update import backward, replays
+from tokenv.training.update import backward, rescored_rollouts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cost:
     memory: int
 
 
-class _Kept:
+class _SavedTensors:
     """Bytes of all distinct storages that autograd has saved."""
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class _Kept:
         return sum(self.storages.values())
 
 
-def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None:
+def _update(parts: Components, symbol_BN: Tensor, generator: torch.Generator) -> None:
     """One update's work without the optimiser's."""
     one_pass = partial(rollout, parts.lm, parts.agent, symbol_BN, parts.sampling, generator=generator)
     td, _ = backward(one_pass, parts, LossConfig())
-    for again in replays(parts, [td.detach()]):
+    for again in rescored_rollouts(parts, [td.detach()]):
         for scored in again:
             backward(scored, parts, LossConfig())
     for module in parts.modules.values():
@@ -67,7 +67,13 @@ def _update(parts: Parts, symbol_BN: Tensor, generator: torch.Generator) -> None
 
 
 def measure_costs(
-    parts: Parts, estimators: Mapping[str, Any], symbol_BN: Tensor, *, rate: float, repeats: int, progress: bool = False
+    parts: Components,
+    estimators: Mapping[str, Any],
+    symbol_BN: Tensor,
+    *,
+    rate: float,
+    repeats: int,
+    progress: bool = False,
 ) -> dict[str, Cost]:
     """Time full updates, all estimators in turn in every round, so that the machine's moods hit all alike.
 
@@ -88,7 +94,7 @@ def measure_costs(
     for number in tqdm(range(repeats + 1), desc="timing", unit="round", disable=not progress):
         for label, variant in variants.items():
             if number == 0:
-                kept = _Kept()
+                kept = _SavedTensors()
                 with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x):
                     _update(variant, symbol_BN, generator)
                 memory[label] = kept.total

@@ -11,7 +11,7 @@ from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.env.rollout import rollout
 from tokenv.estimators.branching import BitFlip
-from tokenv.lab.gradients import Scene
+from tokenv.lab.gradients import GradientProblem
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Credit:
 
 
 @torch.no_grad()
-def credit_by_distance(scene: Scene, draws: int, generator: torch.Generator, longest: int = 128) -> Credit:
+def credit_by_distance(scene: GradientProblem, draws: int, generator: torch.Generator, longest: int = 128) -> Credit:
     """Force one random decision of every sequence both ways and compare the rewards that follow.
 
     Later decisions are the policy's, with the same random numbers.

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare, resolve_device
-from tokenv.data.series.windows import Borders, Series
-from tokenv.forecasting.contexts import Batch, Histories
+from tokenv.data.series.windows import Series, SplitBorders
+from tokenv.forecasting.contexts import ContextBatch, ForecastContexts
 from tokenv.forecasting.forecast_batch import checked_history
 from tokenv.forecasting.forecaster import forecast, histories_together
 from tokenv.lab.config import BenchOptions
@@ -35,7 +35,7 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     stepwise = not config.model.direct
     known, *_ = [checked_history(config, horizon, samples=samples, direct=not stepwise) for samples in options.samples]
     prepare(config.hardware)
-    parts = build_parts(config, resolve_device(config.hardware.device))
+    parts = build_components(config, resolve_device(config.hardware.device))
     parts.train(False)
     sizes = {f"{samples}": samples for samples in options.samples} if stepwise else {}
     sizes |= {DIRECT: 0} if config.model.horizon >= horizon else {}
@@ -51,19 +51,21 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     return {"tables": {title: rows}, "figures": {"forecasts_per_second": speed}}
 
 
-def _histories(options: BenchOptions, known: int, count: int) -> Batch:
+def _histories(options: BenchOptions, known: int, count: int) -> ContextBatch:
     config = options.config
     shape = (count, known, config.data.series.channels)
     value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
-    columns, borders = [f"{c}" for c in range(shape[2])], Borders(known, known, known)
+    columns, borders = [f"{c}" for c in range(shape[2])], SplitBorders(known, known, known)
     zero, one = torch.zeros(shape[2]).numpy(), torch.ones(shape[2]).numpy()
     series = [Series(f"{row}", columns, value_LC, borders, zero, one) for row, value_LC in enumerate(value_BLC)]
     place = torch.arange(count).numpy()
     start, end = torch.zeros(count).long().numpy(), torch.full((count,), known).numpy()
-    made = Histories(series, config.data.series, options.horizon, place, start, end, place, known=False, total=count)
+    made = ForecastContexts(
+        series, config.data.series, options.horizon, place, start, end, place, known=False, total=count
+    )
     return next(made.batches(count))
 
 
-def _work(parts: Parts, batch: Batch, horizon: int, samples: int) -> Callable[[], object]:
+def _work(parts: Components, batch: ContextBatch, horizon: int, samples: int) -> Callable[[], object]:
     """What is timed: forecasts with their quantiles; no samples are the direct head."""
     return lambda: forecast(parts, batch, horizon, samples=samples or 2, direct=not samples).law.quantile(QUANTILES)

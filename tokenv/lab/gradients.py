@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries, forcing
+from tokenv.core.enumeration import all_boundaries, forcing_noise
 from tokenv.env.rollout import rollout
 from tokenv.estimators.statistics import policy_objective
 
@@ -22,7 +22,7 @@ ENUMERABLE = 14
 
 
 @dataclass
-class Scene:
+class GradientProblem:
     """The same parameters and the same text, for all estimators.
 
     The objective is ``1/decisions sum_{b,t} E_a[log p(x_{t+1} | x_<=t, a_<=t)]``; gradients are those of its negative.
@@ -35,7 +35,7 @@ class Scene:
         seed: of the coordinates.
     """
 
-    parts: Parts
+    parts: Components
     symbol_BN: Tensor
     seed: int = 0
     policy: list[nn.Parameter] = field(init=False)
@@ -87,7 +87,7 @@ class Scene:
         }
 
 
-def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_gradient(scene: GradientProblem, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
     """One gradient of each component.
 
     Args:
@@ -103,7 +103,7 @@ def draw_gradient(scene: Scene, estimator: Any, generator: torch.Generator) -> d
     return scene.split(logits, gradient)
 
 
-def true_gradient(scene: Scene, symbols: int = 8192) -> dict[str, Tensor]:
+def true_gradient(scene: GradientProblem, symbols: int = 8192) -> dict[str, Tensor]:
     """The gradient itself, by enumerating all boundaries of sequences of at most 14 symbols.
 
     Args:
@@ -115,7 +115,7 @@ def true_gradient(scene: Scene, symbols: int = 8192) -> dict[str, Tensor]:
     action_C1T = all_boundaries(length).to(scene.symbol_BN.device)
     totals: dict[str, Tensor] = {}
     for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
-        noise = forcing(action_K1T, torch.float32).expand(-1, batch, -1)
+        noise = forcing_noise(action_K1T, torch.float32).expand(-1, batch, -1)
         td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise, rate=scene.rate)
         log_prob, late = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()

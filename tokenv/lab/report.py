@@ -35,7 +35,7 @@ def _noise_pair(values: list[float]) -> str:
     return f"{_short(value)} ± {_short(error)}" if math.isfinite(value) else "no signal"
 
 
-def basis_of(result: Mapping[str, Any]) -> str:
+def reference_of(result: Mapping[str, Any]) -> str:
     """The estimator that costs and products are relative to: the paper's, or else the first."""
     labels = list(result["costs"])
     return next((label for label in labels if label.partition("(")[0] == BASIS), labels[0])
@@ -43,7 +43,7 @@ def basis_of(result: Mapping[str, Any]) -> str:
 
 def products(result: Mapping[str, Any], moment: Mapping[str, Any], component: str = "policy") -> dict[str, float]:
     """Noise times FLOPs of every estimator, relative to the paper's: below 1 is better."""
-    costs, basis = result["costs"], basis_of(result)
+    costs, basis = result["costs"], reference_of(result)
     raw = {
         label: moment["estimators"][label]["components"][component]["noise"][0] * cost["flops"]
         for label, cost in costs.items()
@@ -56,7 +56,7 @@ def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Ite
     """A table for every moment.
 
     Args:
-        result: what ``tokenv.lab.variance.compare`` gave.
+        result: what ``tokenv.lab.variance.run_variance_study`` gave.
         component: which gradient: ``logits``, ``policy`` or ``encoder``.
     """
     for moment in result["moments"]:
@@ -66,7 +66,7 @@ def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Ite
         table.add_column("estimator", overflow="fold")
         for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
             table.add_column(name, justify="right")
-        basis = basis_of(result)
+        basis = reference_of(result)
         product = products(result, moment, component)
         for label, found in moment["estimators"].items():
             if "refused" in found:
@@ -94,7 +94,7 @@ def print_variance(result: Mapping[str, Any]) -> None:
     shown.print(
         "value ± standard error. bias: |E g - true| / |true| (negative: its square was estimated below 0);\n"
         "turn: 1 - cos(E g, true); cosine: of single draws with the truth; seconds, FLOPs and the product are relative "
-        f"to {basis_of(result)}. * declared unbiased. Truth: {result['reference']}."
+        f"to {reference_of(result)}. * declared unbiased. Truth: {result['reference']}."
     )
 
 

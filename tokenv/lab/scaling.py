@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tokenv.config.components import build_parts
+from tokenv.config.components import build_components
 from tokenv.config.hardware import prepare
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import RANKS, BenchOptions
 from tokenv.lab.speed import bench, figures_of_time, interleave, peak_memory
 from tokenv.training import fsdp
-from tokenv.training.process_group import Ranks, started_together
-from tokenv.training.update import accumulate, descend, make_optimizer
+from tokenv.training.process_group import Ranks, init_from_torchrun
+from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_step
 
 
 def bench_ranks(options: BenchOptions, size: int) -> dict[str, float]:
@@ -44,7 +44,7 @@ def bench_ranks(options: BenchOptions, size: int) -> dict[str, float]:
 def _one_of(options: BenchOptions, rank: int, size: int, port: int) -> dict[str, float]:
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in here.items()})
-    with started_together() as ranks:
+    with init_from_torchrun() as ranks:
         return update_figures(options, ranks)
 
 
@@ -56,24 +56,24 @@ def update_figures(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     """
     config = options.config
     prepare(config.hardware)
-    parts = build_parts(config, ranks.device(config.hardware.device), world=ranks.size)
+    parts = build_components(config, ranks.device(config.hardware.device), world=ranks.size)
     parts.train()
-    ranks.start_alike(parts.modules.values())
+    ranks.broadcast_parameters(parts.modules.values())
     optimizer: torch.optim.Optimizer = make_optimizer(config.train, parts.named_parameters())
     if ranks.size > 1 and config.hardware.shard > 1:
-        optimizer = fsdp.shard(parts, optimizer, config, ranks)
-    parameters, team = parts.named_parameters(), ranks.team(config.train, together=parts.remembers)
+        optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
+    parameters, team = parts.named_parameters(), ranks.team(config.train, together=parts.has_cross_step_state)
     rows = len(team.slots.rows)
     source = TensorSource(torch.randint(0, 256, (rows, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, rows, window=parts.agent.window)
 
     def update() -> None:
-        accumulate(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
-        descend(optimizer, parameters, config.train.clip)
+        accumulate_gradients(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
+        optimizer_step(optimizer, parameters, config.train.clip)
 
     device = parts.lm.head.weight.device
     seconds = interleave({"update": update}, options.repeats, device)["update"]
-    memory = sum(ranks.control.objects(peak_memory(device)))
+    memory = sum(ranks.control.all_gather_object(peak_memory(device)))
     symbols = config.train.accumulate * config.train.batch_size * config.data.seq_len
     return figures_of_time(seconds, symbols) | {"peak_memory_gib": memory}
 

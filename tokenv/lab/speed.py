@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
@@ -21,14 +21,14 @@ from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import BenchOptions
 from tokenv.lab.generation_speed import reading_and_writing, speeds
-from tokenv.lm.attention import attention_for
-from tokenv.lm.codecs.base import ByteCodec, new_head
+from tokenv.lm.attention import select_attention
+from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import make_layers
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import UNet
-from tokenv.training.update import backward, descend, make_optimizer, optimizer_flops
+from tokenv.training.update import backward, make_optimizer, optimizer_flops, optimizer_step
 
 STAGES = {
     "encoding": keys.ENCODING,
@@ -39,7 +39,7 @@ STAGES = {
 
 
 @torch.no_grad()
-def stepping_differences(env: TokenizationEnv, parts: Parts) -> dict[str, tuple[float, float]]:
+def stepping_differences(env: TokenizationEnv, parts: Components) -> dict[str, tuple[float, float]]:
     """Step through a batch of episodes, roll the same symbols out with the same actions, and compare.
 
     Args:
@@ -85,7 +85,7 @@ class PlainTransformer(nn.Module):
         self.codec = ByteCodec(config.width, softcap=config.output_softcap)
         layers = config.down_layers + config.mid_layers + config.up_layers
         self.layers = make_layers(config, layers, config.token_mlp)
-        self.norm, self.head = RMSNorm(config.width), new_head(self.codec, config.width)
+        self.norm, self.head = RMSNorm(config.width), make_head(self.codec, config.width)
 
     def loss(self, symbol_BN: Tensor) -> Tensor:
         """Nats per byte of x_2, ..., x_N: []."""
@@ -94,7 +94,7 @@ class PlainTransformer(nn.Module):
         length, config = x_BTD.shape[1], self.config
         position_T = torch.arange(length, device=x_BTD.device)
         rotary = RotaryTable(position_T, config.head_size, config.rope_base, x_BTD.dtype)
-        attention = attention_for(length, x_BTD.device, config.attention_softcap)
+        attention = select_attention(length, x_BTD.device, config.attention_softcap)
         for layer in self.layers:
             x_BTD = layer(x_BTD, rotary, attention)
         return -self.codec.log_prob(self.head(self.norm(x_BTD)), symbol_BN[:, 1:]).mean()
@@ -114,7 +114,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     config = options.config
     prepare(config.hardware)
     device = resolve_device(config.hardware.device)
-    parts = build_parts(config, device)
+    parts = build_components(config, device)
     parts.train()
     batch, length = config.train.batch_size, config.data.seq_len
     symbol_BN = torch.randint(0, 256, (batch, length))
@@ -127,11 +127,11 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     def learned() -> None:
         td, _ = backward(partial(env.one_pass, parts.agent, parts.sampling), parts, config.loss)
         last[:] = [td[keys.ACTION].detach().view(-1, batch, length - 1)[0]]
-        descend(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.clip)
 
     def given(early: bool = False) -> None:
         _given_loss(parts.lm, symbol_BN, last[0], early=early).backward()
-        descend(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.clip)
 
     with torch.no_grad():
         observation = env.one_pass(parts.agent)
@@ -195,7 +195,7 @@ def _given_loss(lm: UNet, symbol_BN: Tensor, action_BT: Tensor, *, early: bool) 
     return loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean() if early else loss
 
 
-def _plain_step(config: Config, parts: Parts, symbol_BN: Tensor) -> Callable[[], None]:
+def _plain_step(config: Config, parts: Components, symbol_BN: Tensor) -> Callable[[], None]:
     """An update of a plain transformer."""
     peer = PlainTransformer(config.model, parts.lm.compute_dtype).to(symbol_BN.device)
     if config.hardware.compile == "on" or (config.hardware.compile == "auto" and symbol_BN.is_cuda):
@@ -205,7 +205,7 @@ def _plain_step(config: Config, parts: Parts, symbol_BN: Tensor) -> Callable[[],
 
     def step() -> None:
         peer.loss(symbol_BN).backward()
-        descend(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.clip)
 
     return step
 
@@ -256,7 +256,7 @@ def _peak_size(device: torch.device) -> int:
     return 8192 if device.type == "cuda" else 2048
 
 
-def _matrix_peak(parts: Parts, device: torch.device) -> float:
+def _matrix_peak(parts: Components, device: torch.device) -> float:
     """FLOP/s of a large square matrix product in the model's precision, best of ten."""
     size = _peak_size(device)
     dtype = parts.lm.compute_dtype or parts.lm.head.weight.dtype
@@ -265,7 +265,7 @@ def _matrix_peak(parts: Parts, device: torch.device) -> float:
 
 
 @torch.no_grad()
-def _stepping_ratio(env: TokenizationEnv, parts: Parts, device: torch.device) -> float:
+def _stepping_ratio(env: TokenizationEnv, parts: Components, device: torch.device) -> float:
     """Seconds of an episode step by step, over seconds of the same in one pass."""
     one_pass = [_time(lambda: env.one_pass(parts.agent), device) for _ in range(3)]
     stepping = _time(lambda: env.rollout(env.source.seq_len, parts.agent), device)
@@ -279,7 +279,9 @@ def peak_memory(device: torch.device) -> float:
     return peak_resident_memory()
 
 
-def _tables(figures: dict[str, Any], parts: Parts, config: Config, device: torch.device) -> dict[str, dict[str, str]]:
+def _tables(
+    figures: dict[str, Any], parts: Components, config: Config, device: torch.device
+) -> dict[str, dict[str, str]]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     model = config.model
     size = sum(p.numel() for p in parts.lm.parameters())

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.errors import MissingFileError, UserError
@@ -23,7 +23,7 @@ from tokenv.evaluation.run_state import RunState
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.credit_distance import credit_by_distance
 from tokenv.lab.gradient_statistics import moments
-from tokenv.lab.gradients import COMPONENTS, ENUMERABLE, Scene, draw_gradient, true_gradient
+from tokenv.lab.gradients import COMPONENTS, ENUMERABLE, GradientProblem, draw_gradient, true_gradient
 from tokenv.lab.variance_config import Specification, VarianceOptions, parse
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import fingerprint, load_tensors, read_json, save_tensors, write_json
@@ -33,7 +33,7 @@ from tokenv.training.trainer import train
 Result = dict[str, Any]
 
 
-def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> Result:
+def run_variance_study(options: VarianceOptions, folder: Path, progress: bool = False) -> Result:
     """Score all estimators at all moments.
 
     Everything that is done is written to ``folder`` at once; called again with the same folder, it goes on from there.
@@ -64,7 +64,7 @@ def compare(options: VarianceOptions, folder: Path, progress: bool = False) -> R
     bar = tqdm(found, desc="moments", unit="moment", disable=not progress)
     for number, path in enumerate(bar):
         parts, state = _load(options.config, path)
-        scene = Scene(parts, symbol_BN.to(parts.lm.head.weight.device), options.noise_seed)
+        scene = GradientProblem(parts, symbol_BN.to(parts.lm.head.weight.device), options.noise_seed)
         if len(result["moments"]) <= number:
             seen: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
             result["moments"].append(seen)
@@ -118,7 +118,7 @@ def _valid(result: Result, label: str) -> bool:
 def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[Path]:
     """Checkpoints of the moments, earliest first."""
     if options.run:
-        found = checkpoints.complete(Path(options.run) / "checkpoints")
+        found = checkpoints.list_complete(Path(options.run) / "checkpoints")
         if not found:
             raise MissingFileError(f"run = {options.run!r} has no checkpoint")
         wanted = {round((i + 1) * len(found) / options.moments) - 1 for i in range(options.moments)}
@@ -129,11 +129,11 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
         checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.moments + 1),
         validation=replace(options.config.validation, every_symbols=every),
     )
-    saved = checkpoints.complete(folder / "checkpoints")
+    saved = checkpoints.list_complete(folder / "checkpoints")
     if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
         resume = checkpoints.load(saved[-1]) if saved else None
-        train(config, folder / "checkpoints", _silent, resume=resume, progress=progress)
-    found = checkpoints.complete(folder / "checkpoints")[-options.moments :]
+        train(config, folder / "checkpoints", _discard_metric, resume=resume, progress=progress)
+    found = checkpoints.list_complete(folder / "checkpoints")[-options.moments :]
     for path in found:
         if fingerprint(_identity(RunState.read(path).settings)) != fingerprint(_identity(config)):
             raise UserError(f"{path}: of another run than {folder} compares estimators on: start the comparison anew")
@@ -144,14 +144,14 @@ def _identity(config: Config) -> Result:
     return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
 
 
-def _silent(name: str, value: float, step: int) -> None:
+def _discard_metric(name: str, value: float, step: int) -> None:
     """The trajectory's own metrics are in its checkpoints."""
 
 
-def _load(config: Config, path: Path) -> tuple[Parts, RunState]:
+def _load(config: Config, path: Path) -> tuple[Components, RunState]:
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
-    parts = build_parts(replace(state.settings, hardware=config.hardware), pretrained=False)
+    parts = build_components(replace(state.settings, hardware=config.hardware), pretrained=False)
     checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
     parts.load_state_dict(tensors)
     parts.train()  # the policy as it is trained: with its softcap
@@ -185,7 +185,7 @@ def _build_reference(options: VarianceOptions, device: torch.device) -> Any:
 
 
 def _reference(
-    options: VarianceOptions, scene: Scene, checkpoint: Path, path: Path, progress: bool
+    options: VarianceOptions, scene: GradientProblem, checkpoint: Path, path: Path, progress: bool
 ) -> dict[str, Tensor]:
     """The true gradient [1, d], or unbiased draws of it [m, d], of every component at one checkpoint."""
     owner = [options.identity, file_digest(checkpoint / checkpoints.MODEL)]
@@ -200,7 +200,7 @@ def _reference(
     return reference
 
 
-def _draw(scene: Scene, estimator: Any, draws: int, seed: int, progress: bool) -> dict[str, Tensor]:
+def _draw(scene: GradientProblem, estimator: Any, draws: int, seed: int, progress: bool) -> dict[str, Tensor]:
     generator = torch.Generator(scene.symbol_BN.device).manual_seed(seed)
     rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
     for _ in tqdm(range(draws), desc="draws", leave=False, disable=not progress):
@@ -210,11 +210,15 @@ def _draw(scene: Scene, estimator: Any, draws: int, seed: int, progress: bool) -
 
 
 def _score(
-    options: VarianceOptions, scene: Scene, specification: Specification, reference: dict[str, Tensor], progress: bool
+    options: VarianceOptions,
+    scene: GradientProblem,
+    specification: Specification,
+    reference: dict[str, Tensor],
+    progress: bool,
 ) -> Result:
     """One estimator at one moment."""
     estimator = _build(options, scene.device, specification)
-    if estimator.independent and scene.parts.agent.autoregressive:
+    if estimator.requires_factorised_policy and scene.parts.agent.autoregressive:
         return {"refused": "biased for policies that read earlier boundaries"}
     _warm_up(options, scene, estimator)
     draws = _draw(scene, estimator, options.draws, options.noise_seed + 3, progress)
@@ -225,7 +229,7 @@ def _score(
     return {"unbiased": estimator.unbiased, "components": components}
 
 
-def _warm_up(options: VarianceOptions, scene: Scene, estimator: Any) -> None:
+def _warm_up(options: VarianceOptions, scene: GradientProblem, estimator: Any) -> None:
     """Let an estimator with a state of its own get used to this moment, on other text."""
     parameters = list(estimator.parameters())
     if not parameters and not list(estimator.buffers()):

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tokenv.lab.report import basis_of, pair
+from tokenv.lab.report import pair, reference_of
 from tokenv.plotting.canvas import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
@@ -219,7 +219,7 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
     moments, costs = result["moments"], result["costs"]
     figure = Figure(figsize=(max(7.5 * len(moments), 9), 7.2), dpi=140, layout="constrained")
     panels = figure.subplots(1, len(moments), squeeze=False)[0]
-    basis = basis_of(result)
+    basis = reference_of(result)
     turns = [_found(moment, label, component, "turn") for moment in moments for label in costs]
     known = [value for value, error in turns if differs(value, error)]
     scale = mpl.cm.ScalarMappable(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.core.errors import UserError
-from tokenv.data.corpus import CorpusOpener
-from tokenv.env.arrays import Rebuilt
+from tokenv.data.corpus import CorpusFactory
+from tokenv.env.arrays import PicklableEnv
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv, source_or
 from tokenv.env.registration import BYTES_ID, SERIES_ID
 from tokenv.library.model import load
@@ -24,7 +24,7 @@ from tokenv.library.model import load
 IDS = {"text": BYTES_ID, "series": SERIES_ID}
 
 
-class Played(Rebuilt):
+class TrainedModelEnv(PicklableEnv):
     """Before an environment: takes its model, and unless told otherwise its text, from a run.
 
     Args:
@@ -40,7 +40,7 @@ class Played(Rebuilt):
             series for text.
     """
 
-    default_source: CorpusOpener
+    default_source: CorpusFactory
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Played(Rebuilt):
     ) -> None:
         opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust": trust}
         super().__init__(**(options if run is None else self._opened(options, **opening)))
-        Rebuilt.__init__(self, **opening, **options)
+        PicklableEnv.__init__(self, **opening, **options)
 
     def _opened(self, options: dict[str, Any], run: Any, **how: Any) -> dict[str, Any]:
         if options.get("lm") is not None:
@@ -63,21 +63,21 @@ class Played(Rebuilt):
         if config.kind != kind:
             raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")
         options = {**options, "lm": model.lm}
-        source = source_or(options.get("source"), CorpusOpener(config), options.pop("seq_len", None))
+        source = source_or(options.get("source"), CorpusFactory(config), options.pop("seq_len", None))
         return options | {"source": source}
 
 
-class PlayedBytesEnv(Played, BytesEnv):
+class TrainedModelBytesEnv(TrainedModelEnv, BytesEnv):
     """``tokenv/Bytes-v0``, one sequence at a time."""
 
 
-class PlayedBytesVectorEnv(Played, BytesVectorEnv):
+class TrainedModelBytesVectorEnv(TrainedModelEnv, BytesVectorEnv):
     """``tokenv/Bytes-v0``, many sequences in every pass."""
 
 
-class PlayedSeriesEnv(Played, SeriesEnv):
+class TrainedModelSeriesEnv(TrainedModelEnv, SeriesEnv):
     """``tokenv/Series-v0``, one series at a time."""
 
 
-class PlayedSeriesVectorEnv(Played, SeriesVectorEnv):
+class TrainedModelSeriesVectorEnv(TrainedModelEnv, SeriesVectorEnv):
     """``tokenv/Series-v0``, many series in every pass."""

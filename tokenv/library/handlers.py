@@ -8,16 +8,16 @@ from typing import Any
 
 from tokenv.core.errors import UserError
 from tokenv.evaluation.text_report import scale_of
-from tokenv.library.model_cache import Shelf
+from tokenv.library.model_cache import ModelCache
 from tokenv.library.spans import Spans
-from tokenv.plotting.characters import characters, visible
+from tokenv.plotting.characters import characters, escape
 from tokenv.plotting.html import coloured, legend, render
 
 LONGEST = 10_000  # bytes of a text: what a small model cuts on a CPU while one waits
 
 
 @dataclass(frozen=True)
-class Asked:
+class SegmentRequest:
     """What the page wants to see.
 
     Args:
@@ -42,7 +42,7 @@ class Asked:
             )
 
 
-def page(shelf: Shelf, seed: int) -> str:
+def page(shelf: ModelCache, seed: int) -> str:
     """The page itself; what it draws with it asks for.
 
     Args:
@@ -51,14 +51,16 @@ def page(shelf: Shelf, seed: int) -> str:
     """
     return render(
         "serve/page.html.jinja",
-        runs=[visible(run) for run in shelf.chosen],
+        runs=[escape(run) for run in shelf.chosen],
         seed=seed,
         longest=LONGEST,
         **legend((0.0, 1.0)),
     )
 
 
-def answer(shelf: Shelf, asked: Asked, seed: int, *, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def answer(
+    shelf: ModelCache, asked: SegmentRequest, seed: int, *, check: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
     """Return a text as every run cuts it.
 
     Args:
@@ -80,7 +82,7 @@ def answer(shelf: Shelf, asked: Asked, seed: int, *, check: Callable[[], object]
         try:
             cuts[run] = shelf.model(run, name).spans(asked.text, seed=seed, threshold=asked.threshold, rate=asked.rate)
         except UserError as error:
-            said["error"] = visible(str(error))
+            said["error"] = escape(str(error))
         told.append(said)
     passages = {run: characters(cut.text, cut.probabilities, cut.boundaries) for run, cut in cuts.items()}
     scale = scale_of(*passages.values())

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.evaluation.loaded_run import Trained
+from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.storage import run_folders
 from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.storage.checkpoints import MODEL, STATE
@@ -69,7 +69,7 @@ def locate(name: str | Path, *, revision: str | None = None, token: str | None =
     return found
 
 
-def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str | None = None) -> Path:
+def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: str | None = None) -> Path:
     """Write a model as ``locate`` and ``load_run`` read it.
 
     Args:
@@ -81,7 +81,7 @@ def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str 
     Raises:
         UserError: the folder holds something else that would be overwritten.
     """
-    if folder.is_file() or run_folders.complete(folder / "checkpoints"):
+    if folder.is_file() or run_folders.list_complete(folder / "checkpoints"):
         raise UserError(
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
         )
@@ -97,7 +97,7 @@ def save(trained: Trained, folder: Path, *, facts: Mapping[str, str], name: str 
 
 
 def push(
-    trained: Trained,
+    trained: LoadedRun,
     name: str,
     *,
     private: bool | None,

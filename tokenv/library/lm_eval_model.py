@@ -34,7 +34,7 @@ TOGETHER = 1024  # requests whose passes are shared
 
 
 @register_model("tokenv")
-class Harness(LM):
+class TokenvLM(LM):
     """A trained model answers the harness's requests: likelihoods in batches, continuations one at a time.
 
     Texts are bytes, and so are the harness's tokens. All bytes of a context are read, in the windows of
@@ -72,13 +72,13 @@ class Harness(LM):
         self._seed, self._threshold, self._max_new = seed, threshold, max_new
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """``log p(continuation | context)`` in nats, and whether greedy writing would have written it; see ``weigh``.
+        """``log p(continuation | context)`` in nats, and whether greedy writing would have written it; see ``score``.
 
         Args:
             requests: whose ``args`` are a context, which may be empty, and a continuation.
             disable_tqdm: show no bar.
         """
-        return self._answers("loglikelihood", requests, self._weigh, disable_tqdm, TOGETHER)
+        return self._respond("loglikelihood", requests, self._weigh, disable_tqdm, TOGETHER)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """``log p(text)`` in nats of all bytes but the first.
@@ -88,10 +88,10 @@ class Harness(LM):
             disable_tqdm: show no bar.
         """
 
-        def weigh(texts: Sequence[tuple[str]]) -> list[float]:
+        def score(texts: Sequence[tuple[str]]) -> list[float]:
             return [nats for nats, _ in self._weigh([("", text) for (text,) in texts])]
 
-        return self._answers("loglikelihood_rolling", requests, weigh, disable_tqdm, TOGETHER)
+        return self._respond("loglikelihood_rolling", requests, score, disable_tqdm, TOGETHER)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes on, up to a stop.
@@ -101,7 +101,7 @@ class Harness(LM):
                 ``temperature`` and ``top_p``.
             disable_tqdm: show no bar.
         """
-        return self._answers(
+        return self._respond(
             "generate_until", requests, lambda some: [self._write(*each) for each in some], disable_tqdm
         )
 
@@ -110,7 +110,7 @@ class Harness(LM):
         """What the harness calls its stored requests by."""
         return "bytes"
 
-    def _answers(
+    def _respond(
         self,
         kind: str,
         requests: Sequence[Any],
@@ -134,7 +134,7 @@ class Harness(LM):
         asked = [place for place, pair in enumerate(pairs) if pair[1] and len("".join(pair).encode()) > 1]
         contexts, texts = [pairs[place][0] for place in asked], [pairs[place][1] for place in asked]
         answers = [(0.0, True)] * len(pairs)
-        weighed = self.model.weigh(texts, context=contexts, seed=self._seed, threshold=self._threshold)
+        weighed = self.model.score(texts, context=contexts, seed=self._seed, threshold=self._threshold)
         for place, answer in zip(asked, weighed, strict=True):
             answers[place] = answer
         return answers

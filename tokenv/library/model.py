@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
-from tokenv.data.corpus import CorpusOpener
-from tokenv.evaluation.calibration import segment_at
-from tokenv.evaluation.loaded_run import Trained, load_run, segment_each, weigh_each, write_on
+from tokenv.data.corpus import CorpusFactory
+from tokenv.evaluation.calibration import segment_at_rate
+from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
 from tokenv.forecasting.frames import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
@@ -74,7 +74,7 @@ class Model:
         agent: draws the boundaries.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: LoadedRun) -> None:
         self._trained = trained
         self.config: Config = trained.config
         self.lm, self.agent = trained.parts.lm, trained.parts.agent
@@ -98,7 +98,7 @@ class Model:
             UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
                 series.
         """
-        cut = segment_at(self._of_text(), as_bytes(text), rate, seed=seed, threshold=threshold)
+        cut = segment_at_rate(self._of_text(), as_bytes(text), rate, seed=seed, threshold=threshold)
         return Spans(cut, self._trained.step)
 
     @overload
@@ -120,7 +120,7 @@ class Model:
             return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
         if rate is not None and self.agent.rates is None:  # each text's logits are shifted by a number of its own
             return [self.tokens(each, seed=seed, threshold=threshold, rate=rate) for each in text]
-        cuts = segment_each(self._of_text(), list(map(as_bytes, text)), seed=seed, threshold=threshold, rate=rate)
+        cuts = segment_texts(self._of_text(), list(map(as_bytes, text)), seed=seed, threshold=threshold, rate=rate)
         return [Spans(cut, self._trained.step).tokens for cut in cuts]
 
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
@@ -163,7 +163,7 @@ class Model:
         """
         pieces = self.pre_tokenizer(rate=rate)
         if texts is None:
-            batch = CorpusOpener(self.config.data)(0).next(sequences)
+            batch = CorpusFactory(self.config.data)(0).next(sequences)
             texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
         return fast_tokenizer(pieces, texts, vocab_size, **options)
 
@@ -212,11 +212,11 @@ class Model:
         return nats if isinstance(text, list | tuple) else nats[0]
 
     @overload
-    def weigh(
+    def score(
         self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
     ) -> tuple[float, bool]: ...
     @overload
-    def weigh(
+    def score(
         self,
         text: Several,
         *,
@@ -225,7 +225,7 @@ class Model:
         threshold: bool = False,
         rate: float | None = None,
     ) -> list[tuple[float, bool]]: ...
-    def weigh(
+    def score(
         self,
         text: One | Several,
         *,
@@ -247,7 +247,7 @@ class Model:
         firsts, wholes = [max(len(context), 1) for context, _ in pairs], [context + text for context, text in pairs]
         if any(len(whole) <= first for first, whole in zip(firsts, wholes, strict=True)):
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        found = weigh_each(self._of_text(), wholes, **how)
+        found = score_texts(self._of_text(), wholes, **how)
         return [
             (math.fsum(nats_N[first:]), all(best_N[first:]))
             for first, (nats_N, best_N) in zip(firsts, found, strict=True)
@@ -284,7 +284,7 @@ class Model:
         """
         ending = None if stop is None else as_bytes(stop)
         given = as_bytes(prompt)
-        written = write_on(
+        written = generate_text(
             self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
         )
         if isinstance(prompt, bytes):
@@ -356,7 +356,7 @@ class Model:
         """
         return hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
 
-    def _of_text(self) -> Trained:
+    def _of_text(self) -> LoadedRun:
         if self.config.data.kind != "text":
             raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these")
         return self._trained

@@ -13,15 +13,15 @@ from tokenv.core.errors import MissingFileError, UserError
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
 from tokenv.library.model import Model
-from tokenv.plotting.characters import visible
-from tokenv.plotting.terminology import WORDS, in_words
+from tokenv.plotting.characters import escape
+from tokenv.plotting.terminology import TERMINOLOGY, in_words
 from tokenv.storage import run_folders
 
 KEPT = 4  # models, beside one of each run
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointInfo:
     """A checkpoint of a run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Kept:
     told: str
 
 
-class Shelf:
+class ModelCache:
     """Runs to choose models of; the chosen checkpoint of each is loaded at once, all others when they are asked for.
 
     Args:
@@ -56,24 +56,24 @@ class Shelf:
         self._kept = KEPT + len(runs)
         self.chosen: dict[str, str] = {}
         self.configs: dict[str, Config] = {}
-        self.folders = {visible(run): run for run in runs}
+        self.folders = {escape(run): run for run in runs}
         for run, folder in self.folders.items():
             trained = load_run(folder, which)
             self.chosen[run], self.configs[run] = trained.path.name, trained.config
             self._models[trained.path] = Model(trained)
 
-    def checkpoints(self, run: str) -> list[Kept]:
+    def checkpoints(self, run: str) -> list[CheckpointInfo]:
         """All sound checkpoints that a run has kept, oldest first; a training run that goes on adds and drops some."""
         found = []
-        for path in run_folders.every(self.folders[run]):
+        for path in run_folders.list_all(self.folders[run]):
             try:
                 state = RunState.read(path)
             except (UserError, OSError):  # damaged, or dropped meanwhile
                 continue
-            words, loss = WORDS[state.settings.data.kind], state.loss
+            words, loss = TERMINOLOGY[state.settings.data.kind], state.loss
             told = [f"{state.symbols:,} {words.symbol}s of training"]
             told += [] if loss is None else [f"{loss:.3f} {in_words(state.unit)} on held-out text"]
-            found.append(Kept(path.name, state.step, ", ".join(told)))
+            found.append(CheckpointInfo(path.name, state.step, ", ".join(told)))
         return found
 
     def model(self, run: str, name: str | None = None) -> Model:
@@ -88,7 +88,7 @@ class Shelf:
             UserError: it is damaged.
         """
         wanted = self.chosen[run] if name is None else name
-        for path in run_folders.every(self.folders[run]):
+        for path in run_folders.list_all(self.folders[run]):
             if path.name == wanted:
                 return self._take(path)
         raise MissingFileError(f"{run} has no checkpoint {wanted!r} any more: reload the page to see which there are")

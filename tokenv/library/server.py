@@ -12,10 +12,10 @@ from importlib.resources import files
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from tokenv.config.conversion import make
+from tokenv.config.conversion import from_dict
 from tokenv.core.errors import UserError
-from tokenv.library.handlers import LONGEST, Asked, answer, page
-from tokenv.library.model_cache import Shelf
+from tokenv.library.handlers import LONGEST, SegmentRequest, answer, page
+from tokenv.library.model_cache import ModelCache
 
 if TYPE_CHECKING:
     from anyio import CapacityLimiter
@@ -74,7 +74,7 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
+def application(shelf: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
     """Build the ASGI application: the page, its script, ``/runs`` (GET: all runs) and ``/spans`` (POST: cut a text).
 
     The models answer one request at a time, and ``WAITING`` further requests wait; any more get status 503. A request
@@ -115,7 +115,7 @@ def application(shelf: Shelf, *, seed: int = 0, names: Sequence[str] = LOCAL) ->
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             return _failure(f"origin = {origin!r}: expected requests of this page only", 403)
         try:
-            asked = make(Asked, await _body(request))
+            asked = from_dict(SegmentRequest, await _body(request))
         except UserError as error:
             return _failure(str(error), 400)
         return await computed(request, lambda: answer(shelf, asked, seed, check=from_thread.check_cancelled))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, overload
 
-from tokenv.evaluation.loaded_run import Segmented
+from tokenv.evaluation.loaded_run import Segmentation
 from tokenv.evaluation.text_report import page, passage_of
 
 SHOWN = 20_000  # bytes that a notebook draws
@@ -49,7 +49,7 @@ class Spans(Sequence[Span]):
         logit_bias: by which the logits of all decisions were shifted; 0 where the rate is the model's own.
     """
 
-    def __init__(self, cut: Segmented, step: int) -> None:
+    def __init__(self, cut: Segmentation, step: int) -> None:
         self._cut, self._step = cut, step
         self.text, self.probabilities, self.boundaries = cut.text, cut.probability_N, cut.boundary_N
         self.logit_bias = cut.logit_bias
@@ -119,7 +119,7 @@ class Spans(Sequence[Span]):
     def _repr_html_(self) -> str:
         """The text coloured by boundary probability, in a frame of its own, so that its style stays inside."""
         some = slice(min(SHOWN, len(self.text)))
-        cut = Segmented(self.text[some], self.probabilities[some], self.boundaries[some], [])
+        cut = Segmentation(self.text[some], self.probabilities[some], self.boundaries[some], [])
         left = f"the first {SHOWN:,} of {len(self.text):,} bytes" if len(self.text) > SHOWN else "text"
         drawn = page(left, passage_of(cut), self._step)
         lines = sum(1 + len(line) // 80 for line in cut.text.split(b"\n"))

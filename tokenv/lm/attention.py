@@ -78,7 +78,7 @@ def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor
     return tanh, capped.softmax(-1)
 
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 BLOCK, SMALL_BLOCK = 128, 64  # queries, and keys, of a block of the GPU's attention
 KEPT_ENTRIES = 2**25  # scores of local attention: 128 MiB in float32, twice a layer
 
@@ -171,7 +171,7 @@ def _flex_mask(length: int, window: int | None, device: torch.device, block: int
 
 
 def flex_options(block: int) -> dict[str, Any] | None:
-    """torch.compile's options for ``flex`` on CUDA, under masks of such blocks.
+    """torch.compile's options for ``flex_with_mask`` on CUDA, under masks of such blocks.
 
     The one kernel that torch takes by default may not fit into small blocks (bfloat16 and heads of 64 on an H100: none
     is left for the backward pass, pytorch#176025); among those that it tries by the clock some do. Matrix products
@@ -187,7 +187,7 @@ def _compiled_flex(block: int) -> Any:
     return torch.compile(flex_attention, dynamic=False, options=flex_options(block))
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
+def flex_with_mask(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
     """Attention through torch's ``flex_attention`` under a ``BlockMask``; compiled on CUDA."""
     from torch.nn.attention.flex_attention import flex_attention as eager
 
@@ -202,19 +202,19 @@ def flex(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
 
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
     """The same through torch's ``flex_attention``: fused, skips blocks outside the window; for CUDA."""
-    return flex(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
+    return flex_with_mask(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
 
 
-def attention_for(
+def select_attention(
     length: int, device: torch.device, softcap: float, window: int | None = None, block: int = BLOCK
-) -> Attend:
+) -> AttentionFn:
     """The fastest of the above for sequences of one length on one device, as a function of q, k and v.
 
     On a GPU in blocks of ``block`` queries and keys: of small windows a large block hides the better part.
     """
     if device.type == "cuda":
         # The mask is made here, outside of compiled layers.
-        return functools.partial(flex, softcap=softcap, mask=_flex_mask(length, window, device, block))
+        return functools.partial(flex_with_mask, softcap=softcap, mask=_flex_mask(length, window, device, block))
     if window is None:
         return functools.partial(causal_attention, softcap=softcap)
     return functools.partial(local_attention, softcap=softcap, window=window)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from tokenv.lm.attention import BLOCK, attention_for
-from tokenv.lm.codecs.base import Codec, new_head
+from tokenv.lm.attention import BLOCK, select_attention
+from tokenv.lm.codecs.base import Codec, make_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
 
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         self._block = BLOCK
         self.down = make_layers(config, config.down_layers, config.byte_mlp)
         if early_exit:
-            self.early_norm, self.early_head = RMSNorm(config.width), new_head(codec, config.width)
+            self.early_norm, self.early_head = RMSNorm(config.width), make_head(codec, config.width)
 
     def embed(self, symbol: Tensor) -> Tensor:
         """Embedding in the compute precision: [.., *symbol_shape] -> [.., D]."""
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
     def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
         rotary = self.rotary(torch.arange(x_BND.shape[1], device=x_BND.device), x_BND.dtype)
         config = self.config
-        attention = attention_for(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
+        attention = select_attention(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
         for layer in layers:
             x_BND = layer(x_BND, rotary, attention)
         return x_BND

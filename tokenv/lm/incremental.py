@@ -45,11 +45,11 @@ class _Cache:
 
     def attend(
         self, layer: int, slot_R: Tensor, visible_RS: Tensor, write_R: Tensor | None = None, rows: Tensor | None = None
-    ) -> "_Attend":
-        return _Attend(self, layer, slot_R, visible_RS, write_R, rows)
+    ) -> "_CachedAttention":
+        return _CachedAttention(self, layer, slot_R, visible_RS, write_R, rows)
 
 
-class _Attend:
+class _CachedAttention:
     """Write this step's key and value, then attend to the visible ones of the first S slots.
 
     Args:
@@ -89,7 +89,7 @@ class _Attend:
         return scores.masked_fill(~self.visible_RS[:, None, None], -math.inf).softmax(-1) @ v
 
 
-class Layers:
+class CachedLayers:
     """Byte-level layers, one position at a time.
 
     Args:
@@ -123,7 +123,7 @@ class Layers:
         return y[:, 0]
 
 
-class Reader:
+class EncoderStepper:
     """An encoder, one symbol at a time.
 
     Args:
@@ -133,7 +133,7 @@ class Reader:
 
     def __init__(self, encoder: Encoder, batch: int) -> None:
         self._encoder = encoder
-        self._down = Layers(encoder, encoder.down, batch, encoder.config.window)
+        self._down = CachedLayers(encoder, encoder.down, batch, encoder.config.window)
 
     @torch.no_grad()
     def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class Decoder:
         config = lm.config
         self.lm, self.max_symbols, self.dtype = lm, max_symbols, dtype
         window = min(config.window, max_symbols)
-        self.down, self.up = Layers(lm, lm.down, batch, window), Layers(lm, lm.up, batch, window)
+        self.down, self.up = CachedLayers(lm, lm.down, batch, window), CachedLayers(lm, lm.up, batch, window)
         self.pooling = lm.pooling.stepper(batch, device, dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
         self._most = max_symbols + self._leading

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tokenv.lm.attention import Attend
+from tokenv.lm.attention import AttentionFn
 
 EPSILON = 1e-6
 
@@ -143,7 +143,7 @@ class DecoderLayer(nn.Module):
         self.out = Linear(width, width)
         self.mlp = MLP(width, hidden)
 
-    def forward(self, x: Tensor, rotary: RotaryTable, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:
         """One layer.
 
         Args:
@@ -157,7 +157,7 @@ class DecoderLayer(nn.Module):
             return again
         return self._forward(x, rotary, attend)
 
-    def _forward(self, x: Tensor, rotary: RotaryTable, attend: Attend) -> Tensor:
+    def _forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:
         q, k, v = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = attend(rotary.rotate(q), rotary.rotate(k), v).transpose(1, 2).flatten(-2)
         x = x + self.post_attention(self.out(attended))

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenv.lm.attention import BLOCK, Attend, causal_attention, flex
+from tokenv.lm.attention import BLOCK, AttentionFn, causal_attention, flex_with_mask
 
 
-def capacity(total: int) -> int:
+def bucket_size(total: int) -> int:
     """Places C for so many tokens: one of 16 sizes an octave, so at most a sixteenth is spare; multiples of ``BLOCK``.
 
     A batch's number of tokens moves by a few hundredths from step to step, which is one size or two.
@@ -38,7 +38,7 @@ class Pack(NamedTuple):
     place_BM: Tensor
 
     @classmethod
-    def of(cls, count_B: Tensor, longest: int, capacity: int) -> "Pack":
+    def of(cls, count_B: Tensor, longest: int, bucket_size: int) -> "Pack":
         """Pack sequences of ``count_B`` tokens.
 
         Args:
@@ -50,7 +50,7 @@ class Pack(NamedTuple):
         end_B = count_B.cumsum(0)
         slot_M = torch.arange(longest, device=device)
         place_BM = ((end_B - count_B)[:, None] + slot_M).where(slot_M < count_B[:, None], 0)
-        place_C = torch.arange(capacity, device=device)
+        place_C = torch.arange(bucket_size, device=device)
         row_C = torch.searchsorted(end_B, place_C, right=True)
         first_C = torch.cat([end_B - count_B, end_B[-1:]])[row_C]
         source_C = (row_C * longest + place_C - first_C).where(row_C < batch, 0)
@@ -64,10 +64,10 @@ class Pack(NamedTuple):
         """[1, C, ..] -> [B, M, ..]; padding holds the first place's."""
         return x_1C[0].index_select(0, self.place_BM.flatten()).unflatten(0, self.place_BM.shape)
 
-    def attention(self, softcap: float) -> Attend:
+    def attention(self, softcap: float) -> AttentionFn:
         """Full causal attention within every sequence: queries, keys and values [1, H, C, d]."""
         if self.row_C.is_cuda:
-            return functools.partial(flex, softcap=softcap, mask=self.block_mask())
+            return functools.partial(flex_with_mask, softcap=softcap, mask=self.block_mask())
         return functools.partial(_padded_attention, softcap=softcap, pack=self)
 
     def block_mask(self) -> Any:

@@ -16,16 +16,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenv.lm.attention import SMALL_BLOCK, Attend, attention_for, flex_options
-from tokenv.lm.chunking.ema_smoothing import Smooth
-from tokenv.lm.chunking.mean import Mean
+from tokenv.lm.attention import SMALL_BLOCK, AttentionFn, flex_options, select_attention
+from tokenv.lm.chunking.ema_smoothing import EMASmoothing
+from tokenv.lm.chunking.mean import MeanChunking
 from tokenv.lm.chunking.relaxed import relaxed_attention
-from tokenv.lm.chunking.select import Pooling, Segments, Select
-from tokenv.lm.codecs.base import ByteCodec, Codec, new_head
+from tokenv.lm.chunking.select import Chunking, Segments, SelectChunking
+from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.encoder import Encoder, make_layers
 from tokenv.lm.layers import Linear, RMSNorm
-from tokenv.lm.packing import Pack, capacity
+from tokenv.lm.packing import Pack, bucket_size
 
 
 def _log_prob(codec: Codec, head: Callable[[Tensor], Tensor], x: Tensor, symbol: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def _compiled_log_prob() -> Callable[..., Tensor]:
     return torch.compile(_log_prob, dynamic=False)
 
 
-_POOLINGS: dict[str, type[Pooling]] = {"select": Select, "mean": Mean, "smooth": Smooth}
+_POOLINGS: dict[str, type[Chunking]] = {"select": SelectChunking, "mean": MeanChunking, "smooth": EMASmoothing}
 
 
 class UNet(Encoder):
@@ -62,7 +62,7 @@ class UNet(Encoder):
         self.up = make_layers(config, config.up_layers, config.byte_mlp)
         self.pooling = _POOLINGS[config.pooling](config.width)
         self.norm = RMSNorm(config.width)
-        self.head = new_head(self.codec, config.width)
+        self.head = make_head(self.codec, config.width)
         # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
         self.early_norm = copy.deepcopy(self.norm)
         self.early_head = copy.deepcopy(self.head)
@@ -80,11 +80,11 @@ class UNet(Encoder):
         """Whether layers are computed again in the backward pass."""
         return any(layer.recompute for layer in self.mid)
 
-    def contextualise(
+    def apply_token_layers(
         self,
         token_BMD: Tensor,
         position_BM: Tensor,
-        strength_BM: Tensor | None = None,
+        gate_BM: Tensor | None = None,
         segments: Segments | None = None,
     ) -> Tensor:
         """Token representations Y' (eq. 4).
@@ -101,22 +101,22 @@ class UNet(Encoder):
         """
         softcap = self.config.attention_softcap
         if self.packs and segments is not None:
-            pack = Pack.of(segments.count_B, token_BMD.shape[1], capacity(segments.total))
+            pack = Pack.of(segments.count_B, token_BMD.shape[1], bucket_size(segments.total))
             packed = self._token_layers(pack.packed(token_BMD), pack.packed(position_BM), pack.attention(softcap))
             return pack.padded(packed)
-        if strength_BM is None:
-            attention = attention_for(token_BMD.shape[1], token_BMD.device, softcap)
+        if gate_BM is None:
+            attention = select_attention(token_BMD.shape[1], token_BMD.device, softcap)
         else:
-            attention = functools.partial(relaxed_attention, softcap=softcap, strength_BN=strength_BM)
+            attention = functools.partial(relaxed_attention, softcap=softcap, gate_BN=gate_BM)
         return self._token_layers(token_BMD, position_BM, attention)
 
-    def _token_layers(self, token_BMD: Tensor, position_BM: Tensor, attention: Attend) -> Tensor:
+    def _token_layers(self, token_BMD: Tensor, position_BM: Tensor, attention: AttentionFn) -> Tensor:
         rotary = self.rotary(position_BM, token_BMD.dtype)
         for layer in self.mid:
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
 
-    def read_out(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
+    def decode_hidden(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
         """From byte representations and boundaries to the normalised stream that the heads read (eq. 3-5).
 
         Args:
@@ -129,19 +129,21 @@ class UNet(Encoder):
         Returns:
             [B, T, D].
         """
-        y_BTD = self.pooling(self._computing(x_BTD), action_BT, boundary_BT, self.contextualise, self.token_multiple)
+        y_BTD = self.pooling(
+            self._computing(x_BTD), action_BT, boundary_BT, self.apply_token_layers, self.token_multiple
+        )
         return self.norm(self._byte_layers(self.up, y_BTD))
 
     def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
-        """The next symbol's distribution (eq. 6): ``read_out``'s arguments, parameters of p(x_{i+1} | x_<=i, a_<=i).
+        """The next symbol's distribution (eq. 6): ``decode_hidden``'s arguments, parameters of p(x_{i+1} | x_<=i, a_<=i).
 
         Returns:
             The head's output, [B, T, P].
         """
-        return self.head(self.read_out(x_BTD, action_BT, boundary_BT))
+        return self.head(self.decode_hidden(x_BTD, action_BT, boundary_BT))
 
     def log_prob(self, y: Tensor, symbol: Tensor) -> Tensor:
-        """Log-probability in nats of what ``read_out`` is followed by: [.., D], [.., *symbol_shape] -> [..]."""
+        """Log-probability in nats of what ``decode_hidden`` is followed by: [.., D], [.., *symbol_shape] -> [..]."""
         return self._log_prob(self.codec, self.head, y, symbol)
 
     def early_log_prob(self, x: Tensor, symbol: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ class UNet(Encoder):
         """Parameters of the next H symbols' distributions, each given x_<=i alone, where ``config.horizon`` H is not 0.
 
         Args:
-            y: what ``read_out`` gives, [.., D].
+            y: what ``decode_hidden`` gives, [.., D].
 
         Returns:
             [.., H, P].
@@ -163,7 +165,7 @@ class UNet(Encoder):
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
         return self.decode(self.encode(symbol_BN), action_BN)
 
-    def recompute_layers(self) -> None:
+    def enable_activation_checkpointing(self) -> None:
         """Keep the layers' inputs alone for the backward pass: a third more arithmetic, a fraction of the memory."""
         for layer in (*self.down, *self.mid, *self.up):
             layer.recompute = True
@@ -172,7 +174,7 @@ class UNet(Encoder):
         """From now on compute with the tokens of all sequences in one pack, not padded to the longest; same results."""
         self.packs = True
 
-    def attend_in_small_blocks(self) -> None:
+    def use_small_flex_blocks(self) -> None:
         """On a GPU, work in small blocks at byte level, where the window fits into one; same results."""
         if self.config.window <= SMALL_BLOCK:
             self._block = SMALL_BLOCK

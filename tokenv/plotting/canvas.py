@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from tokenv.plotting.characters import plain
+from tokenv.plotting.characters import escape_line
 from tokenv.plotting.theme import DARK, LIGHT, style
 from tokenv.storage.atomic import write_atomically
 
@@ -65,7 +65,7 @@ class Picture:
 
 def short(name: str) -> str:
     """A name on one line, its end left out where it is long."""
-    name = plain(name)
+    name = escape_line(name)
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
 
 

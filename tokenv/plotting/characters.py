@@ -61,7 +61,7 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
     while start < len(data):
         end = start + _length(data[start])
         try:
-            text = visible(data[start:end].decode("utf-8"))
+            text = escape(data[start:end].decode("utf-8"))
         except UnicodeDecodeError:
             end = start + 1
             text = f"\\x{data[start]:02x}"
@@ -71,7 +71,7 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
     return result
 
 
-def visible(text: str) -> str:
+def escape(text: str) -> str:
     r"""Replace what cannot be seen, or would steer a terminal, by a visible form.
 
     Args:
@@ -85,9 +85,9 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(_shown(c) for c in text)
 
 
-def plain(name: str) -> str:
+def escape_line(name: str) -> str:
     """A name on one line, without anything invisible."""
-    return " ".join(visible(name).split())
+    return " ".join(escape(name).split())
 
 
 def _length(lead: int) -> int:
@@ -110,4 +110,4 @@ def _shown(c: str) -> str:
 
 def warn(what: str) -> None:
     """Tell the user of something that ends nothing, in a line on stderr."""
-    print(plain(f"tokenv: warning: {what}"), file=sys.stderr)
+    print(escape_line(f"tokenv: warning: {what}"), file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from tokenv.plotting.characters import Character, visible
+from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.theme import PALETTE, ink, level
 from tokenv.storage.atomic import replacing_file
 
@@ -30,11 +30,11 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
     Returns:
         A table to print on a rich console.
     """
-    table = Table(title=Text(visible(title)), title_justify="left", show_header=False)
+    table = Table(title=Text(escape(title)), title_justify="left", show_header=False)
     table.add_column(overflow="fold")
     table.add_column(justify="right", overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(visible(name)), Text(visible(value)))
+        table.add_row(Text(escape(name)), Text(escape(value)))
     return table
 
 
@@ -61,7 +61,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _cell(text: str) -> str:
-    return f"'{visible(text)}" if text.startswith(FORMULA) and not _is_number(text) else visible(text)
+    return f"'{escape(text)}" if text.startswith(FORMULA) and not _is_number(text) else escape(text)
 
 
 def _is_number(text: str) -> bool:
@@ -76,7 +76,7 @@ class _Console(Console):
     """Shows control characters, and outlives whoever reads."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **options)
+        return super().render_str(escape(text), **options)
 
     def on_broken_pipe(self) -> None:
         discard_output()
@@ -130,7 +130,7 @@ def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0
     for char in chars:
         style = _STYLES[level(char.probability, scale)]
         newline = char.text == "\n"
-        result.append("↵" if newline else visible(char.text), style)
+        result.append("↵" if newline else escape(char.text), style)
         if char.boundary:
             result.append(mark)
         if newline:

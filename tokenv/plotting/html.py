@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from tokenv.plotting.characters import Character, visible
+from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.theme import BLUE, DARK, LIGHT, PALETTE, ink, level
 
 
@@ -40,11 +40,11 @@ def segment_page(
     """
     return render(
         "report/segment.html.jinja",
-        title=visible(title),
-        facts=[(visible(name), visible(value)) for name, value in facts.items()],
-        passages=[(visible(heading), coloured(text, scale)) for heading, text in passages.items()],
+        title=escape(title),
+        facts=[(escape(name), escape(value)) for name, value in facts.items()],
+        passages=[(escape(heading), coloured(text, scale)) for heading, text in passages.items()],
         links=list((links or {}).items()),
-        tables=[(visible(name), [[*map(visible, row)] for row in rows]) for name, rows in (tables or {}).items()],
+        tables=[(escape(name), [[*map(escape, row)] for row in rows]) for name, rows in (tables or {}).items()],
         **legend(scale),
     )
 
@@ -91,7 +91,7 @@ def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> lis
     drawn = []
     for _, run in itertools.groupby(characters, _Stretches(scale)):
         stretch = list(run)
-        drawn.append((_classes(stretch[-1], scale), _tip(stretch), "".join(visible(c.text) for c in stretch)))
+        drawn.append((_classes(stretch[-1], scale), _tip(stretch), "".join(escape(c.text) for c in stretch)))
     return drawn
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Words:
+class Terminology:
     """What things are called.
 
     Attributes:
@@ -24,9 +24,9 @@ class Words:
     document: str
 
 
-TEXT = Words("text", "byte", "token", "tokens", "document")
-SERIES = Words("series", "step", "patch", "patches", "group")
-WORDS = {"text": TEXT, "series": SERIES}  # by data.kind
+TEXT = Terminology("text", "byte", "token", "tokens", "document")
+SERIES = Terminology("series", "step", "patch", "patches", "group")
+TERMINOLOGY = {"text": TEXT, "series": SERIES}  # by data.kind
 
 
 def in_words(unit: str) -> str:

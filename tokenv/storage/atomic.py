@@ -88,7 +88,7 @@ def remove_folder(path: Path) -> None:
     _delete(doomed)
 
 
-def sweep(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Delete what kills have left of files and folders that were being written or deleted here.
 
     Nobody may be writing here now.

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tokenv.core.errors import UserError
-from tokenv.storage.atomic import remove_folder, replacing_folder, sweep
+from tokenv.storage.atomic import remove_folder, remove_partial_files, replacing_folder
 from tokenv.storage.checksums import PREFIX, DamagedError, verify, write_digests
 from tokenv.storage.files import UnreadableFileError, check_regular
-from tokenv.storage.run_folders import STATE, best, complete, find, load_state
+from tokenv.storage.run_folders import STATE, best_checkpoint, find, list_complete, load_state
 
 __all__ = [
     "MODEL",
@@ -24,7 +24,7 @@ __all__ = [
     "DamagedError",
     "check_optimizer",
     "check_tensors",
-    "complete",
+    "list_complete",
     "find",
     "load",
     "load_model",
@@ -68,7 +68,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             validation loss (None where there was no validation) in its state.
         keep: newest ones to keep; the best one by validation loss stays besides.
     """
-    sweep(folder)
+    remove_partial_files(folder)
     final = folder / f"{PREFIX}{checkpoint.state['step']:08d}"
     with replacing_folder(final) as partial:
         _save_tensors(checkpoint.tensors, partial / MODEL)
@@ -125,8 +125,8 @@ def check_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.
 
 def odd_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of tensors that are missing, too many, or of another shape or type; see ``check_tensors``."""
-    every, both = found.keys() | wanted.keys(), found.keys() & wanted.keys()
-    return sorted(name for name in every if name not in both or not _alike(name, found[name], wanted[name]))
+    list_all, both = found.keys() | wanted.keys(), found.keys() & wanted.keys()
+    return sorted(name for name in list_all if name not in both or not _alike(name, found[name], wanted[name]))
 
 
 def _alike(name: str, found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -170,8 +170,8 @@ def load_optimizer(
 
 
 def _drop_old(folder: Path, keep: int) -> None:
-    found = complete(folder)
-    lowest = best(found, pass_over_damaged=True)
+    found = list_complete(folder)
+    lowest = best_checkpoint(found, pass_over_damaged=True)
     for path in found[:-keep]:
         if path != lowest:
             remove_folder(path)

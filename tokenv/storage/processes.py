@@ -11,21 +11,21 @@ import psutil
 TICKS = "start_ticks"
 
 
-def described(*pids: int) -> dict[str, Any]:
+def describe(*pids: int) -> dict[str, Any]:
     """This process and those of these ids, as JSON can hold them; of these, who has ended is left out."""
     processes = [{"pid": pid} | began for pid in (os.getpid(), *pids) if (began := _began(pid))]
-    return {"place": _place(), "processes": processes}
+    return {"place": host_id(), "processes": processes}
 
 
-def living(told: Any) -> list[int] | None:
-    """Ids of the processes that ``described`` told of and that still exist; None where that cannot be seen from here.
+def alive_pids(told: Any) -> list[int] | None:
+    """Ids of the processes that ``describe`` told of and that still exist; None where that cannot be seen from here.
 
     Args:
-        told: what ``described`` gave, here or on another machine; what is no such thing tells of nobody.
+        told: what ``describe`` gave, here or on another machine; what is no such thing tells of nobody.
     """
     try:
         known = {each["pid"]: each for each in told["processes"]}
-        return [pid for pid, each in known.items() if _is(each)] if told["place"] == _place() else None
+        return [pid for pid, each in known.items() if _is(each)] if told["place"] == host_id() else None
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):  # not ours, or damaged
         return []
 
@@ -67,7 +67,7 @@ def _started(pid: int) -> float | None:
         return None
 
 
-def _place() -> str:
+def host_id() -> str:
     """This machine since it was started, for several may be called localhost, and the container that counts ids."""
     known = [socket.gethostname()]
     with suppress(OSError):  # not Linux

@@ -11,17 +11,17 @@ from tokenv.storage.files import UnreadableFileError, read_json
 STATE = "state.json"
 
 
-def complete(folder: Path) -> list[Path]:
+def list_complete(folder: Path) -> list[Path]:
     """All complete checkpoints of a run, oldest first."""
     return sorted(path for path in folder.glob(f"{PREFIX}*") if all((path / name).is_file() for name in FILES))
 
 
-def every(run: str | Path) -> list[Path]:
+def list_all(run: str | Path) -> list[Path]:
     """All complete checkpoints of a run folder or checkpoint folder, oldest first; one checkpoint is itself all."""
     run = Path(run)
     if (run / STATE).is_file():
         return [run]
-    return complete(_folder(run))
+    return list_complete(_folder(run))
 
 
 def _folder(run: Path) -> Path:
@@ -33,7 +33,7 @@ def find(run: str | Path, which: str = "latest") -> Path:
 
     Args:
         run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
-        which: ``latest`` or ``best`` (lowest validation loss).
+        which: ``latest`` or ``best_checkpoint`` (lowest validation loss).
 
     Raises:
         MissingFileError: there is no complete checkpoint.
@@ -43,7 +43,7 @@ def find(run: str | Path, which: str = "latest") -> Path:
     if which not in ("latest", "best"):
         raise UserError(f"checkpoint = {which!r}: expected latest or best")
     run = Path(run)
-    found = every(run)
+    found = list_all(run)
     if found == [run]:
         return run
     if not found:
@@ -51,14 +51,14 @@ def find(run: str | Path, which: str = "latest") -> Path:
             f"no complete checkpoint in {_folder(run)}: expected a run folder such as runs/1{_hint(run)}"
         )
     if which == "best":
-        return best(found) or found[-1]
+        return best_checkpoint(found) or found[-1]
     return found[-1]
 
 
 def _hint(run: Path) -> str:
     """Which run may have been meant, as the end of a message: the same name under runs/, or those that are there."""
     meant = Path("runs") / run.name
-    if run.name and complete(meant / "checkpoints"):
+    if run.name and list_complete(meant / "checkpoints"):
         return f": did you mean {meant}?"
     places = (run.parent, Path("runs"))
     near = sorted({str(path.parents[1]) for place in places for path in place.glob(f"*/checkpoints/{PREFIX}*")})
@@ -79,7 +79,7 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def best(found: list[Path], *, pass_over_damaged: bool = False) -> Path | None:
+def best_checkpoint(found: list[Path], *, pass_over_damaged: bool = False) -> Path | None:
     """The one with the lowest validation loss, if any was validated.
 
     Raises:

@@ -157,7 +157,7 @@ def granted() -> bool | list[str]:
     return True if _ALL in _allowed else sorted(_allowed)
 
 
-def words() -> list[str]:
+def as_cli_args() -> list[str]:
     """The same for that process's command line."""
     return [f"trust={granted()!r}"] if _allowed else []
 

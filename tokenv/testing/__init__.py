@@ -8,9 +8,9 @@ check_rate_target(MyTarget)
 check_codec("mymodule:MyCodec")
 """
 
-from tokenv.core.lazy import face
+from tokenv.core.lazy import lazy_exports
 
-__getattr__, __dir__ = face(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "agent_checks": ("check_agent",),

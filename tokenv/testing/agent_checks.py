@@ -12,10 +12,10 @@ from torch import Tensor
 from tokenv.agents.base import Agent, Policy
 from tokenv.config import registry
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries, forcing
+from tokenv.core.enumeration import all_boundaries, forcing_noise
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
-from tokenv.testing.fixture import RATE, WIDTH, Failure, builder, tiny_lm
+from tokenv.testing.fixture import RATE, WIDTH, Checker, builder, tiny_lm
 
 BATCH, LENGTH, SAMPLES = 3, 12, 2
 SHORT = 6  # symbols of a sequence whose boundaries are enumerated
@@ -47,7 +47,9 @@ class _World:
         with torch.no_grad():
             encoding_BND = self.lm.encode(symbol_BN)
             told = None if agent.rates is None else torch.full(decides_BN.shape, agent.rates.mean)
-            seen = Observer.of(agent).at_symbols(self.lm, symbol_BN, encoding_BND, position_BN, decides_BN, told)
+            seen = Observer.of(agent).static_observation(
+                self.lm, symbol_BN, encoding_BND, position_BN, decides_BN, told
+            )
         return seen[:, :-1]
 
 
@@ -72,7 +74,7 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool = False, *
         AssertionError: names what is wrong, and what to do.
         ValueError: the name or an option is unknown.
     """
-    failure = Failure("agent", agent)
+    failure = Checker("agent", agent)
     for length, check in ((LENGTH, _check_draws), (SHORT, _check_policy)):
         world = _World(length)
         context = {"width": WIDTH, "rate": RATE, "seq_len": length, "codec": world.lm.codec}
@@ -93,7 +95,7 @@ def _ready(build: Callable[[], Any], world: _World) -> Callable[[], Agent]:
     return made
 
 
-def _check_draws(failure: Failure, build: Callable[[], Agent], world: _World, reads_ahead: bool) -> None:
+def _check_draws(failure: Checker, build: Callable[[], Agent], world: _World, reads_ahead: bool) -> None:
     with failure.during(f"draw(), of {BATCH} sequences of {LENGTH} symbols, so batch size {[BATCH, LENGTH - 1]},"):
         agent = build()
         single = agent.draw(world.observation(agent), world.noise[0])
@@ -136,7 +138,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12)
 
 
-def _check_answer(failure: Failure, agent: Agent, td: TensorDict, seen: TensorDictBase, what: str) -> None:
+def _check_answer(failure: Checker, agent: Agent, td: TensorDict, seen: TensorDictBase, what: str) -> None:
     shape = (BATCH, LENGTH - 1) if what == "one noise" else (SAMPLES, BATCH, LENGTH - 1)
     for key in {*Agent.out_keys, *agent.out_keys}:
         failure.need(key in td, f"draw() of {what} answers without {key!r}, one of its out_keys")
@@ -162,7 +164,7 @@ def _check_answer(failure: Failure, agent: Agent, td: TensorDict, seen: TensorDi
     )
 
 
-def _check_rows(failure: Failure, agent: Agent, world: _World, drawn: TensorDict) -> None:
+def _check_rows(failure: Checker, agent: Agent, world: _World, drawn: TensorDict) -> None:
     for row in range(BATCH):
         one = slice(row, row + 1)
         alone = agent.draw(world.observation(agent, world.symbol_BN[one]), world.noise[0, one])
@@ -170,7 +172,7 @@ def _check_rows(failure: Failure, agent: Agent, world: _World, drawn: TensorDict
         failure.need(same, "a sequence's boundaries depend on the other sequences of its batch: look at one row alone")
 
 
-def _check_padding(failure: Failure, agent: Agent, world: _World) -> None:
+def _check_padding(failure: Checker, agent: Agent, world: _World) -> None:
     length_B = torch.tensor([LENGTH, LENGTH - 4, 2])
     padding_BN = torch.arange(LENGTH) >= length_B[:, None]
     with failure.during("draw() of sequences with padding"):
@@ -187,7 +189,7 @@ def _check_padding(failure: Failure, agent: Agent, world: _World) -> None:
     failure.need(_same(*drawn), "symbols in the padding move the boundaries: look at decision_mask")
 
 
-def _check_causality(failure: Failure, agent: Agent, world: _World, drawn: TensorDict) -> None:
+def _check_causality(failure: Checker, agent: Agent, world: _World, drawn: TensorDict) -> None:
     for cut in range(1, LENGTH):
         symbol_BN = world.symbol_BN.clone()
         symbol_BN[:, cut:] ^= 1
@@ -199,7 +201,7 @@ def _check_causality(failure: Failure, agent: Agent, world: _World, drawn: Tenso
         )
 
 
-def _check_state(failure: Failure, build: Callable[[], Agent], world: _World) -> None:
+def _check_state(failure: Checker, build: Callable[[], Agent], world: _World) -> None:
     used, fresh = build(), build()
     with torch.no_grad():
         for parameter in used.parameters():
@@ -213,20 +215,20 @@ def _check_state(failure: Failure, build: Callable[[], Agent], world: _World) ->
 def _stepped(agent: Agent, world: _World) -> TensorDictBase:
     """One position after the other, as an environment steps; batch size [B, T]."""
     seen, observer = world.observation(agent), Observer.of(agent)
-    last_actions_Bw = observer.nothing_yet(BATCH, torch.device("cpu"))
+    last_actions_Bw = observer.initial_last_actions(BATCH, torch.device("cpu"))
     count_B = torch.zeros(BATCH, dtype=torch.int64)
     acted = []
     for i in range(LENGTH - 1):
         now = seen[:, i].clone()
         now.update({keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: count_B, keys.NOISE: world.noise[0, :, i]})
         answer = agent(now)
-        last_actions_Bw = observer.pushed(last_actions_Bw, answer[keys.ACTION])
+        last_actions_Bw = observer.append_action(last_actions_Bw, answer[keys.ACTION])
         count_B = count_B + answer[keys.ACTION]
         acted.append(answer.select(keys.ACTION, keys.BOUNDARY_PROB))
     return torch.stack(acted, 1)
 
 
-def _check_refuses_to_step(failure: Failure, agent: Agent, world: _World) -> None:
+def _check_refuses_to_step(failure: Checker, agent: Agent, world: _World) -> None:
     try:
         _stepped(agent, world)
     except ValueError:
@@ -234,7 +236,7 @@ def _check_refuses_to_step(failure: Failure, agent: Agent, world: _World) -> Non
     failure.need(False, "reads ahead, and acts position by position all the same: refuse that with a ValueError")
 
 
-def _check_policy(failure: Failure, build: Callable[[], Agent], world: _World, reads_ahead: bool) -> None:
+def _check_policy(failure: Checker, build: Callable[[], Agent], world: _World, reads_ahead: bool) -> None:
     agent = build()
     seen, noise = world.observation(agent), world.noise[0]
     if not agent.learns:
@@ -258,12 +260,12 @@ def _check_policy(failure: Failure, build: Callable[[], Agent], world: _World, r
             _check_dist(failure, agent, seen, drawn)
 
 
-def _check_probabilities(failure: Failure, agent: Policy, world: _World) -> None:
+def _check_probabilities(failure: Checker, agent: Policy, world: _World) -> None:
     """The boundaries that can be drawn of one sequence: where a noise of 0 or 1 forces what it can."""
     patterns = all_boundaries(SHORT)[:, 0]
     seen = world.observation(agent, world.symbol_BN[:1])
     with failure.during("draw() with a noise of 0 and 1, which forces boundaries,"):
-        drawn = agent.draw(seen, forcing(patterns).unsqueeze(1))
+        drawn = agent.draw(seen, forcing_noise(patterns).unsqueeze(1))
     _, first = drawn[keys.ACTION].flatten(1).unique(dim=0, return_inverse=True)
     chosen = [int((first == i).nonzero()[0]) for i in range(int(first.max()) + 1)]
     log_prob_C = drawn[keys.ACTION_LOG_PROB].sum((1, 2))[chosen]
@@ -275,7 +277,7 @@ def _check_probabilities(failure: Failure, agent: Policy, world: _World) -> None
     )
 
 
-def _check_dist(failure: Failure, agent: Policy, seen: TensorDictBase, drawn: TensorDict) -> None:
+def _check_dist(failure: Checker, agent: Policy, seen: TensorDictBase, drawn: TensorDict) -> None:
     """TorchRL's losses score stored observations one by one."""
     action_BT = drawn[keys.ACTION]
     stored = seen.copy().update(Observer.of(agent).past(action_BT))

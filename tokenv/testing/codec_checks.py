@@ -17,7 +17,7 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.testing.fixture import BATCH, LENGTH, RATE, WIDTH, Failure, builder
+from tokenv.testing.fixture import BATCH, LENGTH, RATE, WIDTH, Checker, builder
 
 DRAWS, DIRECTIONS = 4000, 16
 STANDARD_ERRORS = 5.0
@@ -43,7 +43,7 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
         AssertionError: names what is wrong, and what to do.
         ValueError: the name or an option is unknown.
     """
-    failure = Failure("codec", codec)
+    failure = Checker("codec", codec)
     build = builder("codec", codec, registry.CODECS, options, {"width": WIDTH, "softcap": 30.0, "channels": 1})
     made: Codec = build()
     for attribute in ("symbol_shape", "symbol_dtype", "num_parameters"):
@@ -63,7 +63,7 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _check_sample(failure: Failure, codec: Codec, parameters_SP: Tensor) -> Tensor:
+def _check_sample(failure: Checker, codec: Codec, parameters_SP: Tensor) -> Tensor:
     drawn = [codec.sample(parameters_SP, generator=_generator(seed)) for seed in (0, 0, 1)]
     shape = (DRAWS, *codec.symbol_shape)
     failure.need(
@@ -78,7 +78,7 @@ def _check_sample(failure: Failure, codec: Codec, parameters_SP: Tensor) -> Tens
     return drawn[0]
 
 
-def _check_log_prob(failure: Failure, codec: Codec, theta_P: Tensor, symbol_S: Tensor) -> None:
+def _check_log_prob(failure: Checker, codec: Codec, theta_P: Tensor, symbol_S: Tensor) -> None:
     parameters_SP = theta_P.expand(DRAWS, -1).clone().requires_grad_()
     log_prob_S = codec.log_prob(parameters_SP, symbol_S)
     found = tuple(log_prob_S.shape)
@@ -112,7 +112,7 @@ def _off(value_SX: Tensor) -> float:
     return float((value_SX.mean(0).abs() / error_X.clamp(min=1e-12)).max())
 
 
-def _check_sum(failure: Failure, log_prob_S: Tensor, symbol_S: Tensor) -> None:
+def _check_sum(failure: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
     """Of the symbols that were drawn; what was not seen is about the share that was seen once (Good and Turing)."""
     _, place_S, count_X = symbol_S.flatten(1 if symbol_S.dim() > 1 else 0).unique(
         dim=0, return_inverse=True, return_counts=True
@@ -125,7 +125,7 @@ def _check_sum(failure: Failure, log_prob_S: Tensor, symbol_S: Tensor) -> None:
     )
 
 
-def _check_embed(failure: Failure, build: Callable[[], Any], symbol_S: Tensor) -> None:
+def _check_embed(failure: Checker, build: Callable[[], Any], symbol_S: Tensor) -> None:
     used, fresh = build(), build()
     embedded = used.embed(symbol_S)
     found = tuple(embedded.shape)
@@ -144,7 +144,7 @@ def _check_embed(failure: Failure, build: Callable[[], Any], symbol_S: Tensor) -
     failure.need(same, "a state_dict does not bring its state back: register parameters and buffers")
 
 
-def _check_model(failure: Failure, codec: Codec, symbol_BN: Tensor) -> None:
+def _check_model(failure: Checker, codec: Codec, symbol_BN: Tensor) -> None:
     size = UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tokenv.config import registry
 from tokenv.core import keys
-from tokenv.core.contracts import check_fit
-from tokenv.core.enumeration import all_boundaries, forcing
+from tokenv.core.contracts import check_compatible
+from tokenv.core.enumeration import all_boundaries, forcing_noise
 from tokenv.env.rollout import rollout
 from tokenv.estimators.statistics import policy_objective
-from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, Failure, World, builder
+from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, Checker, TinyProblem, builder
 
 GROUP, GROUPS = 100, 60  # draws of an estimator that draws numbers of its own
 STANDARD_ERRORS = 5.0
@@ -46,12 +46,12 @@ def check_estimator(
         AssertionError: names what is wrong, and what to do.
         ValueError: the name or an option is unknown.
     """
-    failure = Failure("estimator", estimator)
+    failure = Checker("estimator", estimator)
     build = builder("estimator", estimator, registry.ESTIMATORS, options, CONTEXT)
     left_out = []
     for window in windows:
-        world = World.make(window)
-        if build().independent and window:
+        world = TinyProblem.make(window)
+        if build().requires_factorised_policy and window:
             _check_refusal(failure, build(), world)
             continue
         with failure.during(f"a rollout that it is applied to (policy with window {window}, {BATCH} sequences)"):
@@ -81,15 +81,15 @@ def _objective(td: TensorDictBase) -> Tensor:
     return policy_objective(td) * td[keys.DECISION_MASK].sum() / td.shape[:-2].numel()
 
 
-def _check_refusal(failure: Failure, estimator: Any, world: World) -> None:
+def _check_refusal(failure: Checker, estimator: Any, world: TinyProblem) -> None:
     try:
-        check_fit(estimator, world.agent, world.lm.config.pooling)
+        check_compatible(estimator, world.agent, world.lm.config.pooling)
     except ValueError:
         return
     failure.need(False, "declares itself independent, but a policy with a past was not refused")
 
 
-def _check_loss(failure: Failure, build: Callable[[], Any], world: World) -> None:
+def _check_loss(failure: Checker, build: Callable[[], Any], world: TinyProblem) -> None:
     estimator = build()
     td = world.rollout(estimator)
     shape = td.shape
@@ -117,7 +117,7 @@ def _losses(estimator: Any, td: TensorDictBase) -> Tensor:
     return td[keys.LOSS_POLICY] - td[keys.LOG_LIKELIHOOD]
 
 
-def _check_determinism(failure: Failure, build: Callable[[], Any], world: World) -> None:
+def _check_determinism(failure: Checker, build: Callable[[], Any], world: TinyProblem) -> None:
     first, second = (_losses(e, world.rollout(e)) for e in (build(), build()))
     failure.need(
         torch.equal(first, second),
@@ -125,7 +125,7 @@ def _check_determinism(failure: Failure, build: Callable[[], Any], world: World)
     )
 
 
-def _check_padding(failure: Failure, build: Callable[[], Any], world: World) -> None:
+def _check_padding(failure: Checker, build: Callable[[], Any], world: TinyProblem) -> None:
     length_B = torch.tensor([LENGTH, LENGTH - 2])
     padding_BN = torch.arange(LENGTH) >= length_B[:, None]
     found = []
@@ -149,7 +149,7 @@ def _check_padding(failure: Failure, build: Callable[[], Any], world: World) -> 
     )
 
 
-def _check_state(failure: Failure, build: Callable[[], Any], world: World) -> None:
+def _check_state(failure: Checker, build: Callable[[], Any], world: TinyProblem) -> None:
     used, fresh = build(), build()
     used(world.rollout(used))
     fresh.load_state_dict(used.state_dict())
@@ -157,8 +157,8 @@ def _check_state(failure: Failure, build: Callable[[], Any], world: World) -> No
     failure.need(torch.equal(first, second), "a state_dict does not bring its state back: register buffers")
 
 
-def _check_unbiased(failure: Failure, build: Callable[[], Any], world: World) -> None:
-    enumerated = rollout(world.lm, world.agent, world.symbol_BN, noise=forcing(all_boundaries(LENGTH, BATCH)))
+def _check_unbiased(failure: Checker, build: Callable[[], Any], world: TinyProblem) -> None:
+    enumerated = rollout(world.lm, world.agent, world.symbol_BN, noise=forcing_noise(all_boundaries(LENGTH, BATCH)))
     log_prob_C = enumerated[keys.ACTION_LOG_PROB].sum((1, 2))
     likelihood_C = enumerated[keys.LOG_LIKELIHOOD].detach().sum((1, 2))
     true = world.gradient(-(log_prob_C.exp() * likelihood_C).sum())
@@ -183,7 +183,7 @@ def _check_unbiased(failure: Failure, build: Callable[[], Any], world: World) ->
 
 
 def _enumerate(
-    build: Callable[[], Any], world: World, enumerated: TensorDictBase, log_prob_C: Tensor, samples: int
+    build: Callable[[], Any], world: TinyProblem, enumerated: TensorDictBase, log_prob_C: Tensor, samples: int
 ) -> Tensor:
     """Expected gradient over all combinations of K samples' boundaries."""
     combinations = torch.cartesian_prod(*[torch.arange(len(log_prob_C))] * samples).view(-1, samples)
@@ -197,7 +197,7 @@ def _enumerate(
     return world.gradient((weight * losses.flatten(1).sum(1)).sum() / samples)
 
 
-def _mean_draw(estimator: Any, world: World, seed: int) -> Tensor:
+def _mean_draw(estimator: Any, world: TinyProblem, seed: int) -> Tensor:
     """Mean gradient of ``GROUP`` draws, made as one large batch."""
     td = world.rollout(estimator, seed=seed, symbol_BN=world.symbol_BN.repeat(GROUP, 1))
     return world.gradient(_objective(estimator(td)) / GROUP)

@@ -28,7 +28,7 @@ def tiny_lm() -> UNet:
 
 
 @dataclass
-class World:
+class TinyProblem:
     """A tiny model in float64 with a policy, and two sequences, one of them shorter."""
 
     lm: UNet
@@ -36,7 +36,7 @@ class World:
     symbol_BN: Tensor
 
     @classmethod
-    def make(cls, window: int, rate: float = RATE) -> World:
+    def make(cls, window: int, rate: float = RATE) -> TinyProblem:
         """One whose policy reads ``window`` earlier boundaries, and draws about ``rate`` of them."""
         generator = torch.Generator().manual_seed(window)
         with torch.random.fork_rng():
@@ -69,7 +69,7 @@ class World:
         ).detach()
 
 
-class Failure:
+class Checker:
     """Says what is wrong with a part.
 
     Args:
@@ -110,7 +110,7 @@ class Failure:
 def builder(
     kind: str,
     part: str | Callable[..., Any],
-    table: registry.Table,
+    table: registry.Registry,
     options: Mapping[str, Any],
     context: Mapping[str, Any],
 ) -> Callable[[], Any]:

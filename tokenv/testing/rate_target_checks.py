@@ -13,13 +13,13 @@ from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.estimators.statistics import mean_over_decisions
-from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, RATE, Failure, World, builder
+from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, RATE, Checker, TinyProblem, builder
 
 LOW, HIGH = 0.05, 0.9  # rates far on either side of the target
 LONG, MANY = 50, 20  # symbols and sequences, so that what is drawn keeps to the policy's rate
 
 
-class _Asks:
+class _RateRequest:
     """What a rollout is made for: so many samples."""
 
     def __init__(self, num_samples: int | None) -> None:
@@ -42,11 +42,11 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> None:
         AssertionError: names what is wrong, and what to do.
         ValueError: the name or an option is unknown.
     """
-    failure = Failure("rate_target", target)
+    failure = Checker("rate_target", target)
     build = builder("rate_target", target, registry.RATE_TARGETS, options, CONTEXT)
     build()
     for num_samples in (None, 3):
-        asks, world = _Asks(num_samples), World.make(2)
+        asks, world = _RateRequest(num_samples), TinyProblem.make(2)
         shape = (BATCH, LENGTH - 1) if num_samples is None else (num_samples, BATCH, LENGTH - 1)
         with failure.during(f"a rollout of batch size {list(shape)}"):
             _check_loss(failure, build, world.rollout(asks))
@@ -56,7 +56,7 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> None:
         _check_direction(failure, build)
 
 
-def _check_loss(failure: Failure, build: Callable[[], Any], td: TensorDictBase) -> None:
+def _check_loss(failure: Checker, build: Callable[[], Any], td: TensorDictBase) -> None:
     once, again = (build()(td.clone()) for _ in range(2))
     failure.need(keys.LOSS_RATE in once, "writes no 'loss_rate': set it in the rollout that it is given")
     loss = once[keys.LOSS_RATE]
@@ -67,7 +67,7 @@ def _check_loss(failure: Failure, build: Callable[[], Any], td: TensorDictBase) 
     failure.need(same, "the same rollout gave two losses: draw no numbers")
 
 
-def _check_padding(failure: Failure, build: Callable[[], Any], world: World, asks: _Asks) -> None:
+def _check_padding(failure: Checker, build: Callable[[], Any], world: TinyProblem, asks: _RateRequest) -> None:
     length_B = torch.tensor([LENGTH, LENGTH - 2])
     padding_BN = torch.arange(LENGTH) >= length_B[:, None]
     found = []
@@ -84,7 +84,7 @@ def _check_padding(failure: Failure, build: Callable[[], Any], world: World, ask
     failure.need(not bool(outside.any()), "loss_rate is not 0 where nobody decides: multiply it by decision_mask")
 
 
-def _check_state(failure: Failure, build: Callable[[], Any], world: World, asks: _Asks) -> None:
+def _check_state(failure: Checker, build: Callable[[], Any], world: TinyProblem, asks: _RateRequest) -> None:
     used, fresh = build(), build()
     used(world.rollout(asks))
     fresh.load_state_dict(used.state_dict())
@@ -92,7 +92,7 @@ def _check_state(failure: Failure, build: Callable[[], Any], world: World, asks:
     failure.need(torch.equal(first, second), "a state_dict does not bring its state back: register buffers")
 
 
-def _check_direction(failure: Failure, build: Callable[[], Any]) -> None:
+def _check_direction(failure: Checker, build: Callable[[], Any]) -> None:
     pushes = {rate: _push(build, rate).item() for rate in (LOW, RATE, HIGH)}
     failure.need(
         pushes[HIGH] > 0,
@@ -110,10 +110,10 @@ def _check_direction(failure: Failure, build: Callable[[], Any]) -> None:
 
 def _push(build: Callable[[], Any], rate: float) -> Tensor:
     """Derivative of the loss where all logits rise together, of a policy that draws boundaries at this rate."""
-    world = World.make(0, rate)
+    world = TinyProblem.make(0, rate)
     with torch.no_grad():
         world.agent.projection.weight.zero_()
-    td = world.rollout(_Asks(None), symbol_BN=world.symbol_BN[:1, :1].expand(MANY, LONG))
+    td = world.rollout(_RateRequest(None), symbol_BN=world.symbol_BN[:1, :1].expand(MANY, LONG))
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
     td[keys.BOUNDARY_LOGITS] = td[keys.BOUNDARY_LOGITS] + shift
     (push,) = torch.autograd.grad(mean_over_decisions(build()(td), keys.LOSS_RATE), shift, materialize_grads=True)

@@ -15,7 +15,7 @@ from tokenv.data.stream import Streams
 
 
 @dataclass(frozen=True)
-class Slots:
+class BatchAssignment:
     """Of the A passes of B sequences that make an update, those of one rank of W.
 
     As many groups of successive ranks as divide both A and W take successive passes, and share each between them: its
@@ -54,7 +54,7 @@ class Slots:
             )
 
     @classmethod
-    def of(cls, config: TrainConfig, rank: int = 0, world: int = 1, *, together: bool = False) -> Slots:
+    def of(cls, config: TrainConfig, rank: int = 0, world: int = 1, *, together: bool = False) -> BatchAssignment:
         """Of a run; see there."""
         return cls(config.accumulate, config.batch_size, rank, world, together)
 
@@ -87,7 +87,7 @@ class Slots:
         return range(first, first + each)
 
 
-class OwnSequences:
+class RankStream:
     """A rank's sequences of the streams that all ranks read from: slot s of an update is the same text at any W.
 
     Of an update's sequences each of S streams gives those that a rank of S would make: a rank of W, where W divides S,
@@ -101,11 +101,11 @@ class OwnSequences:
         slots: this rank's.
     """
 
-    def __init__(self, streams: Streams, slots: Slots) -> None:
+    def __init__(self, streams: Streams, slots: BatchAssignment) -> None:
         self.seq_len = streams.seq_len
         self._streams, self._slots = streams, slots
         count = len(streams.each)
-        every = [Slots(slots.accumulate, slots.batch_size, n, count, slots.together) for n in range(count)]
+        every = [BatchAssignment(slots.accumulate, slots.batch_size, n, count, slots.together) for n in range(count)]
         self._source = {  # of an update's sequences: which stream's, and its number among those of that stream
             place: (stream, number)
             for stream, each in enumerate(every)

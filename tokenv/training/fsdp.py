@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import Config
-from tokenv.core.distributed import dealt_out
+from tokenv.core.distributed import shard_like
 from tokenv.storage import checkpoints
 from tokenv.training.process_group import Ranks
 from tokenv.training.update import make_optimizer
@@ -26,7 +26,7 @@ from tokenv.training.update import make_optimizer
 T = TypeVar("T")
 
 
-class _Whole(nn.Module):
+class _RootModule(nn.Module):
     """Runs what it is given while the model's parameters are there."""
 
     def __init__(self, lm: nn.Module) -> None:
@@ -37,8 +37,10 @@ class _Whole(nn.Module):
         return work()
 
 
-def shard(parts: Parts, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks) -> torch.optim.Optimizer:
-    """Deal the language model out over ``hardware.shard`` successive ranks each; all ranks must do so together.
+def apply_fsdp(
+    parts: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
+) -> torch.optim.Optimizer:
+    """Deal the language model out over ``hardware.apply_fsdp`` successive ranks each; all ranks must do so together.
 
     Args:
         parts: the whole of which every rank has; its model is dealt out in place.
@@ -56,7 +58,7 @@ def shard(parts: Parts, optimizer: torch.optim.Optimizer, config: Config, ranks:
     mesh = init_device_mesh(lm.head.weight.device.type, shape, mesh_dim_names=names)
     for layer in (*lm.down, *lm.mid, *lm.up):
         fully_shard(layer, mesh=mesh)
-    root = _Whole(lm)
+    root = _RootModule(lm)
     fully_shard(root, mesh=mesh)
     for module in root.modules():
         if isinstance(module, FSDPModule):  # each rank's loss is a part: gradients are summed
@@ -74,11 +76,11 @@ def shard(parts: Parts, optimizer: torch.optim.Optimizer, config: Config, ranks:
     fresh = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():
         owner, _, key = name.rpartition("/")
-        fresh.state[parameters[owner]][key] = tensor if key == "step" else dealt_out(tensor, parameters[owner])
+        fresh.state[parameters[owner]][key] = tensor if key == "step" else shard_like(tensor, parameters[owner])
     return fresh
 
 
-def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole tensors, on the CPU where they were dealt out; all ranks must ask together."""
     return {
         name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()

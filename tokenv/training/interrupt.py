@@ -11,7 +11,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 DEAF_SECONDS = 10.0  # Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
 
 
-class Interruptible:
+class GracefulStop:
     """While entered, Ctrl-C, SIGTERM and SIGHUP all mean ``KeyboardInterrupt``, at a moment that suits.
 
     The first one only sets ``requested``; a second Ctrl-C stops at once, as usual. Schedulers and closed terminals may
@@ -32,11 +32,11 @@ class Interruptible:
         self._at_once = at_once
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Interruptible":
+    def __enter__(self) -> "GracefulStop":
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 handler = signal.getsignal(number)
-                ours = isinstance(getattr(handler, "__self__", None), Interruptible)
+                ours = isinstance(getattr(handler, "__self__", None), GracefulStop)
                 if number == signal.SIGINT or handler == signal.SIG_DFL or ours:
                     self._before[number] = signal.signal(number, self._handle)
         return self
@@ -46,17 +46,17 @@ class Interruptible:
             signal.signal(number, handler)
 
     @staticmethod
-    def be_deaf() -> None:
+    def ignore_signals() -> None:
         """Ignore all of them for some seconds: what is going on is ending already."""
-        Interruptible._last_stop = time.monotonic()
+        GracefulStop._last_stop = time.monotonic()
 
     def stop(self) -> NoReturn:
         """Raise ``KeyboardInterrupt``."""
-        self.be_deaf()
+        self.ignore_signals()
         raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
-        deaf = time.monotonic() - Interruptible._last_stop < DEAF_SECONDS
+        deaf = time.monotonic() - GracefulStop._last_stop < DEAF_SECONDS
         if not deaf and (self._at_once or (again and number == signal.SIGINT)):
             self.stop()

@@ -4,11 +4,11 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import LossConfig
 from tokenv.core import keys
-from tokenv.core.distributed import sharers, summed
-from tokenv.estimators.statistics import masked_mean, masked_mean_share, mean_over, mean_over_decisions
+from tokenv.core.distributed import all_reduce_sum, current_group
+from tokenv.estimators.statistics import local_masked_mean, masked_mean, mean_over, mean_over_decisions
 from tokenv.lm.codecs.base import Codec
 from tokenv.training.update_flops import count_tokens
 
@@ -18,23 +18,23 @@ def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight
 
     Of a shared batch, this process's part.
     """
-    log_likelihood, counted = td[key], codec.counted(td["next", keys.SYMBOL])
-    if counted is None:
-        return _mean_share(log_likelihood) if weight is None else masked_mean_share(log_likelihood, weight)
-    values = counted if weight is None else counted * weight
+    log_likelihood, loss_mask = td[key], codec.loss_mask(td["next", keys.SYMBOL])
+    if loss_mask is None:
+        return _mean_share(log_likelihood) if weight is None else local_masked_mean(log_likelihood, weight)
+    values = loss_mask if weight is None else loss_mask * weight
     return _ratio_share(log_likelihood if weight is None else log_likelihood * weight, values)
 
 
 def _mean_share(x: Tensor) -> Tensor:
-    return x.mean() / sharers().size
+    return x.mean() / current_group().size
 
 
 def _ratio_share(total: Tensor, count: Tensor) -> Tensor:
-    (of_all,) = summed(count.sum())
+    (of_all,) = all_reduce_sum(count.sum())
     return total.sum() / of_all.clamp(min=1)
 
 
-def compute_losses(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
+def compute_losses(td: TensorDictBase, parts: Components) -> dict[str, Tensor]:
     """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision.
 
     Of a shared batch, this process's parts, which add up to the losses; so do their gradients.
@@ -70,7 +70,7 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Parts) -> dict[str, Tensor]:
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Components) -> dict[str, Tensor]:
     """What a rollout says about the model and the policy; of a shared batch, what the whole batch does.
 
     Args:
@@ -79,7 +79,7 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Parts)
         parts: what made it.
     """
     codec, decided = parts.lm.codec, td[keys.DECISION_MASK]
-    boundaries, places = summed(td[keys.ACTION].sum(), decided.sum() + decided[..., 0].numel())
+    boundaries, places = all_reduce_sum(td[keys.ACTION].sum(), decided.sum() + decided[..., 0].numel())
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
         "boundary_rate": boundaries.float() / places.float(),
@@ -89,11 +89,11 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Parts)
     }
     if "early" in losses:
         reward = td[keys.REWARD].squeeze(-1)
-        (mean_reward,) = summed(_mean_share(reward))
+        (mean_reward,) = all_reduce_sum(_mean_share(reward))
         metrics |= {
             f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
             "reward_mean": mean_reward,
-            "reward_std": sharers().gather(reward, -2).std(),
+            "reward_std": current_group().gather(reward, -2).std(),
         }
     if keys.TARGET_RATE in td:
         target = td[keys.TARGET_RATE].double()

@@ -17,7 +17,7 @@ from tokenv.storage.atomic import write_atomically
 from tokenv.storage.files import read_json
 
 
-class Figures:
+class MetricsBuffer:
     """An update's metrics. A GPU is not waited for until they are read; on a CPU they are there at once.
 
     Args:
@@ -46,7 +46,7 @@ class Figures:
             self._sent.synchronize()
         return dict(zip(self._names, self._here.tolist(), strict=True))
 
-    def are_finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether those watched are."""
         values = self.read()
         return math.isfinite(sum(values[name] for name in self._watched))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenv.core.distributed import dealt_out, whole
+from tokenv.core.distributed import full_tensor, shard_like
 
 LAYERS = re.compile(r"lm\.(down|mid|up|layers)\.")
 STACKED = {"qkv": 3}  # matrices that one parameter of this name holds, one above the other
@@ -28,7 +28,7 @@ def count_matrices(name: str, parameter: Tensor) -> int:
     return STACKED.get(name.split(".")[-2], 1)
 
 
-def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
+def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
     """For each matrix U S Vᵀ, of any scale, about U Vᵀ: singular values of 0.7 to 1.2, but for tiny ones.
 
     Five rounds of X ← (a + b XXᵀ + c (XXᵀ)²) X (K. Jordan, "Muon", 2024), of all matrices of one shape at once.
@@ -54,7 +54,7 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonal_flops(rows: int, columns: int) -> int:
-    """Return the FLOPs of ``orthogonal`` on one matrix: in each round 2 R² (2 C + R), R ≤ C."""
+    """Return the FLOPs of ``orthogonalize`` on one matrix: in each round 2 R² (2 C + R), R ≤ C."""
     short, long = sorted((rows, columns))
     return ROUNDS * 2 * short**2 * (2 * long + short)
 
@@ -65,7 +65,7 @@ class Muon(torch.optim.AdamW):
     m ← β₁ m + (1 − β₁) g;  W ← (1 − η λ) W − 0.2 √max(R, C) η · orthogonal(β₁ m + (1 − β₁) g), for every R × C matrix
     (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024; the factor, with which a step is as
     long as AdamW's: arXiv 2502.16982). η, λ and β₁ are the group's ``lr``, ``weight_decay`` and the first of
-    ``betas``. Cost: one moment, not two, and ``orthogonal``, whose FLOPs a run counts once. Every
+    ``betas``. Cost: one moment, not two, and ``orthogonalize``, whose FLOPs a run counts once. Every
     rank does all of it, and one that has a part of the model gathers the momentum of a layer's matrices first.
     """
 
@@ -90,12 +90,12 @@ class Muon(torch.optim.AdamW):
             momentum = state["momentum"]
             gradient = parameter.grad if spared is None else torch.where(spared > 0, momentum, parameter.grad)
             momentum.lerp_(gradient, 1 - beta)
-            pieces += whole(gradient.lerp(momentum, beta)).chunk(count)
+            pieces += full_tensor(gradient.lerp(momentum, beta)).chunk(count)
             parameter.grad = None
-        steps = orthogonal(pieces)
+        steps = orthogonalize(pieces)
         made = 1.0 if spared is None else 1 - spared
         for number, parameter in enumerate(parameters):
             own = steps[number * count : (number + 1) * count]
             length = LIKE_ADAMW * max(own[0].shape) ** 0.5 * rate
             parameter.mul_(1 - made * rate * group["weight_decay"])
-            parameter.sub_(dealt_out(torch.cat(own), parameter) * (made * length))
+            parameter.sub_(shard_like(torch.cat(own), parameter) * (made * length))

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from tokenv.config.hardware import resolve_device
 from tokenv.config.schema import TrainConfig
-from tokenv.core.distributed import ALONE, Group
-from tokenv.core.errors import FailedError, UserError
-from tokenv.training.data_parallel import Slots
+from tokenv.core.distributed import SINGLE_PROCESS, Group
+from tokenv.core.errors import RunFailedError, UserError
+from tokenv.training.data_parallel import BatchAssignment
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)  # after which a rank that does not answer is given up
@@ -44,8 +44,8 @@ class Ranks:
         local: number of this process on its machine.
     """
 
-    world: Group = ALONE
-    control: Group = ALONE
+    world: Group = SINGLE_PROCESS
+    control: Group = SINGLE_PROCESS
     local: int = 0
 
     @property
@@ -84,7 +84,7 @@ class Ranks:
             )
         return torch.device("cuda", self.local)
 
-    def team(self, config: TrainConfig, *, together: bool) -> Team:
+    def team(self, config: TrainConfig, *, together: bool) -> DataParallelGroup:
         """How an update is shared out; all ranks must ask together.
 
         Args:
@@ -94,12 +94,12 @@ class Ranks:
         Raises:
             UserError: it cannot be shared out among so many.
         """
-        slots = Slots.of(config, self.rank, self.size, together=together)
-        return Team(self, slots, self._sharers(slots))
+        slots = BatchAssignment.of(config, self.rank, self.size, together=together)
+        return DataParallelGroup(self, slots, self._sharers(slots))
 
-    def _sharers(self, slots: Slots) -> Group:
+    def _sharers(self, slots: BatchAssignment) -> Group:
         if slots.members == 1:
-            return ALONE
+            return SINGLE_PROCESS
         mine = None
         for first in range(0, self.size, slots.members):
             members = list(range(first, first + slots.members))
@@ -109,13 +109,13 @@ class Ranks:
         assert mine is not None
         return mine
 
-    def start_alike(self, modules: Iterable[torch.nn.Module]) -> None:
+    def broadcast_parameters(self, modules: Iterable[torch.nn.Module]) -> None:
         """Give all ranks rank 0's parameters and buffers."""
         for module in modules:
             for tensor in (*module.parameters(), *module.buffers()):
                 self.world.first(tensor.detach())
 
-    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum the gradients over all ranks; a parameter that has none on any rank keeps none.
 
         Of what is dealt out over processes (``tokenv.training.fsdp``) the backward pass has done so.
@@ -123,7 +123,7 @@ class Ranks:
         if self.size == 1:
             return
         parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-        having = self.control.add_up(torch.tensor([int(p.grad is not None) for p in parameters])).tolist()
+        having = self.control.all_reduce_(torch.tensor([int(p.grad is not None) for p in parameters])).tolist()
         gradients = []
         for parameter, ranks in zip(parameters, having, strict=True):
             if ranks:
@@ -131,20 +131,20 @@ class Ranks:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         for bucket in _buckets(gradients):
-            total = self.world.add_up(torch.cat([gradient.flatten() for gradient in bucket]))
+            total = self.world.all_reduce_(torch.cat([gradient.flatten() for gradient in bucket]))
             pieces = total.split([gradient.numel() for gradient in bucket])
             for gradient, piece in zip(bucket, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
-        return bool(self.control.add_up(torch.tensor(int(flag))))
+        return bool(self.control.all_reduce_(torch.tensor(int(flag))))
 
-    def of_first(self, work: Callable[[], T], *, all_work: bool = False) -> T:
+    def from_rank0(self, work: Callable[[], T], *, all_work: bool = False) -> T:
         """What ``work`` gives on rank 0, where alone it is done unless all must; small, and can be pickled."""
-        return cast(T, self.control.objects(work() if self.is_first or all_work else None)[0])
+        return cast(T, self.control.all_gather_object(work() if self.is_first or all_work else None)[0])
 
-    def all_or_none(self, work: Callable[[], T]) -> T:
+    def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """What ``work`` gives, once it has succeeded on every rank.
 
         Raises:
@@ -153,9 +153,9 @@ class Ranks:
         found, failed = None, None
         try:
             found = work()
-        except (UserError, FailedError, OSError) as error:
+        except (UserError, RunFailedError, OSError) as error:
             failed = error
-        messages = self.control.objects(None if failed is None else str(failed))
+        messages = self.control.all_gather_object(None if failed is None else str(failed))
         if failed is not None and self.is_first:
             raise failed
         for rank, message in enumerate(messages):
@@ -163,7 +163,7 @@ class Ranks:
                 raise RanksError(f"rank {rank}: {message}") from failed
         return cast(T, found)
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
+    def assert_consistent(self, facts: Mapping[str, Any]) -> None:
         """Refuse ranks that differ.
 
         Args:
@@ -172,7 +172,7 @@ class Ranks:
         Raises:
             RanksError: the message names the first difference.
         """
-        everyone = self.control.objects(dict(facts))
+        everyone = self.control.all_gather_object(dict(facts))
         for rank, theirs in enumerate(everyone):
             for name in sorted(everyone[0].keys() | theirs.keys()):
                 one, other = everyone[0].get(name), theirs.get(name)
@@ -184,7 +184,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Team:
+class DataParallelGroup:
     """How a run's processes share out its updates.
 
     Attributes:
@@ -194,20 +194,20 @@ class Team:
     """
 
     ranks: Ranks
-    slots: Slots
+    slots: BatchAssignment
     sharers: Group
 
-    def add_up_metrics(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def all_reduce_metrics(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sum what was added up over each rank's passes; of those who share a pass, the first tells of it."""
         if self.ranks.size == 1:
             return dict(sums)
         own = torch.stack([value.double() for value in sums.values()])
-        total = self.ranks.world.add_up(own if self.sharers.rank == 0 else torch.zeros_like(own))
+        total = self.ranks.world.all_reduce_(own if self.sharers.rank == 0 else torch.zeros_like(own))
         return dict(zip(sums, total.unbind(), strict=True))
 
 
 @contextmanager
-def started_together(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
+def init_from_torchrun(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
     """The processes that torchrun started, or this one alone.
 
     Args:

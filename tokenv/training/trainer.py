@@ -12,14 +12,14 @@ import torch
 from tensordict import TensorDictBase
 from tqdm import tqdm
 
-from tokenv.config.components import Parts, build_parts
+from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
-from tokenv.core.distributed import LostRankError, answering
-from tokenv.core.errors import FailedError
+from tokenv.core.distributed import LostRankError, translate_distributed_errors
+from tokenv.core.errors import RunFailedError
 from tokenv.data.chunks import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.sources import Prefetched, Resumable
+from tokenv.data.sources import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
@@ -27,26 +27,26 @@ from tokenv.evaluation.evaluator import Evaluation, evaluate
 from tokenv.evaluation.run_state import History, Log, RunState
 from tokenv.storage import checkpoints
 from tokenv.training import fsdp
-from tokenv.training.data_parallel import OwnSequences, Slots
-from tokenv.training.interrupt import Interruptible
-from tokenv.training.metrics import Figures, ProgressFile
+from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.interrupt import GracefulStop
+from tokenv.training.metrics import MetricsBuffer, ProgressFile
 from tokenv.training.process_group import Ranks
 from tokenv.training.update import (
-    accumulate,
-    descend,
-    descend_further,
+    accumulate_gradients,
     learning_rate,
     make_optimizer,
+    micro_batch_seed,
     optimizer_flops,
-    pass_seed,
-    sparing,
+    optimizer_step,
+    policy_epochs,
+    skip_if_nonfinite,
 )
 from tokenv.training.update_flops import UpdateFlops
 
-LATE = ("cuda",)  # devices that are asked how an update went when the next one is on its way
+ASYNC_DEVICES = ("cuda",)  # devices that are asked how an update went when the next one is on its way
 
 
-class NotFiniteError(FailedError):
+class NotFiniteError(RunFailedError):
     """The loss is no longer a finite number."""
 
 
@@ -79,27 +79,31 @@ def train(
         ValueError: the configuration does not fit the data or the machine.
     """
     try:
-        with answering(sure=False):  # a model that is dealt out sends in the midst of its passes
+        with translate_distributed_errors(sure=False):  # a model that is dealt out sends in the midst of its passes
             return _train(config, folder, log, resume, progress, ranks or Ranks())
     except LostRankError as error:
-        Interruptible.be_deaf()  # torchrun tells all to end as soon as one has
-        raise LostRankError(f"{error}; {_last_good(folder)}") from error
+        GracefulStop.ignore_signals()  # torchrun tells all to end as soon as one has
+        raise LostRankError(f"{error}; {latest_checkpoint(folder)}") from error
 
 
 def _train(
     config: Config, folder: Path, log: Log, resume: checkpoints.Checkpoint | None, progress: bool, ranks: Ranks
 ) -> tuple[Evaluation, History]:
-    begun = ranks.all_or_none(lambda: _begin(config, resume, ranks, progress))
+    begun = ranks.run_on_all_ranks(lambda: set_up(config, resume, ranks, progress))
     parts, corpus, optimizer, state = begun.parts, begun.corpus, begun.optimizer, begun.state
-    ranks.check_same({"the data's fingerprint": corpus.fingerprint})
-    ranks.start_alike(parts.modules.values())
+    ranks.assert_consistent({"the data's fingerprint": corpus.fingerprint})
+    ranks.broadcast_parameters(parts.modules.values())
     shard = config.hardware.shard if ranks.size > 1 else 1
     if shard > 1:
-        optimizer = fsdp.shard(parts, optimizer, config, ranks)
+        optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
     state.replay(log)
     if resume is None and not math.isnan(corpus.overlap):
         state.record("data", {"overlap": corpus.overlap}, log)
-    team, unit, wanted = ranks.team(config.train, together=parts.remembers), parts.lm.codec.unit, config.validation
+    team, unit, wanted = (
+        ranks.team(config.train, together=parts.has_cross_step_state),
+        parts.lm.codec.unit,
+        config.validation,
+    )
     parameters = parts.named_parameters()
     flops = UpdateFlops(parts, optimizer_flops(config.train, parts))
 
@@ -114,7 +118,7 @@ def _train(
     )
     told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
     untold: list[_Update] = []
-    late = parts.lm.head.weight.device.type in LATE and shard == 1  # torch spares no step of a model dealt out
+    late = parts.lm.head.weight.device.type in ASYNC_DEVICES and shard == 1  # torch spares no step of a model dealt out
 
     def tell() -> None:
         """Note what updates have said of themselves that nobody has listened to."""
@@ -137,18 +141,18 @@ def _train(
 
     def save() -> None:
         tell()
-        state.data = Streams.joined(ranks.control.objects(source.state_dict()))
+        state.data = Streams.joined(ranks.control.all_gather_object(source.state_dict()))
         if ranks.is_first or shard > 1:
             checkpoint = state.checkpoint(parts, optimizer)
         if ranks.is_first:
             checkpoints.save(folder, checkpoint, keep=config.checkpoint.keep)
 
     def one_pass(number: int) -> TensorDictBase:
-        env.set_seed(pass_seed(config.seed, state.step, number))
+        env.set_seed(micro_batch_seed(config.seed, state.step, number))
         return env.one_pass(parts.agent, parts.sampling)
 
     parts.train()
-    with bar, _reading(begun, team.slots) as source, Interruptible() as interrupt:
+    with bar, _reading(begun, team.slots) as source, GracefulStop() as interrupt:
         env = TokenizationEnv(
             parts.lm, source, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates
         )
@@ -160,14 +164,14 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = group["share"] * rate
 
-            figures, rollouts = accumulate(one_pass, parts, config.loss, team)
+            figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
             tell()
             update = _Update(state.step, state.symbols + per_step, rate, figures, env.origin)
             if not late:
                 update.checked(folder)
-            with sparing(optimizer, figures.odd if late else None):
-                descend(optimizer, parameters, config.train.clip)
-                descend_further(optimizer, rollouts, parts, config, team)
+            with skip_if_nonfinite(optimizer, figures.odd if late else None):
+                optimizer_step(optimizer, parameters, config.train.clip)
+                policy_epochs(optimizer, rollouts, parts, config, team)
 
             state.step, state.symbols = state.step + 1, update.symbols
             update.seconds = time.perf_counter() - started
@@ -176,7 +180,7 @@ def _train(
                 tell()
 
             finished = state.symbols >= config.train.symbols
-            if finished or _passed(wanted.every_symbols, state.symbols, per_step):
+            if finished or crossed_interval(wanted.every_symbols, state.symbols, per_step):
                 tell()
                 how: dict[str, Any] = {
                     "batch_size": wanted.batch_size,
@@ -189,11 +193,11 @@ def _train(
                 state.record("validation", state.validation.metrics(), log)
                 if begun.own is not None:
                     look = partial(calibrate, parts, begun.own, config.rate, batch_size=wanted.batch_size)
-                    bias = ranks.of_first(look, all_work=shard > 1)
+                    bias = ranks.from_rank0(look, all_work=shard > 1)
                     at_rate = evaluate(parts, begun.held_out, logit_bias=bias or 0.0, **how)
                     state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
             stopping = ranks.any(interrupt.requested)
-            if finished or stopping or _passed(config.checkpoint.every_symbols, state.symbols, per_step):
+            if finished or stopping or crossed_interval(config.checkpoint.every_symbols, state.symbols, per_step):
                 save()
             if stopping and not finished:
                 interrupt.stop()
@@ -217,7 +221,7 @@ class _Update:
     step: int
     symbols: int
     rate: float
-    figures: Figures
+    figures: MetricsBuffer
     origin: list[str]
     seconds: float = math.nan
 
@@ -228,10 +232,10 @@ class _Update:
             NotFiniteError: loss or gradients are infinite or NaN.
         """
         metrics = self.figures.read()
-        if not self.figures.are_finite():
+        if not self.figures.is_finite():
             odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
             raise NotFiniteError(
-                f"step {self.step}: {odd}; {_last_good(folder)}. The last sequences were "
+                f"step {self.step}: {odd}; {latest_checkpoint(folder)}. The last sequences were "
                 f"{', '.join(self.origin[:4])}, ... Try a lower train.learning_rate, a longer train.warmup_symbols or "
                 "hardware.precision=float32"
             )
@@ -239,10 +243,10 @@ class _Update:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class TrainingSetup:
     """A run before its next step: what learns, from what, and how far it is."""
 
-    parts: Parts
+    parts: Components
     corpus: Corpus
     held_out: SequenceBatch
     own: SequenceBatch | None  # to calibrate on
@@ -251,15 +255,15 @@ class _Begun:
     state: RunState
 
 
-def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> _Begun:
+def set_up(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> TrainingSetup:
     prepare(config.hardware)
-    parts = build_parts(config, ranks.device(config.hardware.device), pretrained=resume is None, world=ranks.size)
+    parts = build_components(config, ranks.device(config.hardware.device), pretrained=resume is None, world=ranks.size)
     corpus = load_corpus(config.data, progress=progress)
     sequences, own = config.validation.sequences, None
     held_out = corpus.validation(sequences)
     if config.validation.calibrate:
         held_out, own = split_for_calibration(corpus, sequences)
-    most = Slots.of(config.train, together=parts.remembers).streams(config.data.streams)
+    most = BatchAssignment.of(config.train, together=parts.has_cross_step_state).streams(config.data.streams)
     streams = corpus.streams(most, seed=config.seed)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if resume is None:
@@ -267,22 +271,22 @@ def _begin(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, 
     else:
         state = RunState.restore(resume, config.train, parts, optimizer, streams)
         state.config = config.as_dict()
-    return _Begun(parts, corpus, held_out, own, streams, optimizer, state)
+    return TrainingSetup(parts, corpus, held_out, own, streams, optimizer, state)
 
 
-def _reading(begun: _Begun, slots: Slots) -> AbstractContextManager[Resumable]:
+def _reading(begun: TrainingSetup, slots: BatchAssignment) -> AbstractContextManager[ResumableSource]:
     """A rank's sequences. Those in memory are a copy away, and only a GPU gains by having them ready."""
-    own, device = OwnSequences(begun.streams, slots), begun.parts.lm.head.weight.device
+    own, device = RankStream(begun.streams, slots), begun.parts.lm.head.weight.device
     if begun.corpus.streamed or device.type == "cuda":
-        return Prefetched(own, len(slots.rows), device)
+        return PrefetchedSource(own, len(slots.rows), device)
     return nullcontext(own)
 
 
-def _passed(every: int, seen: int, per_step: int) -> bool:
+def crossed_interval(every: int, seen: int, per_step: int) -> bool:
     """Whether the last step went past a multiple of ``every`` symbols."""
     return seen // every > (seen - per_step) // every
 
 
-def _last_good(folder: Path) -> str:
-    found = checkpoints.complete(folder)
+def latest_checkpoint(folder: Path) -> str:
+    found = checkpoints.list_complete(folder)
     return f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"

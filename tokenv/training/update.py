@@ -11,17 +11,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.config.schema import Config, LossConfig, TrainConfig
-from tokenv.core.distributed import sharing, summed, whole
+from tokenv.core.distributed import all_reduce_sum, full_tensor, use_group
 from tokenv.env.rollout import rescore, rescore_head
 from tokenv.training.losses import compute_losses, rollout_metrics, total_loss
-from tokenv.training.metrics import Figures
+from tokenv.training.metrics import MetricsBuffer
 from tokenv.training.muon import LAYERS, Muon, count_matrices, orthogonal_flops
-from tokenv.training.process_group import Team
+from tokenv.training.process_group import DataParallelGroup
 
 T = TypeVar("T", bound=Tensor)
-OWNERS = {"lm": "lm.", "policy": "agent."}  # whose gradients are told of: what their parameters' names begin with
+PARAM_GROUPS = {"lm": "lm.", "policy": "agent."}  # whose gradients are told of: what their parameters' names begin with
 
 
 def learning_rate(config: TrainConfig, seen: int) -> float:
@@ -39,7 +39,7 @@ def learning_rate(config: TrainConfig, seen: int) -> float:
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def pass_seed(seed: int, step: int, number: int) -> int:
+def micro_batch_seed(seed: int, step: int, number: int) -> int:
     """The seed of a pass's noise, which depends on nothing but the run's seed, the step and the pass's number in it."""
     return (seed * 2_147_483_629 + number * 998_244_353 + step) % 2**62
 
@@ -77,7 +77,9 @@ def _rate_of(config: TrainConfig, name: str) -> float:
     return config.learning_rate if own is None else own
 
 
-def kept_of_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> dict[str, dict[str, Tensor]]:
+def expected_optimizer_state(
+    config: TrainConfig, parameters: dict[str, torch.nn.Parameter]
+) -> dict[str, dict[str, Tensor]]:
     """What ``make_optimizer``'s keeps of each parameter that ever had a gradient, by its name: tensors of that form."""
     step = torch.zeros((), device="meta")
     return {
@@ -93,7 +95,7 @@ def _of_muon(config: TrainConfig, name: str, parameter: Tensor) -> int:
     return count_matrices(name, parameter) if config.optimizer == "muon" else 0
 
 
-def optimizer_flops(config: TrainConfig, parts: Parts) -> int:
+def optimizer_flops(config: TrainConfig, parts: Components) -> int:
     """Return the FLOPs of the matrix products in an update's optimizer steps: Muon's; AdamW has none.
 
     Steps on replayed rollouts have gradients of the language model's encoder alone.
@@ -110,7 +112,7 @@ def optimizer_flops(config: TrainConfig, parts: Parts) -> int:
 
 
 def backward(
-    one_pass: Callable[[], TensorDictBase], parts: Parts, weights: LossConfig, *, passes: int = 1
+    one_pass: Callable[[], TensorDictBase], parts: Components, weights: LossConfig, *, passes: int = 1
 ) -> tuple[TensorDictBase, dict[str, Tensor]]:
     """Add the gradients of one of an update's ``passes`` rollouts to the parameters'.
 
@@ -126,12 +128,12 @@ def backward(
         return total_loss(losses, weights) / passes
 
     parts.whole(loss).backward()
-    return rollouts[0], dict(zip(losses, summed(*(each.detach() for each in losses.values())), strict=True))
+    return rollouts[0], dict(zip(losses, all_reduce_sum(*(each.detach() for each in losses.values())), strict=True))
 
 
-def accumulate(
-    one_pass: Callable[[int], TensorDictBase], parts: Parts, weights: LossConfig, team: Team
-) -> tuple[Figures, list[TensorDictBase]]:
+def accumulate_gradients(
+    one_pass: Callable[[int], TensorDictBase], parts: Components, weights: LossConfig, team: DataParallelGroup
+) -> tuple[MetricsBuffer, list[TensorDictBase]]:
     """Add up the gradients of an update, over its passes and over all who make them.
 
     Args:
@@ -146,7 +148,7 @@ def accumulate(
     """
     sums: dict[str, Tensor] = {}
     kept, passes = [], team.slots.accumulate
-    with sharing(team.sharers):
+    with use_group(team.sharers):
         for number in team.slots.passes:
             td, losses = backward(partial(one_pass, number), parts, weights, passes=passes)
             for name, value in rollout_metrics(td, losses, parts).items():
@@ -154,27 +156,33 @@ def accumulate(
             if parts.num_epochs > 1 or parts.head_epochs:
                 kept.append(td.detach())
     parameters = parts.named_parameters()
-    team.ranks.add_up_gradients(parameters.values())
-    sums = team.add_up_metrics(sums)
+    team.ranks.all_reduce_gradients(parameters.values())
+    sums = team.all_reduce_metrics(sums)
     device = sums["tokens"].device
-    norms = {f"grad_norm_{whose}": grad_norm(parameters, owner, device) for whose, owner in OWNERS.items()}
-    return Figures(sums | norms, watched=(parts.lm.codec.unit, *norms)), kept
+    norms = {f"grad_norm_{whose}": grad_norm(parameters, owner, device) for whose, owner in PARAM_GROUPS.items()}
+    return MetricsBuffer(sums | norms, watched=(parts.lm.codec.unit, *norms)), kept
 
 
-def descend_further(
-    optimizer: torch.optim.Optimizer, rollouts: Sequence[TensorDictBase], parts: Parts, config: Config, team: Team
+def policy_epochs(
+    optimizer: torch.optim.Optimizer,
+    rollouts: Sequence[TensorDictBase],
+    parts: Components,
+    config: Config,
+    team: DataParallelGroup,
 ) -> None:
-    """Make an update's further steps, where the estimator asks for some, on rollouts that ``accumulate`` gave."""
+    """Make an update's further steps, where the estimator asks for some, on rollouts that ``accumulate_gradients`` gave."""
     parameters = parts.named_parameters()
-    for again in replays(parts, rollouts):
-        with sharing(team.sharers):
+    for again in rescored_rollouts(parts, rollouts):
+        with use_group(team.sharers):
             for one_pass in again:
                 backward(one_pass, parts, config.loss, passes=team.slots.accumulate)
-        team.ranks.add_up_gradients(parameters.values())
-        descend(optimizer, parameters, config.train.clip)
+        team.ranks.all_reduce_gradients(parameters.values())
+        optimizer_step(optimizer, parameters, config.train.clip)
 
 
-def replays(parts: Parts, rollouts: Sequence[TensorDictBase]) -> Iterator[list[Callable[[], TensorDictBase]]]:
+def rescored_rollouts(
+    parts: Components, rollouts: Sequence[TensorDictBase]
+) -> Iterator[list[Callable[[], TensorDictBase]]]:
     """What an update's further steps learn from: its rollouts, scored again when they are called.
 
     Args:
@@ -198,7 +206,7 @@ def grad_norm(parameters: dict[str, torch.nn.Parameter], owner: str, device: tor
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
     """L2 norm of gradients, some of which may be dealt out over processes."""
-    norms = [whole(torch.nn.utils.get_total_norm(some)) for some in _by_kind(gradients)]
+    norms = [full_tensor(torch.nn.utils.get_total_norm(some)) for some in _by_kind(gradients)]
     return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
@@ -208,7 +216,7 @@ def _by_kind(tensors: list[T]) -> list[list[T]]:
     return [kind for kind in kinds if kind]
 
 
-def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], clip: float) -> None:
+def optimizer_step(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], clip: float) -> None:
     """One step with clipped gradients, which are then forgotten."""
     having = [parameter for parameter in parameters.values() if parameter.grad is not None]
     if having:
@@ -220,7 +228,7 @@ def descend(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Par
 
 
 @contextmanager
-def sparing(optimizer: torch.optim.Optimizer, odd: Tensor | None) -> Iterator[None]:
+def skip_if_nonfinite(optimizer: torch.optim.Optimizer, odd: Tensor | None) -> Iterator[None]:
     """While entered, steps change nothing where ``odd`` is 1.0, which only the device knows; None changes nothing here.
 
     The way of torch's ``GradScaler``: a fused optimiser leaves parameters and moments alone, and takes its count back.

@@ -7,13 +7,13 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.config.components import Parts
+from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.core.distributed import summed
+from tokenv.core.distributed import all_reduce_sum
 from tokenv.lm.flops import Tokens, policy_flops, update_flops
 
 
-def count_tokens(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
+def count_tokens(td: TensorDictBase, parts: Components) -> dict[str, Tensor]:
     """Return the tokens of a rollout that the token-level layers work on; of a shared batch, the whole batch's.
 
     Args:
@@ -39,7 +39,7 @@ def count_tokens(td: TensorDictBase, parts: Parts) -> dict[str, Tensor]:
         there = pass_SB.sum()
         found[name] = found[name] + there
         found[f"{name}_padded"] = found[f"{name}_padded"] + (there if lm.packs else longest * pass_SB.numel())
-    return dict(zip(found, summed(*found.values()), strict=True))
+    return dict(zip(found, all_reduce_sum(*found.values()), strict=True))
 
 
 class UpdateFlops:
@@ -50,7 +50,7 @@ class UpdateFlops:
         optimizer: FLOPs of an update's steps; see ``tokenv.training.update.optimizer_flops``.
     """
 
-    def __init__(self, parts: Parts, optimizer: int) -> None:
+    def __init__(self, parts: Components, optimizer: int) -> None:
         self._lm, self._policy, self._optimizer = parts.lm, policy_flops(parts.agent), optimizer
         self._passes, self._recompute = parts.passes, parts.lm.recomputes
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from tokenv.estimators.base import Part, chain
+from tokenv.estimators.base import Stage, chain
 from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.surrogates import ScoreFunction
 
 
-class MedianOfOthers(Part):
+class MedianOfOthers(Stage):
     in_keys = out_keys = ["advantage"]
     samples = 3
 

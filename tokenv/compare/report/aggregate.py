@@ -15,7 +15,7 @@ from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.run_evaluation import Agreement
 from tokenv.compare.significance import Difference
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, legend_columns, short
-from tokenv.plotting.characters import Character, characters, plain
+from tokenv.plotting.characters import Character, characters, escape_line
 from tokenv.plotting.curves import Curve, drawable, running_mean
 from tokenv.plotting.theme import LINES, MARKERS, colour_ends
 
@@ -77,16 +77,16 @@ def conclusion(comparison: Comparison) -> list[str]:
     if math.isfinite(best.seed_error):
         value = f"{with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
-        return [f"One method alone, {plain(best.name)}: {value} {unit}. There is nothing to compare it with."]
-    said = [f"{plain(best.name)} has the lowest {unit}: {value}."]
+        return [f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."]
+    said = [f"{escape_line(best.name)} has the lowest {unit}: {value}."]
     pairs = oriented(comparison)
     seen = [(other, pairs.get((other.name, best.name))) for other in others]
-    tied = [f"{plain(m.name)} ({number(d.mean, '+.4f')})" for m, d in seen if d and d.verdict == "not separable"]
+    tied = [f"{escape_line(m.name)} ({number(d.mean, '+.4f')})" for m, d in seen if d and d.verdict == "not separable"]
     worse = [(m, d) for m, d in seen if d and d.verdict == "worse"]
     if tied:
         said.append(f"Not separable from it at 95%: {_listed(tied)}.")
     if worse:
-        which = _listed([plain(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
+        which = _listed([escape_line(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
         least = number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
         said.append(f"At 95%{_corrected(comparison)} it is better than {which} (difference: {least}).")
     said += _tested(comparison)
@@ -134,9 +134,9 @@ def _tested(comparison: Comparison) -> list[str]:
     tested = [(method, pairs[method.name, name]) for method in ranked(comparison) if (method.name, name) in pairs]
     sides = []
     for verdict in ("better", "worse"):
-        left = [plain(m.name) for m, d in tested if d.verdict == verdict]
+        left = [escape_line(m.name) for m, d in tested if d.verdict == verdict]
         sides.append(f"{_listed(left) if left else 'none'} {'are' if len(left) > 1 else 'is'} {verdict}")
-    return [f"Against {plain(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
+    return [f"Against {escape_line(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
 
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:

@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenv.compare.comparison import Comparison
-from tokenv.compare.forecast_comparison import SCORES, Forecaster, Foretold
-from tokenv.compare.forecast_comparison import Figure as Score
+from tokenv.compare.forecast_comparison import SCORES, ForecastComparison, Forecaster
+from tokenv.compare.forecast_comparison import ScoreStatistics as Score
 from tokenv.compare.report.aggregate import mean, number, ranked, with_error
 from tokenv.compare.significance import sentence
-from tokenv.evaluation.report import Window, draw_windows
+from tokenv.evaluation.report import SeriesExcerpt, draw_windows
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
-from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import write_csv
 
 _ROW, _REST = 1.15, 0.9  # inches of a method, and of axis and legend
@@ -36,7 +36,7 @@ def window_pictures(comparison: Comparison) -> Iterator[Picture]:
         having = {name: windows[number] for name, windows in firsts.items() if number < len(windows)}
         rows = [replace(window, name=short(name)) for name, window in having.items()]
         caption = (
-            f"{plain(next(iter(having.values())).name)}, as the first seed of each method cuts it: bands are patches, "
+            f"{escape_line(next(iter(having.values())).name)}, as the first seed of each method cuts it: bands are patches, "
             "bars below them boundary probabilities."
         )
         yield draw_both(
@@ -44,7 +44,7 @@ def window_pictures(comparison: Comparison) -> Iterator[Picture]:
         )
 
 
-def _fill(figure: Figure, shown: list[Window], context: int) -> None:
+def _fill(figure: Figure, shown: list[SeriesExcerpt], context: int) -> None:
     handles = draw_windows(figure, shown, context)
     legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
 
@@ -67,17 +67,17 @@ PAIRS = [
 ]
 
 
-def title(found: Foretold) -> str:
+def title(found: ForecastComparison) -> str:
     """What the figures are of."""
     return f"Forecasts of {found.horizon} steps, {found.windows:,} of {found.total:,} test windows"
 
 
-def columns(found: Foretold) -> list[str]:
+def columns(found: ForecastComparison) -> list[str]:
     """Headers beside the name."""
-    return [*_FIGURES, *(f"skill: {plain(name)}" for name in found.peers)]
+    return [*_FIGURES, *(f"skill: {escape_line(name)}" for name in found.peers)]
 
 
-def cells(each: Forecaster, found: Foretold) -> list[str]:
+def cells(each: Forecaster, found: ForecastComparison) -> list[str]:
     """One text for each of ``columns``."""
     inside, crps = each.figures.get("inside"), each.figures["crps"]
     return [
@@ -94,37 +94,37 @@ def _told(score: Score) -> str:
     return with_error(score.mean, score.seed_error) if score.each else number(score.mean)
 
 
-def table(found: Foretold) -> Table:
+def table(found: ForecastComparison) -> Table:
     """One line a forecaster, lowest MSE first, for a rich console; skill is for wider pages."""
     made = Table(title=Text(title(found)), title_justify="left")
     made.add_column("forecaster", overflow="fold")
     for name in _FIGURES:
         made.add_column(name, justify="right")
     for each in found.forecasters:
-        made.add_row(Text(plain(each.name)), *cells(each, found)[: len(_FIGURES)])
+        made.add_row(Text(escape_line(each.name)), *cells(each, found)[: len(_FIGURES)])
     return made
 
 
-def conclusion(found: Foretold) -> list[str]:
+def conclusion(found: ForecastComparison) -> list[str]:
     """Sentences: whom the best method is better than, by MSE, and whom it cannot be told from."""
     best = next(each for each in found.forecasters if each.is_method)
     pairs = found.oriented("mse")
     held = [(each, pairs[best.name, each.name]) for each in found.forecasters if (best.name, each.name) in pairs]
-    said = [f"{plain(best.name)} has the methods' lowest MSE: {_told(best.figures['mse'])}."]
+    said = [f"{escape_line(best.name)} has the methods' lowest MSE: {_told(best.figures['mse'])}."]
     counted = sum(math.isfinite(pair.p_holm) for pair in found.differences["mse"].values())
     if not counted:
         return [*said, "One seed is separable from nothing: what another would change is unknown."]
     for verdict, words in (("better", "better than"), ("worse", "worse than")):
-        names = [plain(each.name) for each, pair in held if pair.verdict == verdict]
+        names = [escape_line(each.name) for each, pair in held if pair.verdict == verdict]
         if names:
             said.append(f"After Holm's correction for {counted} pairs it is {words} {', '.join(names)}.")
-    rest = [plain(each.name) for each, pair in held if pair.verdict == "not separable"]
+    rest = [escape_line(each.name) for each, pair in held if pair.verdict == "not separable"]
     if rest:
         said.append(f"Not separable from it: {', '.join(rest)}.")
     return said
 
 
-def matrix(found: Foretold) -> list[tuple[str, list[tuple[str, str, str] | None]]]:
+def matrix(found: ForecastComparison) -> list[tuple[str, list[tuple[str, str, str] | None]]]:
     """A row a method: class, text and tooltip of its MSE's difference from every forecaster's; None for itself."""
     pairs = found.oriented("mse")
 
@@ -132,14 +132,14 @@ def matrix(found: Foretold) -> list[tuple[str, list[tuple[str, str, str] | None]
         if row is other:
             return None
         difference = pairs[row.name, other.name]
-        tip = visible(sentence(row.name, other.name, difference, "MSE"))
+        tip = escape(sentence(row.name, other.name, difference, "MSE"))
         return difference.verdict.replace(" ", "-"), number(difference.mean, "+.4f"), tip
 
     methods = [each for each in found.forecasters if each.is_method]
-    return [(plain(row.name), [cell(row, other) for other in found.forecasters]) for row in methods]
+    return [(escape_line(row.name), [cell(row, other) for other in found.forecasters]) for row in methods]
 
 
-def rows(found: Foretold) -> Iterator[list[Any]]:
+def rows(found: ForecastComparison) -> Iterator[list[Any]]:
     """Every forecaster in full precision, by ``header``."""
     for each in found.forecasters:
         scores = [each.figures.get(name) for name in (*SCORES, "inside")]
@@ -148,7 +148,7 @@ def rows(found: Foretold) -> Iterator[list[Any]]:
         yield [each.name, each.is_method, seeds, found.horizon, found.windows, *told, *each.skill.values()]
 
 
-def header(found: Foretold) -> list[str]:
+def header(found: ForecastComparison) -> list[str]:
     """Of ``rows``."""
     parts = ("", "_seed_error", "_window_error")
     scores = [f"{name}{part}" for name in (*SCORES, "inside") for part in parts]
@@ -159,7 +159,7 @@ def _numbers(score: Score | None) -> list[Any]:
     return ["", "", ""] if score is None else [score.mean, score.seed_error, score.window_error]
 
 
-def write_tables(found: Foretold, folder: Path) -> list[Path]:
+def write_tables(found: ForecastComparison, folder: Path) -> list[Path]:
     """``forecasts.csv`` and ``forecast-pairs.csv`` in an existing folder."""
     pairs = [
         [score, *pair, d.mean, d.seed_error, d.document_error, d.low, d.high, d.p, d.p_holm, d.verdict]
@@ -184,7 +184,7 @@ def by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[t
     def told(each: Forecaster | None) -> tuple[str, str] | None:
         return None if each is None else (_told(each.figures["mse"]), _told(each.figures["mae"]))
 
-    return [(plain(name), [told(of.get(name)) for of in every.values()]) for name in sorted(names, key=mse)]
+    return [(escape_line(name), [told(of.get(name)) for of in every.values()]) for name in sorted(names, key=mse)]
 
 
 def write_protocols(comparisons: Mapping[str, Comparison], path: Path) -> list[Path]:
@@ -202,7 +202,7 @@ def write_protocols(comparisons: Mapping[str, Comparison], path: Path) -> list[P
     ]
 
 
-def draw(found: Foretold, colours: Mapping[str, str]) -> Picture:
+def draw(found: ForecastComparison, colours: Mapping[str, str]) -> Picture:
     """MSE of every forecaster, each seed a ring.
 
     Args:

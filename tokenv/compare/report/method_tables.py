@@ -27,7 +27,7 @@ from tokenv.compare.report.rate_tables import rate_rows, rates_table
 from tokenv.compare.significance import sentence
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.text_report import readable
-from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import console, write_csv
 
 _TOKENS = 12  # of the most frequent ones
@@ -78,7 +78,7 @@ def _tokens(method: ComparedMethod) -> str:
     learned = method.runs[0].assessment.learned
     if learned is None or not learned.tokens:
         return "–"
-    return "  ".join(visible(readable(token.encode("latin-1"))) for token, _ in learned.tokens[:_TOKENS])
+    return "  ".join(escape(readable(token.encode("latin-1"))) for token, _ in learned.tokens[:_TOKENS])
 
 
 _SCORES = ("precision", "recall", "f1")
@@ -171,14 +171,14 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """One line a method, best first, for a rich console."""
-    table = Table(title=Text(visible(comparison.title)), title_justify="left")
+    table = Table(title=Text(escape(comparison.title)), title_justify="left")
     table.add_column("method", overflow="fold")
     test = ("test ± seeds",) if comparison.has_test else ()
     for name in (f"{comparison.unit_in_words} ± seeds", *test, "early exit", "rate", "FLOPs", "seconds"):
         table.add_column(name, justify="right")
     for method in ranked(comparison):
         table.add_row(
-            Text(plain(method.name)),
+            Text(escape_line(method.name)),
             with_error(method.loss, method.seed_error),
             *(with_error(over_seeds(method, "loss_test"), error_on_test(method)) for _ in test),
             number(over_seeds(method, "loss_early")),
@@ -206,4 +206,4 @@ def print_comparison(comparison: Comparison) -> None:
         for said in forecast_tables.conclusion(comparison.forecasts):
             shown.print(said)
     for run, reason in comparison.failed.items():
-        shown.print(f"did not finish: {plain(run)}: {reason}")
+        shown.print(f"did not finish: {escape_line(run)}: {reason}")

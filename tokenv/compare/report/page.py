@@ -26,9 +26,9 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.significance import Difference, sentence
 from tokenv.plotting.canvas import Picture
-from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.html import coloured, legend, render
-from tokenv.plotting.terminology import SERIES, Words, in_words
+from tokenv.plotting.terminology import SERIES, Terminology, in_words
 
 _OF_TEXT = (
     "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "
@@ -41,7 +41,7 @@ _OF_SERIES = (
 )
 
 
-def notes(words: Words, unit: str) -> list[str]:
+def notes(words: Terminology, unit: str) -> list[str]:
     """Sentences on how to read the figures.
 
     Args:
@@ -85,12 +85,12 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     scale = colour_scale(comparison)
     return render(
         "compare/report/comparison.html.jinja",
-        title=visible(comparison.title),
-        conclusion=[visible(sentence) for sentence in conclusion(comparison)],
+        title=escape(comparison.title),
+        conclusion=[escape(sentence) for sentence in conclusion(comparison)],
         failed=_shown(comparison.failed),
         facts=_shown(comparison.facts),
         looks=[looks[method.name] for method in comparison.methods],
-        unit=visible(comparison.unit_in_words),
+        unit=escape(comparison.unit_in_words),
         words=comparison.words,
         columns=_columns(comparison),
         methods=_rows(comparison, lambda method: (_settings(method), _cells(method, comparison))),
@@ -101,11 +101,11 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         rates=rate_tables.columns(comparison),
         rate_losses=_named(comparison, rate_tables.losses(comparison)),
         rate_differences=_named(comparison, rate_tables.differences(comparison)),
-        rates_against=plain(comparison.rates_against),
+        rates_against=escape_line(comparison.rates_against),
         forecasts=_forecasts(comparison),
         pictures={name: embedded(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
-        references=[visible(name) for name in references(comparison)],
+        references=[escape(name) for name in references(comparison)],
         agreements=_rows(comparison, lambda method: _scores(method, references(comparison))),
         learned=method_tables.columns(comparison),
         habits=_rows(comparison, method_tables.cells(comparison)),
@@ -126,13 +126,13 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
     number_of = {method.name: i for i, method in enumerate(comparison.methods)}
     return {
         "title": forecast_tables.title(found),
-        "conclusion": [visible(said) for said in forecast_tables.conclusion(found)],
+        "conclusion": [escape(said) for said in forecast_tables.conclusion(found)],
         "columns": forecast_tables.columns(found),
         "rows": [
-            (number_of.get(each.name), plain(each.name), forecast_tables.cells(each, found))
+            (number_of.get(each.name), escape_line(each.name), forecast_tables.cells(each, found))
             for each in found.forecasters
         ],
-        "names": [plain(each.name) for each in found.forecasters],
+        "names": [escape_line(each.name) for each in found.forecasters],
         "matrix": forecast_tables.matrix(found),
     }
 
@@ -140,26 +140,26 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
 def _rows(comparison: Comparison, shown: Callable[[ComparedMethod], T]) -> list[tuple[int, str, T]]:
     """Number (of its look), name and whatever is shown of every method, best first."""
     number_of = {method.name: i for i, method in enumerate(comparison.methods)}
-    return [(number_of[method.name], plain(method.name), shown(method)) for method in ranked(comparison)]
+    return [(number_of[method.name], escape_line(method.name), shown(method)) for method in ranked(comparison)]
 
 
 def _named(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The same rows, which begin with a method's name, with the number of its look before it."""
     number_of = {method.name: i for i, method in enumerate(comparison.methods)}
-    return [(number_of[name], plain(name), *rest) for name, *rest in rows]
+    return [(number_of[name], escape_line(name), *rest) for name, *rest in rows]
 
 
 def _shown(rows: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(visible(name), visible(value)) for name, value in rows.items()]
+    return [(escape(name), escape(value)) for name, value in rows.items()]
 
 
 def _settings(method: ComparedMethod) -> str:
-    return ", ".join(f"{plain(key)} = {plain(value)}" for key, value in method.settings.items())
+    return ", ".join(f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items())
 
 
 def _columns(comparison: Comparison) -> list[str]:
     words, test = comparison.words, ["test ± seeds"] if comparison.has_test else []
-    loss = [f"{visible(comparison.unit_in_words)} ± seeds", f"error over {words.document}s", "each seed"]
+    loss = [f"{escape(comparison.unit_in_words)} ± seeds", f"error over {words.document}s", "each seed"]
     raw = ["before calibration", "its rate"] if comparison.calibrated else []
     return [*loss, *test, "mean over training", "early exit", f"boundaries / {words.symbol}", *raw, "FLOPs", "seconds"]
 
@@ -191,14 +191,14 @@ def _differences(comparison: Comparison) -> Callable[[ComparedMethod], list[tupl
         if difference is None:
             return ("unknown", "–", "not compared")
         said = _sentence(pair, difference, comparison)
-        tip = f"{said} The cell is {plain(row.name)} − {plain(other.name)}."
+        tip = f"{said} The cell is {escape_line(row.name)} − {escape_line(other.name)}."
         return (difference.verdict.replace(" ", "-"), number(difference.mean, "+.4f"), tip)
 
     return lambda row: [None if row is other else cell(row, other) for other in columns]
 
 
 def _sentence(pair: tuple[str, str], difference: Difference, comparison: Comparison) -> str:
-    return visible(sentence(*pair, difference, comparison.unit_in_words))
+    return escape(sentence(*pair, difference, comparison.unit_in_words))
 
 
 def embedded(picture: Picture) -> dict[str, str]:

@@ -32,7 +32,7 @@ from tokenv.compare.report.forecast_tables import window_pictures
 from tokenv.compare.report.rate_tables import rate_picture
 from tokenv.compare.significance import corrected
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
-from tokenv.plotting.characters import plain
+from tokenv.plotting.characters import escape_line
 from tokenv.plotting.theme import BLUE, GREY, ORANGE
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
@@ -110,7 +110,7 @@ def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> P
         legend_below(figure, handles, names)
 
     caption = (
-        f"Difference from {plain(best.name)}, with its 95% interval. Not separable: the interval holds 0, or "
+        f"Difference from {escape_line(best.name)}, with its 95% interval. Not separable: the interval holds 0, or "
         "would after Holm's correction for the number of pairs. "
         f"One seed decides nothing; its interval is of the {comparison.words.document}s alone."
     )
@@ -231,7 +231,7 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
     last = max(len(band.x) for band in curves.values())
     peaks = {name: band.mean.max() for name, band in curves.items()}
     top = max((peak for peak in peaks.values() if peak <= _SPIKE), default=1.0)
-    beyond = [f"{plain(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
+    beyond = [f"{escape_line(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
 
     def finish(axes: Axes) -> None:
         axes.set(

@@ -13,12 +13,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tokenv.compare.comparison import Comparison
-from tokenv.compare.rate_curves import RateCell, RateLine
+from tokenv.compare.rate_curves import MethodRateCurve, MethodRatePoint
 from tokenv.compare.report.aggregate import Band, Style, line_picture, number, with_error
 from tokenv.compare.significance import sentence
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN
 from tokenv.plotting.canvas import Picture
-from tokenv.plotting.characters import plain
+from tokenv.plotting.characters import escape_line
 
 _OWN_RATE = "its own"
 
@@ -42,7 +42,7 @@ def columns(comparison: Comparison) -> list[str]:
 def losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
     """Method, way, and its loss at each of ``columns``: mean ± standard error over seeds."""
 
-    def shown(cell: RateCell) -> Cell:
+    def shown(cell: MethodRatePoint) -> Cell:
         return Cell(with_error(cell.scores.mean, cell.scores.seed_error), f"drawn {number(cell.rate, '.4f')}")
 
     return [(line.method, line.way, _row(line, comparison, shown)) for line in comparison.rates]
@@ -52,7 +52,7 @@ def differences(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
     """Every method but the reference, and its loss minus the reference's at each asked rate."""
     reference = comparison.rates_against
 
-    def shown(line: RateLine, cell: RateCell) -> Cell:
+    def shown(line: MethodRateCurve, cell: MethodRatePoint) -> Cell:
         found = cell.difference
         if found is None:
             return Cell("–")
@@ -68,7 +68,7 @@ def _asked(comparison: Comparison) -> int:
     return len(set(columns(comparison)) - {_OWN_RATE})
 
 
-def _row(line: RateLine, comparison: Comparison, shown: Callable[[RateCell], Cell]) -> list[Cell]:
+def _row(line: MethodRateCurve, comparison: Comparison, shown: Callable[[MethodRatePoint], Cell]) -> list[Cell]:
     cells = {_OWN_RATE if line.way == OWN else f"{cell.asked:g}": shown(cell) for cell in line.cells}
     return [cells.get(column, Cell("–")) for column in columns(comparison)]
 
@@ -99,7 +99,7 @@ def rates_table(comparison: Comparison) -> Table:
     title = f"{comparison.unit_in_words} ± seeds"
     table = Table("method", "way", *names, title=Text(title), title_justify="left")
     for method, way, cells in losses(comparison):
-        table.add_row(Text(plain(method)), way, *(cell.text for cell in cells))
+        table.add_row(Text(escape_line(method)), way, *(cell.text for cell in cells))
     return table
 
 
@@ -131,7 +131,7 @@ def rate_picture(comparison: Comparison, looks: Mapping[str, Style]) -> Picture 
     return line_picture("rates", caption, curves, looks, finish)
 
 
-def _band(cells: Sequence[RateCell]) -> Band:
+def _band(cells: Sequence[MethodRatePoint]) -> Band:
     seeds = [cell.scores.loss_SB.mean(1) for cell in cells]
     ends = [(each.mean(), each.min(), each.max()) for each in seeds]
     mean, low, high = (np.array(of) for of in zip(*ends, strict=True))

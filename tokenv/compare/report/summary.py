@@ -16,7 +16,7 @@ from tokenv.compare.report.method_tables import write_tables
 from tokenv.compare.report.page import comparison_page, embedded
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.significance import Difference, sentence
-from tokenv.plotting.characters import plain, visible
+from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.html import render
 from tokenv.storage.atomic import write_atomically
@@ -75,22 +75,25 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
     return render(
         "compare/report/summary.html.jinja",
         title=f"{len(comparisons)} protocols",
-        against=plain(against),
+        against=escape_line(against),
         protocols=[
             {
-                "name": plain(name),
+                "name": escape_line(name),
                 "page": pages[name],
-                "unit": visible(comparison.unit_in_words),
-                "facts": [(visible(key), visible(value)) for key, value in comparison.facts.items()],
-                "conclusion": [visible(said) for said in conclusion(comparison)],
-                "failed": [(visible(run), visible(why)) for run, why in comparison.failed.items()],
+                "unit": escape(comparison.unit_in_words),
+                "facts": [(escape(key), escape(value)) for key, value in comparison.facts.items()],
+                "conclusion": [escape(said) for said in conclusion(comparison)],
+                "failed": [(escape(run), escape(why)) for run, why in comparison.failed.items()],
                 "truth": next((name for name in TRUTHS if _knows(comparison, name)), None),
                 "pictures": [embedded(picture) for picture in (pictures[name],) if picture],
             }
             for name, comparison in comparisons.items()
         ],
         rows=[
-            (plain(method), [_cells(placed[name].get(method), comparisons[name], against) for name in comparisons])
+            (
+                escape_line(method),
+                [_cells(placed[name].get(method), comparisons[name], against) for name in comparisons],
+            )
             for method in _order(placed)
         ],
         forecasts=forecast_tables.by_protocol(comparisons),
@@ -106,7 +109,7 @@ def _cells(placed: _Placed | None, comparison: Comparison, against: str) -> dict
         return None
     method, difference = placed.method, placed.difference
     truth = next((found for name in TRUTHS if (found := agreement(method, name))), None)
-    tip = "" if difference is None else visible(sentence(method.name, against, difference, comparison.unit_in_words))
+    tip = "" if difference is None else escape(sentence(method.name, against, difference, comparison.unit_in_words))
     return {
         "loss": with_error(method.loss, method.seed_error),
         "rank": number(placed.rank, ".1f"),
@@ -114,7 +117,7 @@ def _cells(placed: _Placed | None, comparison: Comparison, against: str) -> dict
         "flops": number(over_seeds(method, "flops"), ".2e"),
         "seconds": number(over_seeds(method, "seconds"), ",.0f"),
         "verdict": placed.verdict.replace(" ", "-"),
-        "settings": ", ".join(f"{plain(key)} = {plain(value)}" for key, value in method.settings.items()),
+        "settings": ", ".join(f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()),
         "tip": tip,
     }
 

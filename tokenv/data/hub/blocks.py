@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import Document, Pieces
+from tokenv.data.chunks import Chunks, Document
 from tokenv.data.config import DataConfig
-from tokenv.data.hub.shards import Part
+from tokenv.data.hub.shards import ShardAssignment
 from tokenv.data.rows import Row
 
 
 class Rows(Protocol):
-    """What blocks are read from; see ``tokenv.data.hub.streaming.HubData``."""
+    """What blocks are read from; see ``tokenv.data.hub.streaming.StreamingDataset``."""
 
     config: DataConfig
     name: str
@@ -30,14 +30,14 @@ class Rows(Protocol):
     def number(self, shard: int, row: int) -> int:
         """What tells a document from all others."""
 
-    def is_held(self, document: Document) -> bool:
+    def is_held_out(self, document: Document) -> bool:
         """Whether it is kept from training."""
 
-    def cut(self, documents: dict[int, Document]) -> Pieces:
+    def cut(self, documents: dict[int, Document]) -> Chunks:
         """Documents by their number, cut."""
 
 
-class HubBlocks:
+class StreamingBlocks:
     """Blocks of successive documents of one stream, each block's pieces in an order of its own.
 
     Unlike a shuffle buffer that is refilled as it drains, a block can be read again as it was, so a saved
@@ -49,15 +49,15 @@ class HubBlocks:
         seed: Seed of the order.
     """
 
-    def __init__(self, data: Rows, part: Part, seed: int) -> None:
+    def __init__(self, data: Rows, part: ShardAssignment, seed: int) -> None:
         self._data = data
         self._part = part
         self._size = -(-data.config.shuffle_buffer // part.streams)
         self._trainable = False
-        self._loaded: tuple[Pieces, np.ndarray[Any, Any]] | None = None
+        self._loaded: tuple[Chunks, np.ndarray[Any, Any]] | None = None
         self._go_to({"seed": seed, "epoch": 0, "block": 0, "shard": 0, "row": 0})
 
-    def current(self) -> tuple[Pieces, np.ndarray[Any, Any]]:
+    def current(self) -> tuple[Chunks, np.ndarray[Any, Any]]:
         """Return the current block, reading it if need be, and its order [P].
 
         Raises:
@@ -102,14 +102,14 @@ class HubBlocks:
                 if self._part.has(shard, number):
                     yield place, number, found
 
-    def _read(self) -> Pieces:
+    def _read(self) -> Chunks:
         documents = {}
         place, row, count = self._state["shard"], self._state["row"], 0
         for place, row, found in islice(self._rows, self._size):
             count += 1
             shard = self._part.shards[place]
             document = self._data.document(found, shard, row)
-            if document.content and not self._data.is_held(document):
+            if document.content and not self._data.is_held_out(document):
                 documents[self._data.number(shard, row)] = document
         self._next = {"shard": place, "row": row + 1} if count == self._size else None
         return self._data.cut(documents)

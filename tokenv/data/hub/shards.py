@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 
 from tokenv.core.errors import UserError
-from tokenv.data.rows import HUB_ADVICE, Row, rows_of
+from tokenv.data.rows import HUB_ADVICE, Row, iterate_rows
 
 ENOUGH = 64  # files; fewer are taken apart, for which each has to be opened, and each row group again
 FEW = 20  # shards, of which one would be too much to hold out
@@ -48,7 +48,7 @@ class Shards:
         Raises:
             UserError: If it cannot be read to its end.
         """
-        rows = rows_of(
+        rows = iterate_rows(
             lambda: self._dataset.shard(num_shards=len(self), index=shard),
             f"hub data set {self._name!r} cannot be read",
             HUB_ADVICE,
@@ -56,7 +56,7 @@ class Shards:
         return islice(enumerate(rows), first, None)
 
 
-def held_shards(count: int, fraction: float, seed: int) -> list[int]:
+def validation_shards(count: int, fraction: float, seed: int) -> list[int]:
     """Choose the shards to hold out: none of fewer than 20, else a `fraction` and at least one, evenly spread."""
     if count < FEW:
         return []
@@ -66,7 +66,7 @@ def held_shards(count: int, fraction: float, seed: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardAssignment:
     """What one of several streams reads.
 
     Attributes:
@@ -86,9 +86,9 @@ class Part:
         return not self.shared or (shard + row) % self.streams == self.number
 
 
-def deal_out(shards: Sequence[int], streams: int) -> list[Part]:
+def partition_shards(shards: Sequence[int], streams: int) -> list[ShardAssignment]:
     """Cut a data set into streams: successive shards to each, or rows in turn where there are fewer shards."""
     if len(shards) < streams:
-        return [Part(number, streams, shards, shared=True) for number in range(streams)]
+        return [ShardAssignment(number, streams, shards, shared=True) for number in range(streams)]
     ends = [len(shards) * number // streams for number in range(streams + 1)]
-    return [Part(n, streams, shards[ends[n] : ends[n + 1]], shared=False) for n in range(streams)]
+    return [ShardAssignment(n, streams, shards[ends[n] : ends[n + 1]], shared=False) for n in range(streams)]

@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from tokenv.core.errors import UserError
 from tokenv.data import rows
-from tokenv.data.chunks import Document, Pieces, SequenceBatch, cut_documents
+from tokenv.data.chunks import Chunks, Document, SequenceBatch, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig
-from tokenv.data.hub.blocks import HubBlocks
-from tokenv.data.hub.shards import FEW, Shards, deal_out, held_shards
-from tokenv.data.in_memory import cut_side, spread_order
+from tokenv.data.hub.blocks import StreamingBlocks
+from tokenv.data.hub.shards import FEW, Shards, partition_shards, validation_shards
+from tokenv.data.in_memory import cut_side, low_discrepancy_order
 from tokenv.data.rows import Row
 from tokenv.data.split import digest, threshold
 from tokenv.data.text.documents import content_of
@@ -26,7 +26,7 @@ AT_A_PLACE = 64  # successive rows for validation, before some of another shard
 MOST_ROWS = 2**32  # of a shard
 
 
-class HubData:
+class StreamingDataset:
     """A data set of the hub, or of a local folder, read on the fly.
 
     Of 20 or more shards (``tokenv.data.hub.shards``) a fraction of them, at least one, is held out: training opens
@@ -52,7 +52,7 @@ class HubData:
         )
         everything = range(len(self._shards))
         self._given = validation is not None
-        self._held = [] if self._given else held_shards(len(everything), config.validation, config.seed)
+        self._held = [] if self._given else validation_shards(len(everything), config.validation, config.seed)
         self._trained = sorted(set(everything) - set(self._held))
         by_hash = not self._given and not self._held
         self._threshold = threshold(max(config.validation, 1 / FEW)) if by_hash else b""
@@ -64,7 +64,7 @@ class HubData:
 
         self._looked_for = DEFAULT_VALIDATION_SEQUENCES
         if validation is None:
-            documents = self._look_for(self._looked_for, progress)
+            documents = self._collect_validation(self._looked_for, progress)
             self._known = {digest(document.content, config.seed) for document in documents.values()}
             self._held_out = self.cut(documents)
         else:
@@ -94,30 +94,30 @@ class HubData:
         """Return what tells the document of this row from all others."""
         return shard * MOST_ROWS + row
 
-    def is_held(self, document: Document) -> bool:
+    def is_held_out(self, document: Document) -> bool:
         """Tell whether `document` is kept from training."""
         key = digest(document.content, self.config.seed)
         return key < self._threshold or key in self._known
 
-    def blocks(self, seed: int) -> HubBlocks:
+    def blocks(self, seed: int) -> StreamingBlocks:
         """Return the endless blocks of training pieces."""
         return self.streams(seed, 1)[0]
 
-    def streams(self, seed: int, count: int) -> list[HubBlocks]:
+    def streams(self, seed: int, count: int) -> list[StreamingBlocks]:
         """Return those of each of `count` streams, which share out the data set."""
-        return [HubBlocks(self, part, seed) for part in deal_out(self._trained, count)]
+        return [StreamingBlocks(self, part, seed) for part in partition_shards(self._trained, count)]
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
         """Return the first `max_sequences` validation pieces, 512 by default."""
         if self._given:
-            return self._held_out.take(spread_order(len(self._held_out))[:max_sequences])
+            return self._held_out.take(low_discrepancy_order(len(self._held_out))[:max_sequences])
         wanted = max_sequences or DEFAULT_VALIDATION_SEQUENCES
         if wanted > self._looked_for:
-            self._held_out = self.cut(self._look_for(wanted, progress=False))
+            self._held_out = self.cut(self._collect_validation(wanted, progress=False))
             self._looked_for = wanted
         return self._held_out.take(np.arange(min(wanted, len(self._held_out))))
 
-    def _look_for(self, wanted: int, progress: bool) -> dict[int, Document]:
+    def _collect_validation(self, wanted: int, progress: bool) -> dict[int, Document]:
         """The first documents held out that make so many sequences, by their numbers."""
         documents: dict[int, Document] = {}
         joined = long = 0
@@ -125,7 +125,7 @@ class HubData:
         with bar as places:
             for shard, number, row in places:
                 document = self.document(row, shard, number)
-                if not document.content or not (self._held or self.is_held(document)):
+                if not document.content or not (self._held or self.is_held_out(document)):
                     continue
                 documents[self.number(shard, number)] = document
                 joined += len(document.content) + 1
@@ -138,7 +138,7 @@ class HubData:
     def _places(self) -> Iterator[tuple[int, int, Row]]:
         """The rows that may be held out, some of each shard in turn: the shard, the row's number in it, the row."""
         shards: Sequence[int] = self._held or range(len(self._shards))
-        order = [shards[place] for place in spread_order(len(shards))]
+        order = [shards[place] for place in low_discrepancy_order(len(shards))]
         for begin in range(0, len(order), FEW):  # so many are open at once
             waiting = deque((shard, self.rows(shard)) for shard in order[begin : begin + FEW])
             while waiting:
@@ -148,8 +148,8 @@ class HubData:
                 if len(some) == AT_A_PLACE:
                     waiting.append((shard, rows))
 
-    def cut(self, documents: dict[int, Document]) -> Pieces:
+    def cut(self, documents: dict[int, Document]) -> Chunks:
         """Cut documents, given by their number in the data set."""
-        return cut_documents(
+        return chunk_documents(
             list(documents.values()), seq_len=self.config.seq_len, cut=self.config.cut, ids=list(documents)
         )

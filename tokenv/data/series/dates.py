@@ -34,7 +34,7 @@ def read_dates(cells: Sequence[tuple[str, Any]], column: str) -> list[Any]:
     read: list[Any] = []
     advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
     for place, value in cells:
-        now = _moment(value)
+        now = _parse_timestamp(value)
         if now is None:
             raise UserError(f"{place}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00")
         try:
@@ -57,7 +57,7 @@ def read_dates(cells: Sequence[tuple[str, Any]], column: str) -> list[Any]:
     return read
 
 
-def continued(dates: Sequence[Any], steps: int) -> list[Any]:
+def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
     """The dates of the steps that follow, at the frequency of all before.
 
     Args:
@@ -97,7 +97,7 @@ def _step(dates: Sequence[Any]) -> Any:
         return None
 
 
-def _moment(value: Any) -> Any:
+def _parse_timestamp(value: Any) -> Any:
     """What dates are compared by; None for what is no date."""
     if value is pd.NaT:
         return None

@@ -23,7 +23,7 @@ import pandas as pd
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.data.rows import HUB_ADVICE, rows_of
+from tokenv.data.rows import HUB_ADVICE, iterate_rows
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import read_dates
 
@@ -118,7 +118,7 @@ def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
     reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
-    rows = list(rows_of(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it"))
+    rows = list(iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it"))
     return _from_rows(path.name, str(path), rows, config)
 
 
@@ -129,7 +129,7 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
         UserError: As for `read_csv`, or if the hub or the data set cannot be read.
     """
     where = f"hub data set {name!r}"
-    rows = list(rows_of(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
+    rows = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
     return _from_rows(name, where, rows, config)
 
 

@@ -20,7 +20,7 @@ import torch
 from tokenv.core.errors import UserError
 from tokenv.data.chunks import SequenceBatch
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.in_memory import MemoryBlocks, spread_order
+from tokenv.data.in_memory import InMemoryBlocks, low_discrepancy_order
 from tokenv.data.series.config import SYNTHETIC_SERIES
 from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.tables import Recording, read_hub, read_table
@@ -31,7 +31,7 @@ ETT_MONTHS = (12, 4, 4)
 CONSTANT = 1e-12  # a standard deviation of less than so much of the mean is rounding
 
 
-class Borders(NamedTuple):
+class SplitBorders(NamedTuple):
     """Where the training, validation and test steps of a series end."""
 
     train: int
@@ -57,7 +57,7 @@ class Series:
     name: str
     columns: list[str]
     value_LC: Array
-    borders: Borders
+    borders: SplitBorders
     mean_C: Array
     std_C: Array
     gold_L: Array | None = None
@@ -78,7 +78,7 @@ def moments(value_NC: Array, axis: int = 0) -> tuple[Array, Array]:
     return mean, np.sqrt(np.square(deviation).sum(axis) / count)
 
 
-def frame(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floor: float) -> Array:
+def normalise_window(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floor: float) -> Array:
     """Make symbols of values.
 
     Args:
@@ -138,7 +138,7 @@ class Windows:
             (self.series[p], slice(s, s + length))
             for p, s in zip(self.place_P[index_B], self.start_P[index_B], strict=True)
         ]
-        symbol = frame(
+        symbol = normalise_window(
             np.stack([series.value_LC[span] for series, span in chosen]),
             options.context,
             mean_BC=np.stack([series.mean_C for series, _ in chosen]),
@@ -182,13 +182,13 @@ class SeriesData:
             digest.update(np.ascontiguousarray(series.value_LC).tobytes())
         self.fingerprint = digest.hexdigest()
 
-    def blocks(self, seed: int) -> MemoryBlocks:
+    def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training windows, each in a random order."""
-        return MemoryBlocks(self._train, self.config.seed, seed)
+        return InMemoryBlocks(self._train, self.config.seed, seed)
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
         """Return the validation windows, or `max_sequences` of them that lie evenly over the whole."""
-        return self._validation.take(spread_order(len(self._validation))[:max_sequences])
+        return self._validation.take(low_discrepancy_order(len(self._validation))[:max_sequences])
 
     def test(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the test windows, or `max_sequences` of them that lie evenly over the whole.
@@ -197,7 +197,7 @@ class SeriesData:
             ValueError: If the test steps are too few for a window.
         """
         windows = self.windows("test")
-        return windows.take(spread_order(len(windows))[:max_sequences])
+        return windows.take(low_discrepancy_order(len(windows))[:max_sequences])
 
     def windows(self, side: str, *, before: int | None = None, stride: int | None = None) -> Windows:
         """Cut the `training`, `validation` or `test` steps into windows.
@@ -269,7 +269,7 @@ def load_series(config: DataConfig) -> SeriesData:
     return SeriesData(recordings, config)
 
 
-def split_borders(source: str, length: int, config: DataConfig) -> Borders:
+def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
     """Split a series of `length` steps by time.
 
     Raises:
@@ -278,7 +278,7 @@ def split_borders(source: str, length: int, config: DataConfig) -> Borders:
     per_hour = ETT_ROWS_PER_HOUR.get(Path(source).stem[:4])
     if config.series.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
         ends = np.cumsum([months * 30 * 24 * per_hour for months in ETT_MONTHS])
-        return Borders(*(min(int(end), length) for end in ends))
+        return SplitBorders(*(min(int(end), length) for end in ends))
     if config.validation + config.series.test >= 1:
         raise UserError(
             f"data.validation is {config.validation} and data.series.test {config.series.test}; expected less than 1 "
@@ -286,7 +286,7 @@ def split_borders(source: str, length: int, config: DataConfig) -> Borders:
         )
     test = int(length * config.series.test)
     validation = int(length * config.validation)
-    return Borders(length - test - validation, length - test, length)
+    return SplitBorders(length - test - validation, length - test, length)
 
 
 def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
@@ -294,7 +294,7 @@ def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
     return series_of(recording, borders, joint=config.series.joint)
 
 
-def series_of(recording: Recording, borders: Borders, *, joint: bool) -> list[Series]:
+def series_of(recording: Recording, borders: SplitBorders, *, joint: bool) -> list[Series]:
     """Make a series of every column of a recording, or one of all.
 
     Raises:

@@ -20,7 +20,7 @@ from datasets.io.parquet import ParquetDatasetReader
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
-from tokenv.data.rows import json_rows, rows_of
+from tokenv.data.rows import iterate_rows, json_rows
 from tokenv.data.text.builtin import prose_documents, python_documents
 from tokenv.data.text.synthetic_language import words_documents
 from tokenv.storage.atomic import PARTIAL
@@ -133,13 +133,13 @@ def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         return
     # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
     reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
-    yield from rows_of(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it or leave it out")
+    yield from iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it or leave it out")
 
 
 COLUMN, AT_A_TIME = "text", 1000
 
 
-def keep_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN) -> Path:
+def write_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN) -> Path:
     """Write documents as parquet; the same ones always under the same name.
 
     Args:

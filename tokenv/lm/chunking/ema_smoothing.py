@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenv.lm.chunking.relaxed import ema
-from tokenv.lm.chunking.select import Contextualise, Pooling, Stepper, distribute, segment, select
+from tokenv.lm.chunking.select import Chunking, Stepper, TokenLayers, distribute, segment, select
 
 MARGIN = 1e-4  # P stays this far from 0 and 1
 
 
-class Smooth(Pooling):
+class EMASmoothing(Chunking):
     """A token is the byte vector at its boundary; on the way back tokens are smoothed by their probabilities.
 
     With probabilities p, ``P_k = clamp(p at boundary k, 1e-4, 1 - 1e-4)``, Y' the token-level layers' output, k the
@@ -39,13 +39,13 @@ class Smooth(Pooling):
         x_BTD: Tensor,
         action_BT: Tensor,
         boundary_BT: Tensor | None,
-        contextualise: Contextualise,
+        apply_token_layers: TokenLayers,
         multiple: int = 1,
     ) -> Tensor:
         """``Y_t = z_k STE(c_t) + residual_proj(X_t)``."""
         segments = segment(action_BT, multiple)
         residual_BTD = self.residual(x_BTD)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, segments=segments)
+        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
         token_BMD = token_BMD.to(residual_BTD.dtype)
         if boundary_BT is None:
             y_BTD = distribute(token_BMD, segments)
@@ -59,11 +59,11 @@ class Smooth(Pooling):
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
         """Remembers the newest smoothed token z."""
-        return _SmoothStepper(self, batch, device)
+        return _EMASmoothingStepper(self, batch, device)
 
 
-class _SmoothStepper(Stepper):
-    def __init__(self, pooling: Smooth, batch: int, device: torch.device) -> None:
+class _EMASmoothingStepper(Stepper):
+    def __init__(self, pooling: EMASmoothing, batch: int, device: torch.device) -> None:
         self.pooling = pooling
         self.z_BD = torch.zeros(batch, pooling.width, device=device, dtype=pooling.residual_proj.weight.dtype)
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenv.lm.chunking.select import Contextualise, Newest, Pooling, Stepper, distribute, segment
+from tokenv.lm.chunking.select import Chunking, NewestTokenStepper, Stepper, TokenLayers, distribute, segment
 
 EPSILON = 1e-9  # added to a segment's size, as published
 
@@ -32,7 +32,7 @@ def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int)
     return mean[:, :count].to(x_BTD.dtype)
 
 
-class Mean(Pooling):
+class MeanChunking(Chunking):
     """Token k is the mean of its segment's bytes, layer-normalised; token 0 is a learned null group.
 
     A boundary byte closes its segment and belongs to it; bytes after the last boundary are in no token. A byte adds
@@ -65,7 +65,7 @@ class Mean(Pooling):
         x_BTD: Tensor,
         action_BT: Tensor,
         boundary_BT: Tensor | None,
-        contextualise: Contextualise,
+        apply_token_layers: TokenLayers,
         multiple: int = 1,
     ) -> Tensor:
         """``Y_t = X_t + Y'_k``, ``k = cumsum(a)_t``."""
@@ -78,9 +78,9 @@ class Mean(Pooling):
             boundary_BT = boundary_BT.double()
             earlier_BT = F.pad(boundary_BT.cumsum(1) - boundary_BT, (1, 0))
             weight_BT = weight_BT + (earlier_BT - earlier_BT.detach())
-        group_BT = segments.newest_BT + 1 - action_BT
+        group_BT = segments.token_index_BT + 1 - action_BT
         token_BMD = segment_mean(torch.cat([null_B1D, x_BTD], 1), group_BT, weight_BT, segments.boundary_BM.shape[1])
-        token_BMD = contextualise(self.normalise(token_BMD), segments.boundary_BM - 1, segments=segments)
+        token_BMD = apply_token_layers(self.normalise(token_BMD), segments.boundary_BM - 1, segments=segments)
         return x_BTD + distribute(token_BMD, segments)[:, 1:]
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
@@ -88,8 +88,8 @@ class Mean(Pooling):
         return _MeanStepper(self, batch, device, dtype)
 
 
-class _MeanStepper(Newest):
-    def __init__(self, pooling: Mean, batch: int, device: torch.device, dtype: torch.dtype) -> None:
+class _MeanStepper(NewestTokenStepper):
+    def __init__(self, pooling: MeanChunking, batch: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(batch, pooling.width, device, dtype)
         self.pooling = pooling
         self.sum_BD = torch.zeros(batch, pooling.width, device=device, dtype=torch.float64)

@@ -32,7 +32,7 @@ def _delay(x_BMD: Tensor, steps: int) -> Tensor:
     return F.pad(x_BMD[:, :-steps], (0, 0, steps, 0))
 
 
-def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, strength_BN: Tensor) -> Tensor:
+def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, gate_BN: Tensor) -> Tensor:
     """Causal attention to keys that exist to some degree.
 
     ``w_ij = s_j exp(score_ij) / sum_{j' <= i} s_j' exp(score_ij')``, scores soft-capped as in ``lm.attention``.
@@ -51,7 +51,7 @@ def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, strength_
     length = q.shape[-2]
     fine = torch.promote_types(q.dtype, torch.float32)
     scores = softcap * torch.tanh((q @ k.mT).to(fine) / (math.sqrt(q.shape[-1]) * softcap))
-    strength = strength_BN[:, None, None, :].to(fine)
+    strength = gate_BN[:, None, None, :].to(fine)
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
     # The largest score that counts becomes exp(0). Others may exceed it: those of strength 0, whose exp is a factor
     # of the gradient only and bounded against overflow, and later ones, which are wiped.
@@ -61,7 +61,7 @@ def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, strength_
     return (weight / weight.sum(-1, keepdim=True)).to(v.dtype) @ v
 
 
-def relaxed_tokens(x_BTD: Tensor, strength_BT: Tensor, contextualise: Callable[..., Tensor]) -> Tensor:
+def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[..., Tensor]) -> Tensor:
     """The token each byte sees, of candidates that exist to some degree.
 
     All T bytes run through the token-level layers, attending as ``relaxed_attention`` says, to Y'; then
@@ -70,12 +70,12 @@ def relaxed_tokens(x_BTD: Tensor, strength_BT: Tensor, contextualise: Callable[.
     Args:
         x_BTD: the encoder's output.
         strength_BT: s in [0, 1]; column 0 must be 1.
-        contextualise: the token-level layers; see ``UNet.contextualise``.
+        contextualise: the token-level layers; see ``UNet.apply_token_layers``.
 
     Returns:
         y, [B, T, D].
     """
-    position_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device).expand(strength_BT.shape)
-    token_BTD = contextualise(x_BTD, position_BT, strength_BT)
+    position_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device).expand(gate_BT.shape)
+    token_BTD = apply_token_layers(x_BTD, position_BT, gate_BT)
     fine = torch.promote_types(x_BTD.dtype, torch.float32)
-    return ema(strength_BT.to(fine), token_BTD.to(fine)).to(x_BTD.dtype)
+    return ema(gate_BT.to(fine), token_BTD.to(fine)).to(x_BTD.dtype)

@@ -20,7 +20,7 @@ class Segments(NamedTuple):
     """
 
     boundary_BM: Tensor
-    newest_BT: Tensor
+    token_index_BT: Tensor
     count_B: Tensor
     total: int
 
@@ -36,14 +36,14 @@ def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
         multiple: M is padded to a multiple of this.
     """
     batch, length = action_BT.shape
-    newest_BT = action_BT.cumsum(1) - 1
-    count_B = newest_BT[:, -1] + 1
+    token_index_BT = action_BT.cumsum(1) - 1
+    count_B = token_index_BT[:, -1] + 1
     most, total = torch.stack([count_B.max(), count_B.sum()]).tolist()
     longest = -(-most // multiple) * multiple
-    slot_BT = torch.where(action_BT.bool(), newest_BT, longest)
+    slot_BT = torch.where(action_BT.bool(), token_index_BT, longest)
     position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
     boundary = torch.zeros(batch, longest + 1, dtype=torch.long, device=action_BT.device)
-    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], newest_BT, count_B, total)
+    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], token_index_BT, count_B, total)
 
 
 def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ def select(x_BTD: Tensor, segments: Segments) -> Tensor:
 def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
     """Upsample: every byte receives the newest token closed at or before it (eq. 9). [B, M, D] -> [B, T, D]."""
     if token_BMD.is_cuda:
-        return SortedGather.apply(token_BMD, segments.newest_BT)
-    return _gather_rows(token_BMD, segments.newest_BT)
+        return SortedGather.apply(token_BMD, segments.token_index_BT)
+    return _gather_rows(token_BMD, segments.token_index_BT)
 
 
 class SortedGather(torch.autograd.Function):
@@ -92,14 +92,14 @@ class SortedGather(torch.autograd.Function):
         return total.view(batch, ctx.count, -1).to(grad_BTD.dtype), None
 
 
-class Contextualise(Protocol):
-    """The token-level layers, as a pooling sees them; see ``UNet.contextualise``."""
+class TokenLayers(Protocol):
+    """The token-level layers, as a pooling sees them; see ``UNet.apply_token_layers``."""
 
     def __call__(
         self,
         token_BMD: Tensor,
         position_BM: Tensor,
-        strength_BM: Tensor | None = None,
+        gate_BM: Tensor | None = None,
         segments: Segments | None = None,
     ) -> Tensor:
         """[B, M, D] -> [B, M, D]."""
@@ -138,7 +138,7 @@ class Stepper(ABC):
                 setattr(self, name, value.repeat_interleave(times, 0))
 
 
-class Pooling(nn.Module, ABC):
+class Chunking(nn.Module, ABC):
     """How bytes become tokens, and how tokens come back to bytes.
 
     Args:
@@ -160,7 +160,7 @@ class Pooling(nn.Module, ABC):
         x_BTD: Tensor,
         action_BT: Tensor,
         boundary_BT: Tensor | None,
-        contextualise: Contextualise,
+        apply_token_layers: TokenLayers,
         multiple: int = 1,
     ) -> Tensor:
         """What the byte-level decoder reads.
@@ -181,7 +181,7 @@ class Pooling(nn.Module, ABC):
         """The same, one byte at a time, for B rows."""
 
 
-class Newest(Stepper):
+class NewestTokenStepper(Stepper):
     """Adds each row's newest token to the byte."""
 
     def __init__(self, batch: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -201,7 +201,7 @@ class Newest(Stepper):
         return x_BD + self.newest_BD
 
 
-class Select(Pooling):
+class SelectChunking(Chunking):
     """A token is the byte vector at its boundary; every byte adds the newest token to itself (eq. 7-9).
 
     A ``boundary_BT`` holds strengths s in [0, 1], 1 in column 0, and asks for the relaxed pass (``lm.relaxed``),
@@ -214,16 +214,16 @@ class Select(Pooling):
         x_BTD: Tensor,
         action_BT: Tensor,
         boundary_BT: Tensor | None,
-        contextualise: Contextualise,
+        apply_token_layers: TokenLayers,
         multiple: int = 1,
     ) -> Tensor:
         """``Y_t = X_t + Y'_k``, k the newest token closed at or before t."""
         if boundary_BT is not None:
-            return x_BTD + relaxed_tokens(x_BTD, boundary_BT, contextualise)
+            return x_BTD + relaxed_tokens(x_BTD, boundary_BT, apply_token_layers)
         segments = segment(action_BT, multiple)
-        token_BMD = contextualise(select(x_BTD, segments), segments.boundary_BM, segments=segments)
+        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
         return x_BTD + distribute(token_BMD, segments)
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
         """Remembers the newest token."""
-        return Newest(batch, self.width, device, dtype)
+        return NewestTokenStepper(batch, self.width, device, dtype)

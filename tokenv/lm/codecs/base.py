@@ -38,7 +38,7 @@ class Codec(nn.Module, ABC):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
-    def log_prob_ahead(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
         """Log-probability of several symbols, each given all up to one: [.., H, num_parameters] -> [.., H] in nats.
 
         Args:
@@ -49,7 +49,7 @@ class Codec(nn.Module, ABC):
         """
         return self.log_prob(parameters, target)
 
-    def counted(self, symbol: Tensor) -> Tensor | None:
+    def loss_mask(self, symbol: Tensor) -> Tensor | None:
         """How many likelihoods a symbol's is the sum of: [.., *symbol_shape] -> int64 [..]; None where always one."""
         return None
 
@@ -150,6 +150,6 @@ class ByteCodec(Codec):
         return order.gather(-1, choice).squeeze(-1)
 
 
-def new_head(codec: Codec, width: int) -> Linear:
+def make_head(codec: Codec, width: int) -> Linear:
     """A linear map from the stream to the parameters of the codec's distribution."""
     return Linear(width, codec.num_parameters)

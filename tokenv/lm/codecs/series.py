@@ -84,7 +84,7 @@ class SeriesCodec(Codec):
         """[.., C * P], [.., C, 5] -> [..] in nats."""
         return self._log_prob(parameters, symbol, (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE])
 
-    def log_prob_ahead(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
         """[.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H] in nats; see ``Codec``."""
         return self._log_prob(parameters, target, self.base(symbol).unsqueeze(-2))
 
@@ -103,7 +103,7 @@ class SeriesCodec(Codec):
         last = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
         return (last - symbol[..., LOCATION]) / symbol[..., SCALE]
 
-    def counted(self, symbol: Tensor) -> Tensor:
+    def loss_mask(self, symbol: Tensor) -> Tensor:
         """How many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
         return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
 
