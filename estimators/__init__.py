@@ -6,21 +6,60 @@ What builds an estimator of your own can be taken from here: ``from tokenv.estim
 from tokenv.core.lazy import lazy_exports
 
 PARTS = {
-    "base": ("Chain", "Stage", "chain"),
-    "credit": ("EarlyExit", "Likelihood"),
-    "credit": ("BoundaryCredit", "Discount", "LambdaReturn"),
+    "base": (
+        "Chain",
+        "Stage",
+        "chain",
+    ),
+    "credit": (
+        "BoundaryCredit",
+        "Discount",
+        "EarlyExit",
+        "LambdaReturn",
+        "Likelihood",
+    ),
     "critic": ("TextCritic",),
     "baselines": (
-        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage", "ShrunkLeaveOneOut"),
+        "BatchCentre",
+        "GroupRelative",
+        "LeaveOneOut",
+        "LeaveOneOutBatch",
+        "MovingAverage",
+        "ShrunkLeaveOneOut",
     ),
-    "surrogates": ("Clip", "Standardise"),
-    "surrogates": ("ClippedSurrogate", "ScoreFunction"),
+    "surrogates": (
+        "Clip",
+        "ClippedSurrogate",
+        "ScoreFunction",
+        "Standardise",
+    ),
     "off_policy": ("FixedRateProposal",),
-    "antithetic": ("ARM", "ARMS", "DisARM"),
-    "branching": ("BitFlip", "Branch"),
-    "control_variates": ("REBAR", "RELAX"),
-    "straight_through": ("GumbelRao", "GumbelSigmoid", "PathGradient", "ReinMax", "StraightThrough"),
-    "rate_targets": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
+    "antithetic": (
+        "ARM",
+        "ARMS",
+        "DisARM",
+    ),
+    "branching": (
+        "BitFlip",
+        "Branch",
+    ),
+    "control_variates": (
+        "REBAR",
+        "RELAX",
+    ),
+    "straight_through": (
+        "GumbelRao",
+        "GumbelSigmoid",
+        "PathGradient",
+        "ReinMax",
+        "StraightThrough",
+    ),
+    "rate_targets": (
+        "BinomialPrior",
+        "LogitPressure",
+        "RateTarget",
+        "RatioLoss",
+    ),
 }
 
 RECIPES = {  # estimators by name

@@ -22,9 +22,18 @@ _ROOT = Path(__file__).parent.parent
 if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and configs lie beside this folder, not in it
     __path__.append(str(_ROOT))
 
+GYMNASIUM_ENTRY_POINTS = {  # id: one sequence, many sequences
+    f"tokenv/{kind}-v0": (
+        f"tokenv.library.environments:TrainedModel{kind}Env",
+        f"tokenv.library.environments:TrainedModel{kind}VectorEnv",
+    )
+    for kind in ("Bytes", "Series")
+}
+
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "core": ("keys",),
         "core.contracts": ("Sampling",),
         "env.generation": ("generate",),
         "env.rollout": ("rollout",),

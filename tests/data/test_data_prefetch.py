@@ -6,11 +6,12 @@ import time
 import pytest
 import torch
 
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.sources import AHEAD, PrefetchedSource, stage_batch
-from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.data_parallel import RankStream
 
 CPU = torch.device("cpu")
 SLOTS = BatchAssignment(2, 4)

@@ -11,13 +11,14 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.data.hub.shards import partition_shards, validation_shards
 from tokenv.data.stream import Streams
-from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.data_parallel import RankStream
 
 ROWS = 60  # of a shard
 READ = []  # shards and rows, in the order in which they were read

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.config import registry
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import merge, resolve
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import load_corpus
 from tokenv.storage import checkpoints
 from tokenv.training import update
-from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.data_parallel import RankStream
 from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.trainer import train
 

@@ -31,12 +31,13 @@ from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_sta
 from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
 from tokenv.evaluation.report import SeriesExcerpt, draw_curves, draw_patches, make_excerpts
-from tokenv.evaluation.run_state import History, Log, RunState, check_checkpoint, off_target
+from tokenv.evaluation.run_state import History, Log, RunState, off_target
 from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
 from tokenv.plotting.terminology import TERMINOLOGY, in_words
 from tokenv.storage import checkpoints
+from tokenv.training.checkpointing import check_checkpoint
 from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.trainer import train
 

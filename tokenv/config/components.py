@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from tokenv.agents.base import Agent
 from tokenv.config import registry
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.build import build_agent, build_codec, load_pretrained_lm
 from tokenv.config.hardware import check_training, recomputes, resolve_device, resolve_precision
 from tokenv.config.schema import Config
@@ -23,7 +24,6 @@ from tokenv.estimators.base import Chain
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes
 from tokenv.lm.unet import UNet
-from tokenv.training.data_parallel import BatchAssignment
 
 
 def _at_once(work: Callable[[], Any]) -> Any:

@@ -7,7 +7,7 @@ the batch's statistics are those of the whole batch; ``tokenv.estimators.statist
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -172,3 +172,10 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def gather_full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors, on the CPU where they were dealt out; all ranks must ask together."""
+    return {
+        name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()
+    }

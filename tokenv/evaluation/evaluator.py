@@ -16,12 +16,12 @@ from tqdm import tqdm
 from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
+from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
 from tokenv.data.chunks import SequenceBatch
 from tokenv.env.rollout import observe, rollout
 from tokenv.env.target_rate import derive_seed, sample_target_rates
 from tokenv.lm.codecs.base import Codec
-from tokenv.training.process_group import Ranks
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def evaluate(
     rate: float | None = None,
     tolerance: int = 0,
     progress: bool = False,
-    ranks: Ranks | None = None,
+    group: Group = SINGLE_PROCESS,
     shard: int = 1,
 ) -> Evaluation:
     """Score held-out sequences.
@@ -330,13 +330,13 @@ def evaluate(
         rate: see ``eval_mode``.
         tolerance: symbols that a boundary may be off a true one and still count as found.
         progress: show a bar.
-        ranks: processes that hold the same model and do this together, each some of the batches; None for one alone.
+        group: processes that hold the same model and do this together, each some of the batches, over a CPU group.
         shard: successive ranks that keep one model between them, and so do the same batches.
     """
-    codec, ranks = parts.lm.codec, ranks or Ranks()
+    codec = parts.lm.codec
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
     rollouts = held_out_rollouts(
-        parts, batch, batch_size=batch_size, progress=progress, turn=(ranks.rank // shard, ranks.size // shard), **how
+        parts, batch, batch_size=batch_size, progress=progress, turn=(group.rank // shard, group.size // shard), **how
     )
     mine = [
         sequence_sums(td, codec)
@@ -347,7 +347,7 @@ def evaluate(
         }
         for td in rollouts
     ]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*ranks.control.all_gather_object(mine)[::shard]))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*group.all_gather_object(mine)[::shard]))
     whole = concat_columns([columns for columns in in_turn if columns is not None])
     action_BT, decides_BT = whole["action"], whole["decides"]
     late_B, early_B = sequence_losses(whole)

@@ -7,18 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tokenv.config.components import Components
 from tokenv.config.conversion import convert, from_dict, migrate_keys
-from tokenv.config.schema import Config, TrainConfig
+from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.stream import Streams
 from tokenv.evaluation.evaluator import Evaluation
 from tokenv.storage import checkpoints
-from tokenv.training.fsdp import gather_full_tensors
-from tokenv.training.update import expected_optimizer_state
 
 Log = Callable[[str, float, int], None]
 RATE_FREE_AGENTS = ("bpe", "mixed", "never", "whitespace")  # agents whose rate is the text's own, or drawn
@@ -140,54 +134,6 @@ class RunState:
     def read(cls, path: Path) -> RunState:
         """Of a checkpoint, without its tensors."""
         return cls.from_dict(checkpoints.load_state(path), path)
-
-    def checkpoint(self, parts: Components, optimizer: torch.optim.Optimizer) -> checkpoints.Checkpoint:
-        """All that is needed to go on from here."""
-        moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
-        return checkpoints.Checkpoint(
-            gather_full_tensors(parts.state_dict()), gather_full_tensors(moments), self.as_dict()
-        )
-
-    @classmethod
-    def restore(
-        cls,
-        checkpoint: checkpoints.Checkpoint,
-        config: TrainConfig,
-        parts: Components,
-        optimizer: torch.optim.Optimizer,
-        streams: Streams,
-    ) -> RunState:
-        """Put model, optimiser and streams, which are of ``config``, where they were at ``checkpoint``.
-
-        Raises:
-            UserError: it is of another model or other data.
-        """
-        state = check_checkpoint(checkpoint, config, parts)
-        parts.load_state_dict(checkpoint.tensors)
-        checkpoints.load_optimizer(optimizer, parts.named_parameters(), checkpoint.optimizer)
-        try:
-            streams.load_state_dict(state.data)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UserError(f"{checkpoint.path}: data = {state.data!r}: no place in the training data") from error
-        return state
-
-
-def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, parts: Components) -> RunState:
-    """Refuse a checkpoint that is not of this model; its state.
-
-    Args:
-        checkpoint: as it was read.
-        config: who learns.
-        parts: the model, on any device, the meta device too.
-
-    Raises:
-        UserError: a tensor is missing, too many, or of another shape or type, or the state is none.
-    """
-    state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
-    checkpoints.check_tensors(checkpoint.tensors, parts.state_dict(), path / checkpoints.MODEL)
-    kept = expected_optimizer_state(config, parts.named_parameters())
-    checkpoints.check_optimizer(checkpoint.optimizer, kept, path / checkpoints.OPTIMIZER)
-    return state
 
 
 def _series(of: Any, where: str) -> tuple[list[int], list[float]]:

@@ -80,7 +80,7 @@ class BenchOptions:
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
-        from tokenv.training.data_parallel import BatchAssignment  # help is told without torch
+        from tokenv.config.batch_assignment import BatchAssignment  # help is told without torch
 
         BatchAssignment.of(self.config.train, world=value)
 

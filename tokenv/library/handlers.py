@@ -50,7 +50,7 @@ def page(shelf: ModelCache, seed: int) -> str:
         seed: of drawn boundaries.
     """
     return render(
-        "serve/page.html.jinja",
+        "library/page.html.jinja",
         runs=[escape(run) for run in shelf.chosen],
         seed=seed,
         longest=LONGEST,
@@ -92,7 +92,7 @@ def answer(
             spans = coloured(passages[said["run"]], scale)
             said |= {
                 "facts": facts(cut),
-                "html": render("serve/passage.html.jinja", spans=spans),
+                "html": render("library/passage.html.jinja", spans=spans),
                 "spans": cut.as_dict(),
             }
     return {"runs": told, "labels": legend(scale)["labels"]}

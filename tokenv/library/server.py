@@ -104,7 +104,7 @@ def application(shelf: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCA
         return HTMLResponse(page(shelf, seed), headers=HEADERS)
 
     async def script(_: Request) -> Response:
-        text = files("tokenv").joinpath("serve/page.js").read_text(encoding="utf-8")
+        text = files("tokenv").joinpath("library/page.js").read_text(encoding="utf-8")
         return Response(text, media_type="text/javascript", headers=HEADERS)
 
     async def runs(request: Request) -> Response:

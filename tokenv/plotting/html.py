@@ -39,7 +39,7 @@ def segment_page(
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
     return render(
-        "report/segment.html.jinja",
+        "plotting/segment.html.jinja",
         title=escape(title),
         facts=[(escape(name), escape(value)) for name, value in facts.items()],
         passages=[(escape(heading), coloured(text, scale)) for heading, text in passages.items()],
@@ -53,7 +53,7 @@ def render(template: str, **values: Any) -> str:
     """Fill a template; whatever text comes in is escaped.
 
     Args:
-        template: Its file, from the package's own folder on, such as ``report/segment.html.jinja``.
+        template: Its file, from the package's own folder on, such as ``plotting/segment.html.jinja``.
         values: What its variables stand for.
 
     Returns:

@@ -7,14 +7,13 @@ each layer gathers its own parameters besides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
@@ -78,10 +77,3 @@ def apply_fsdp(
         owner, _, key = name.rpartition("/")
         fresh.state[parameters[owner]][key] = tensor if key == "step" else shard_like(tensor, parameters[owner])
     return fresh
-
-
-def gather_full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors, on the CPU where they were dealt out; all ranks must ask together."""
-    return {
-        name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()
-    }

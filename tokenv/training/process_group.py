@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.hardware import resolve_device
 from tokenv.config.schema import TrainConfig
 from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.errors import RunFailedError, UserError
-from tokenv.training.data_parallel import BatchAssignment
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)  # after which a rank that does not answer is given up

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from tqdm import tqdm
 
+from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
@@ -27,7 +28,8 @@ from tokenv.evaluation.evaluator import Evaluation, evaluate
 from tokenv.evaluation.run_state import History, Log, RunState
 from tokenv.storage import checkpoints
 from tokenv.training import fsdp
-from tokenv.training.data_parallel import BatchAssignment, RankStream
+from tokenv.training.checkpointing import make_checkpoint, restore
+from tokenv.training.data_parallel import RankStream
 from tokenv.training.interrupt import GracefulStop
 from tokenv.training.metrics import MetricsBuffer, ProgressFile
 from tokenv.training.process_group import Ranks
@@ -143,7 +145,7 @@ def _train(
         tell()
         state.data = Streams.joined(ranks.control.all_gather_object(source.state_dict()))
         if ranks.is_first or shard > 1:
-            checkpoint = state.checkpoint(parts, optimizer)
+            checkpoint = make_checkpoint(state, parts, optimizer)
         if ranks.is_first:
             checkpoints.save(folder, checkpoint, keep=config.checkpoint.keep)
 
@@ -186,7 +188,7 @@ def _train(
                     "batch_size": wanted.batch_size,
                     "tolerance": config.data.tolerance,
                     "progress": progress,
-                    "ranks": ranks,
+                    "group": ranks.control,
                     "shard": shard,
                 }
                 state.validation = evaluate(parts, begun.held_out, **how)
@@ -269,7 +271,7 @@ def set_up(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, 
     if resume is None:
         state = RunState(config.as_dict(), parts.lm.codec.unit)
     else:
-        state = RunState.restore(resume, config.train, parts, optimizer, streams)
+        state = restore(resume, config.train, parts, optimizer, streams)
         state.config = config.as_dict()
     return TrainingSetup(parts, corpus, held_out, own, streams, optimizer, state)
 

@@ -32,15 +32,15 @@ def window_pictures(comparison: Comparison) -> Iterator[Picture]:
     """Draw one picture a window, named ``window-1`` and so on, with one row a method, the best on top."""
     context = comparison.methods[0].runs[0].config.data.series.context
     firsts = {method.name: method.runs[0].assessment.windows for method in ranked(comparison)}
-    for number in range(max(map(len, firsts.values()))):
-        having = {name: windows[number] for name, windows in firsts.items() if number < len(windows)}
+    for index in range(max(map(len, firsts.values()))):
+        having = {name: windows[index] for name, windows in firsts.items() if index < len(windows)}
         rows = [replace(window, name=short(name)) for name, window in having.items()]
         caption = (
             f"{escape_line(next(iter(having.values())).name)}, as the first seed of each method cuts it: bands are patches, "
             "bars below them boundary probabilities."
         )
         yield draw_both(
-            f"window-{number + 1}", caption, _REST + _ROW * len(rows), partial(_fill, shown=rows, context=context)
+            f"window-{index + 1}", caption, _REST + _ROW * len(rows), partial(_fill, shown=rows, context=context)
         )
 
 

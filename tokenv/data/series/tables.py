@@ -129,8 +129,8 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
         UserError: As for `read_csv`, or if the hub or the data set cannot be read.
     """
     where = f"hub data set {name!r}"
-    rows = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
-    return _from_rows(name, where, rows, config)
+    recorded = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
+    return _from_rows(name, where, recorded, config)
 
 
 def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
