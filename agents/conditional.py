@@ -62,7 +62,8 @@ class ConditionalBernoulli(Policy):
     """The conditional Bernoulli law: independent decisions, given that floor(N * rate) of them are boundaries.
 
     Of all ways to draw that many, each has a probability proportional to ``prod_i exp(a_i l_i)``; drawing and
-    log-probability are exact (``tokenv.agents.conditional``). The probability that is told of a decision is that given all
+    log-probability are exact (``tokenv.agents.conditional``). The probability that is told of a decision is that
+    given all
     earlier ones, so that their product is the law's own and score-function estimators are unbiased; the gradient of the
     whole draw's log-probability by l_i is a_i less the chance that i is drawn at all. An even push on all logits
     changes nothing: unlike ``Strict`` it cannot spend its count early by being generous.

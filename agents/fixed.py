@@ -30,7 +30,8 @@ def _output(action: Tensor, prob: Tensor) -> TensorDict:
 class _Fixed(Agent):
     """Common to agents that draw a given number of boundaries per sequence.
 
-    Acting at one position with ``rounding="random"`` remembers every row's number; see ``tokenv.agents.step_state.StepState``.
+    Acting at one position with ``rounding="random"`` remembers every row's number; see
+    ``tokenv.agents.step_state.StepState``.
 
     Args:
         rate: boundaries per symbol.

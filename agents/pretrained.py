@@ -39,7 +39,8 @@ class PretrainedAgent(Agent):
     detaches its patcher from the backbone for this end). Its encoder costs one more forward pass of these layers.
 
     Acting at one position (``forward``) remembers what was read: positions must come in order, as in
-    ``tokenv.agents.step_state.StepState``. TorchRL's ``get_dist`` is not there: stored single observations cannot be encoded.
+    ``tokenv.agents.step_state.StepState``. TorchRL's ``get_dist`` is not there: stored single observations cannot be
+    encoded.
 
     Args:
         agent: what decides.

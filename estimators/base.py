@@ -55,8 +55,8 @@ class Stage(TensorDictModuleBase, ABC):
         in_keys: what it reads; a chain refuses a part whose keys nobody has written.
         out_keys: what it writes.
         unbiased: whether it keeps the gradient's expectation; a chain is unbiased if all of its parts are.
-        independent: whether it is valid only for policies that ignore their own past (window 0); a run with another
-            policy is refused.
+        requires_factorised_policy: whether it is valid only for policies that ignore their own past (window 0); a run
+            with another policy is refused.
         samples: samples K per sequence that it needs at least.
         even: whether K must be even.
         reward_only: whether the samples after the first serve rewards only: the language model does not learn from
@@ -133,7 +133,7 @@ class Chain(TensorDictModuleBase):
     Attributes:
         sampling: what the chain asks of a rollout.
         unbiased: whether the expected gradient is the true one.
-        independent: whether only policies that ignore their own past are valid.
+        requires_factorised_policy: whether only policies that ignore their own past are valid.
         num_epochs: gradient steps on one rollout.
         head_epochs: further steps of the agent alone on each rollout; see ``ClippedSurrogate``.
         reads_early_exit: whether a part reads the early exit's likelihood, or the rollout's reward, which is relative

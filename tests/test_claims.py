@@ -243,11 +243,11 @@ def test_two_comparisons_on_one_store_train_each_run_once(
 
 CHILD = """
 import time
-from tokenv.training.interrupt import Interruptible
+from tokenv.training.interrupt import GracefulStop
 
 def work(path):
     try:
-        with Interruptible(at_once=True):
+        with GracefulStop(at_once=True):
             open(path, "w").write("up")
             time.sleep(60)
     except KeyboardInterrupt:
@@ -255,9 +255,9 @@ def work(path):
 """
 PARENT = """
 import pathlib, sys
-from tokenv.compare.worker import Job
+from tokenv.compare.worker import WorkerProcess
 if __name__ == "__main__":
-    Job("child:work", [sys.argv[1]], pathlib.Path(sys.argv[1] + ".log")).wait()
+    WorkerProcess("child:work", [sys.argv[1]], pathlib.Path(sys.argv[1] + ".log")).wait()
 """
 
 

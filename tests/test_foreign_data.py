@@ -11,8 +11,8 @@ import yaml
 import tokenv
 from tokenv.cli.main import run_command
 from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.run_evaluation import EvaluationRequest
 from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
 from tokenv.core.errors import UserError

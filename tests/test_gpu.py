@@ -23,8 +23,9 @@ from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
 from tokenv.training import update
+from tokenv.training.metrics_logger import NotFiniteError
 from tokenv.training.process_group import Ranks
-from tokenv.training.trainer import NotFiniteError, train
+from tokenv.training.trainer import train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -250,7 +251,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
         figures, _ = update.accumulate_gradients(
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
-        with update.skip_if_nonfinite(optimizer, figures.odd):
+        with update.skip_if_nonfinite(optimizer, figures.found_inf):
             update.optimizer_step(optimizer, parameters, config.train.clip)
 
     for _ in range(3):

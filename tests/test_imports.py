@@ -234,7 +234,7 @@ def test_computing_loads_no_drawing():
         "forecasting.scores",
         "evaluation.loaded_run",
         "training.trainer",
-        "lab.variance",
+        "lab.variance_study",
     )
     modules = ", ".join(f"tokenv.{name}" for name in computing)
     program = f"import sys, {modules}; print([m for m in ('matplotlib', 'jinja2') if m in sys.modules])"

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.plan import compared_run
-from tokenv.compare.run_evaluation import Agreement, EvaluationRequest, RunEvaluation, _owner, load_evaluation
+from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs

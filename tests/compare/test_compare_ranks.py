@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where ``python -m tokenv`` is a program that only tells who it is."""
     (tmp_path / "tokenv").mkdir()
     (tmp_path / "tokenv" / "__main__.py").write_text(STAND_IN)
-    (tmp_path / "tokenv" / "__init__.py").touch()
+    (tmp_path / "tokenv" / "__init__.py").write_text("GYMNASIUM_ENTRY_POINTS = {}\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

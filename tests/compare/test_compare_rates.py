@@ -12,13 +12,14 @@ from rated import rate_curve
 
 from tokenv.cli.main import run_command
 from tokenv.compare.evaluate_run import at_rates, evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.plan import build_comparison
 from tokenv.compare.rate_curves import rate_curves
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.rate_tables import columns, rate_rows, rates_table
 from tokenv.compare.report.summary import write_report
-from tokenv.compare.run_evaluation import EvaluationRequest, RateEvaluation, load_evaluation
+from tokenv.compare.run_evaluation import RateEvaluation, load_evaluation
 from tokenv.compare.significance import Scores, difference, holm
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange

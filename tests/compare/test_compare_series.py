@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.plan import build_comparison, compared_run
-from tokenv.compare.run_evaluation import EvaluationRequest, load_evaluation
+from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
 from tokenv.core import keys

@@ -300,7 +300,7 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.have", lambda _: JobResult(run="99"))
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult(run="99"))
     monkeypatch.setattr("tokenv.compare.scheduler.LATE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.tasks()), of, progress=False)

@@ -11,11 +11,12 @@ from pages import Page
 from tokenv.cli.main import run_command
 from tokenv.compare.config import CompareOptions
 from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.compare.forecast_comparison import compare_forecasts
 from tokenv.compare.report import pictures
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.summary import write_reports
-from tokenv.compare.run_evaluation import EvaluationRequest, ForecastRequest, Forecasts, load_evaluation
+from tokenv.compare.run_evaluation import Forecasts, load_evaluation
 from tokenv.compare.significance import Scores, difference
 from tokenv.core.errors import UserError
 

@@ -14,7 +14,7 @@ from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
 from tokenv.config.components import build_components
 from tokenv.core.errors import UserError
-from tokenv.lab import variance, variance_plots
+from tokenv.lab import variance_plots, variance_study
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.credit_distance import credit_by_distance
 from tokenv.lab.gradient_statistics import moments
@@ -51,7 +51,7 @@ def scene(options):
 
 
 def build(text, scene, options):
-    return variance._build(options, scene.device, parse(text, 0.8))
+    return variance_study._build(options, scene.device, parse(text, 0.8))
 
 
 def test_moments_of_known_gaussians():
@@ -164,8 +164,8 @@ def test_costs_count_what_is_done(scene, options):
 
 
 def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
-    whole = variance.run_variance_study(options, tmp_path / "whole")
-    score, calls = variance._score, []
+    whole = variance_study.run_variance_study(options, tmp_path / "whole")
+    score, calls = variance_study._score, []
 
     def interrupted(*args):
         if len(calls) == 3:
@@ -173,14 +173,14 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
         calls.append(args[2].label)
         return score(*args)
 
-    monkeypatch.setattr(variance, "_score", interrupted)
+    monkeypatch.setattr(variance_study, "_score", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        variance.run_variance_study(options, tmp_path / "parts")
+        variance_study.run_variance_study(options, tmp_path / "parts")
     stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
     assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
-    monkeypatch.setattr(variance, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
-    monkeypatch.setattr(variance, "train", None)  # the trajectory is there
-    resumed = variance.run_variance_study(options, tmp_path / "parts")
+    monkeypatch.setattr(variance_study, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(variance_study, "train", None)  # the trajectory is there
+    resumed = variance_study.run_variance_study(options, tmp_path / "parts")
     assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
     assert json.dumps(resumed["moments"]) == json.dumps(whole["moments"])
     assert whole["moments"][0]["symbols"] < whole["moments"][1]["symbols"]
@@ -196,38 +196,38 @@ def flip(file):
 def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
-        variance.run_variance_study(options_of, folder)
+        variance_study.run_variance_study(options_of, folder)
     more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
     for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
         sound = (one / name).read_bytes()
         flip(one / name)
         with pytest.raises(UserError, match=f"{name} is damaged"):
-            variance.run_variance_study(more, one)
+            variance_study.run_variance_study(more, one)
         (one / name).write_bytes((other / name).read_bytes())
         with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):
-            variance.run_variance_study(more, one)
+            variance_study.run_variance_study(more, one)
         (one / name).write_bytes(sound)
     # The same run's, but of another moment.
     more = replace(options, estimators=(*options.estimators, "rloo(num_samples=5)"))
     sound = (one / "reference-0.safetensors").read_bytes()
     (one / "reference-0.safetensors").write_bytes((one / "reference-1.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"reference-0\.safetensors: of another run"):
-        variance.run_variance_study(more, one)
+        variance_study.run_variance_study(more, one)
     (one / "reference-0.safetensors").write_bytes(sound)
-    variance.run_variance_study(more, one)
+    variance_study.run_variance_study(more, one)
 
 
 def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
-    variance.run_variance_study(options, tmp_path)
+    variance_study.run_variance_study(options, tmp_path)
     other = replace(options, config=replace(options.config, seed=9))
     (tmp_path / "variance.json").unlink()
     with pytest.raises(UserError, match=r"step-.*: of another run than"):
-        variance.run_variance_study(other, tmp_path)
+        variance_study.run_variance_study(other, tmp_path)
 
 
 def test_what_earlier_versions_stored_is_read(options, tmp_path):
     """Their files have no digests."""
-    whole = variance.run_variance_study(options, tmp_path)
+    whole = variance_study.run_variance_study(options, tmp_path)
     path = tmp_path / "variance.json"
     stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
     del stored["moments"][1]["estimators"]["reinforce"]
@@ -235,11 +235,13 @@ def test_what_earlier_versions_stored_is_read(options, tmp_path):
     for number in range(2):
         name = tmp_path / f"reference-{number}.safetensors"
         save_file(load_file(name), name)
-    assert json.dumps(variance.run_variance_study(options, tmp_path)["moments"][0]) == json.dumps(whole["moments"][0])
+    assert json.dumps(variance_study.run_variance_study(options, tmp_path)["moments"][0]) == json.dumps(
+        whole["moments"][0]
+    )
 
 
 def test_the_report_of_a_comparison(options, tmp_path, capsys):
-    result = variance.run_variance_study(options, tmp_path)
+    result = variance_study.run_variance_study(options, tmp_path)
     print_variance(result)
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed
@@ -344,7 +346,7 @@ def test_products_are_relative_to_the_papers_estimator():
 
 def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
     config = replace(options.config, agent={"name": "learned", "window": 1})
-    result = variance.run_variance_study(
+    result = variance_study.run_variance_study(
         replace(options, config=config, estimators=("reinforce", "arm"), moments=1), tmp_path
     )
     assert "refused" in result["moments"][0]["estimators"]["arm"]
@@ -354,9 +356,9 @@ def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
 def test_long_sequences_are_measured_against_unbiased_draws(options, tmp_path):
     config = replace(options.config, data=replace(options.config.data, seq_len=24))
     long = replace(options, config=config, moments=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
-    assert variance.run_variance_study(long, tmp_path / "long")["reference"] == long.reference
+    assert variance_study.run_variance_study(long, tmp_path / "long")["reference"] == long.reference
     with pytest.raises(ValueError, match="is biased: expected an unbiased"):
-        variance.run_variance_study(replace(long, reference="reinforce"), tmp_path / "biased")
+        variance_study.run_variance_study(replace(long, reference="reinforce"), tmp_path / "biased")
 
 
 def test_the_command(options, tmp_path, monkeypatch, capsys):

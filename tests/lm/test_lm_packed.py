@@ -40,7 +40,7 @@ def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
     padded = values_and_gradients(lm, symbol_BN, action_BN, boundary_BN)
     lm.pack_tokens()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unet, "capacity", lambda total: total + spare)
+        patch.setattr(unet, "bucket_size", lambda total: total + spare)
         packed = values_and_gradients(lm, symbol_BN, action_BN, boundary_BN)
     assert len(packed) == len(padded)
     for one, other in zip(packed, padded, strict=True):

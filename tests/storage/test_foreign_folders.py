@@ -17,15 +17,16 @@ from tiny import settings
 
 import tokenv
 from tokenv.cli.sacred import FileStorageObserver
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.gpus import _locked
 from tokenv.compare.locks import RunLock, acquire_run
-from tokenv.compare.run_evaluation import FILE, EvaluationRequest, load_evaluation
+from tokenv.compare.run_evaluation import FILE, load_evaluation
 from tokenv.compare.store import read_run
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.storage import atomic, checkpoints, checksummed, files
+from tokenv.storage import atomic, checkpoints, checksummed, files, regular_files
 from tokenv.storage.checksums import DIGESTS, verify, write_digests
 from tokenv.training.metrics import read_progress
 from tokenv.training.trainer import train
@@ -197,10 +198,10 @@ def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
 
 def test_json_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("[" + "1," * 100 + "1]")
-    assert len(files.read_json(tmp_path / "a.json")) == 101
+    assert len(regular_files.read_json(tmp_path / "a.json")) == 101
     monkeypatch.setattr(files, "MOST_BYTES", 100)
     with pytest.raises(UserError, match=r"a\.json is damaged, larger than 100 bytes"):
-        files.read_json(tmp_path / "a.json")
+        regular_files.read_json(tmp_path / "a.json")
 
 
 # --- models ---

@@ -25,7 +25,7 @@ from shrunk import CONFIGS
 from tokenv.cli.main import main
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.config import CompareOptions
-from tokenv.compare.run_evaluation import ForecastRequest
+from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus

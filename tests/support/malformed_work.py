@@ -146,7 +146,7 @@ def text_call(dice):
     text, context = dice.choice(TEXTS), dice.choice(TEXTS)
     rate = dice.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
     harness = ["harness"] if find_spec("lm_eval") else []
-    name = dice.choice(["spans", "tokens", "log_likelihood", "weigh", "generate", *harness])
+    name = dice.choice(["spans", "tokens", "log_likelihood", "score", "generate", *harness])
     if name == "harness":
         return _harness_call(dice, context, text)
     model = _model(dice.choice([RUN, RUN, RUN, SERIES_RUN]))
@@ -154,7 +154,7 @@ def text_call(dice):
         "spans": lambda: model.spans(text, rate=rate),
         "tokens": lambda: model.tokens(text, rate=rate),
         "log_likelihood": lambda: model.log_likelihood(text),
-        "weigh": lambda: model.weigh([(context, text)]),
+        "score": lambda: model.score([(context, text)]),
         "generate": lambda: model.generate(text, 3, stop=context or None, rate=rate),
     }
     return f"{name} {text!r} {context!r} {rate}", calls[name]

@@ -16,6 +16,7 @@ import torch
 
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
+from tokenv.core.distributed import gather_full_tensors
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.training import fsdp
@@ -92,14 +93,12 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
         figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
-        gradients = fsdp.gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        gradients = gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         optimizer_step(optimizer, parameters, config.train.clip)
         policy_epochs(optimizer, rollouts, parts, config, team)
         found.append((figures.read(), gradients))
-    return found, {
-        name: tensor.detach().clone() for name, tensor in fsdp.gather_full_tensors(parts.state_dict()).items()
-    }
+    return found, {name: tensor.detach().clone() for name, tensor in gather_full_tensors(parts.state_dict()).items()}
 
 
 def all_updates(ranks, cases):

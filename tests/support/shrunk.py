@@ -214,7 +214,7 @@ def tokenv(line: list[str]) -> None:
 
 
 class InThisProcess:
-    """Stands in for ``tokenv.compare.worker.WorkerProcess``: a comparison's runs, one after the other and without processes.
+    """Stand in for ``tokenv.compare.worker.WorkerProcess``: make a comparison's runs in turn and without processes.
 
     The run's own pictures, which a comparison does not look at, are left blank.
     """

@@ -9,18 +9,18 @@ import pytest
 
 LOOP = """
 import signal, sys, time
-from tokenv.training.interrupt import Interruptible
+from tokenv.training.interrupt import GracefulStop
 # As from a terminal, wherever the tests themselves run: what they ignore, this process would ignore, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)
 try:
-    with Interruptible(at_once=True):
+    with GracefulStop(at_once=True):
         try:
             print("before", flush=True)
             if "early" in sys.argv:
                 time.sleep(60)
-            with Interruptible() as interrupt:
+            with GracefulStop() as interrupt:
                 print("loop", flush=True)
                 while not interrupt.requested:
                     time.sleep(0.05)

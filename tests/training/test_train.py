@@ -17,7 +17,8 @@ from tokenv.evaluation.run_state import History
 from tokenv.storage import atomic, checkpoints
 from tokenv.training import trainer as training
 from tokenv.training import update
-from tokenv.training.trainer import NotFiniteError, train
+from tokenv.training.metrics_logger import NotFiniteError
+from tokenv.training.trainer import train
 from tokenv.training.update import learning_rate
 
 

@@ -34,7 +34,7 @@ def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         return mixed if gate_BN is None else mixed * gate_BN[:, None, :, None]
 
     for module in (encoder, unet):
-        monkeypatch.setattr(module, "attention_for", lambda *_: values)
+        monkeypatch.setattr(module, "select_attention", lambda *_: values)
     monkeypatch.setattr(unet, "relaxed_attention", values)
 
 

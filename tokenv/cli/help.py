@@ -22,9 +22,9 @@ SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluate": ("cli.options:EvaluateOptions", RUN),
     "generate": ("cli.options:GenerateOptions", RUN | {"text": "some text"}),
     "forecast": ("cli.options:ForecastOptions", RUN),
-    "compare": ("compare.options:CompareOptions", {"methods": {"learned": {}}}),
-    "variance": ("variance.options:VarianceOptions", {"config": Config()}),
-    "bench": ("bench.options:BenchOptions", {"config": Config()}),
+    "compare": ("compare.config:CompareOptions", {"methods": {"learned": {}}}),
+    "variance": ("lab.variance_config:VarianceOptions", {"config": Config()}),
+    "bench": ("lab.config:BenchOptions", {"config": Config()}),
 }
 TRUST = Key("trust", False, "code of your own that a run which is read may name; see SECURITY.md", "names or true")
 

@@ -253,7 +253,8 @@ class EvaluateOptions(JsonOutputOptions):
             raise UserError(f"doubt = {self.doubt!r}: expected rates or flops beside it, what is spent by it")
         if any(abs(doubt) > MAX_ENTROPY_WEIGHTS for doubt in self.doubt):
             raise UserError(
-                f"doubt = {self.doubt!r}: expected logits per nat, from -{MAX_ENTROPY_WEIGHTS:g} to {MAX_ENTROPY_WEIGHTS:g}"
+                f"doubt = {self.doubt!r}: expected logits per nat, from -{MAX_ENTROPY_WEIGHTS:g} to "
+                f"{MAX_ENTROPY_WEIGHTS:g}"
             )
         self.check_others(self.also)
         if self.tasks and self.at_rates:

@@ -30,8 +30,9 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
-from tokenv.evaluation.report import SeriesExcerpt, draw_curves, draw_patches, make_excerpts
+from tokenv.evaluation.report import draw_curves, draw_patches
 from tokenv.evaluation.run_state import History, Log, RunState, off_target
+from tokenv.evaluation.series_excerpts import SeriesExcerpt, make_excerpts
 from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tokenv.compare.run_evaluation import EvaluationRequest, ForecastRequest
+from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
@@ -26,7 +26,7 @@ class Task:
     Attributes:
         method: its method's name.
         config: the whole run.
-        wishes: what is to be measured of it; None for nothing.
+        evaluation_request: what is to be measured of it; None for nothing.
         protocol: the part of the comparison that it belongs to; empty where there is but one.
     """
 

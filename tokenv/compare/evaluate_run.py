@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.forecast_comparison import score_forecasts
 from tokenv.compare.run_evaluation import (
     VERSION,
     Agreement,
     Calibration,
-    EvaluationRequest,
     Forecasts,
     Learned,
     Passage,
@@ -49,7 +49,7 @@ from tokenv.evaluation.evaluator import (
 )
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.rate_curve import evaluate_rates
-from tokenv.evaluation.report import make_excerpts
+from tokenv.evaluation.series_excerpts import make_excerpts
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
@@ -59,7 +59,7 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
 
     Args:
         folder: of the run.
-        wishes: what is to be measured.
+        evaluation_request: what is to be measured.
 
     Raises:
         MissingFileError: the run has no checkpoint.

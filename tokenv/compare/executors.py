@@ -15,7 +15,8 @@ from types import ModuleType
 
 from tokenv.compare.config import CompareOptions, Task
 from tokenv.compare.job import JobResult, JobSpec
-from tokenv.compare.worker import RemoteJob, run_job
+from tokenv.compare.remote import RemoteJob
+from tokenv.compare.worker import run_job
 from tokenv.core.errors import UserError
 
 PACKAGES = {"dask": "distributed", "slurm": "submitit"}  # of the extras of these names
@@ -49,7 +50,7 @@ def open_executor(
     Args:
         options: of the comparison.
         tasks: what is to be had.
-        desk: folder for a scheduler's own files.
+        work_dir: folder for a scheduler's own files.
         threads: of each of some processes that share this machine.
 
     Raises:
@@ -61,10 +62,10 @@ def open_executor(
             yield ExecutorHandle(pool, run_job, threads)
     elif kind == "dask":
         takes_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
-        with _module("dask").opened(where, options.ranks if takes_gpu else 0) as (executor, told, check):
+        with _module("dask").open_dask(where, options.ranks if takes_gpu else 0) as (executor, told, check):
             yield ExecutorHandle(executor, RemoteJob(), told=told, check=check)
     else:
-        with _module(kind).opened(Path(where), work_dir, options.ranks) as executor:
+        with _module(kind).open_slurm(Path(where), work_dir, options.ranks) as executor:
             yield ExecutorHandle(executor, RemoteJob())
 
 
@@ -93,4 +94,4 @@ def _module(kind: str) -> ModuleType:
         raise UserError(
             f"executor={kind}:… takes the package {PACKAGES[kind]} ({error}): pip install 'tokenv[{kind}]'"
         ) from error
-    return import_module(f"tokenv.compare.{kind}")
+    return import_module(f"tokenv.compare.{kind}_executor")

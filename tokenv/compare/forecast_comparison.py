@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenv.compare.run_evaluation import ForecastRequest, Forecasts, RunEvaluation
+from tokenv.compare.evaluation_request import ForecastRequest
+from tokenv.compare.run_evaluation import Forecasts, RunEvaluation
 from tokenv.compare.significance import Difference, Scores, corrected, difference
 from tokenv.config.components import Components
 from tokenv.config.schema import Config

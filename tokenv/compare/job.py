@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenv.compare.run_evaluation import EvaluationRequest
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.config.schema import Config
 
 GOING, STOP = "going", "stop"
@@ -19,10 +19,10 @@ class JobSpec:
 
     Attributes:
         config: of the run.
-        wishes: what is to be measured of it; None for nothing.
+        evaluation_request: what is to be measured of it; None for nothing.
         store: folder of Sacred runs, as seen from ``here``.
         here: the folder that the comparison was started in, which every machine must see.
-        desk: the comparison's folder in the store, with its word to stop.
+        work_dir: the comparison's folder in the store, with its word to stop.
         name: of this job's own folder on the desk.
         threads: of each process; 0 for torch's own choice.
         ranks: processes, and GPUs, of one run.

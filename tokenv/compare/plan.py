@@ -14,9 +14,9 @@ import torch
 
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.forecast_comparison import compare_forecasts
 from tokenv.compare.rate_curves import rate_curves
-from tokenv.compare.run_evaluation import EvaluationRequest
 from tokenv.compare.settings import differing_settings
 from tokenv.compare.significance import Scores, corrected, difference
 from tokenv.compare.store import StoredRun

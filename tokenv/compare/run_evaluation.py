@@ -1,67 +1,19 @@
-"""What is to be measured of a run; options are read before it is loaded."""
+"""Store what was measured of a run beside it, in a file which needs no model to be read."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.config.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
 from tokenv.evaluation.boundary_stats import BoundaryStats
-from tokenv.evaluation.report import SeriesExcerpt
-from tokenv.forecasting.config import check_request
+from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import read_json, write_json
 from tokenv.storage.checksums import DIGESTS
-from tokenv.storage.files import MOST_BYTES, open_regular
-
-
-@dataclass(frozen=True)
-class ForecastRequest:
-    """Forecasts of test windows that are to be scored, as ``tokenv forecast`` does.
-
-    Attributes:
-        horizon: steps to forecast; None for all that a run's direct head predicts.
-        windows: test windows, evenly over the test steps; 0 for all, one a step.
-        direct: ask the direct head; else draw continuations value by value.
-        samples: continuations that a forecast is made of, where they are drawn.
-        season: steps of a season; None finds it in the training steps.
-        peers: further forecasts beside the yardsticks.
-
-    Raises:
-        UserError: see ``check_request``.
-    """
-
-    horizon: int | None = None
-    windows: int = 1400
-    direct: bool = True
-    samples: int = 25
-    season: int | None = None
-    peers: list[str] = field(default_factory=lambda: ["dlinear"])
-
-    def __post_init__(self) -> None:
-        names = ("horizon", "samples", "windows", "season", "peers")
-        check_request(**{name: getattr(self, name) for name in names}, prefix="forecast.")
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """What is to be measured of a run.
-
-    Attributes:
-        passages: held-out sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
-        calibrate: whether to measure at exactly the target rate; see ``tokenv.evaluation.calibration``.
-        rates: boundaries per symbol to measure at besides; see ``tokenv.evaluation.rate_curve``.
-        forecast: forecasts to be scored; None for none.
-    """
-
-    passages: int = 3
-    bpe_vocabulary: int = 32_000
-    calibrate: bool = False
-    rates: list[float] = field(default_factory=list)
-    forecast: ForecastRequest | None = None
-
+from tokenv.storage.regular_files import MOST_BYTES, open_regular
 
 FILE = "assessment.json"
 VERSION = 3
@@ -182,7 +134,7 @@ class RunEvaluation:
     Attributes:
         version: of this file's layout.
         checkpoint: name of the checkpoint.
-        wishes: what was asked for.
+        evaluation_request: what was asked for.
         fingerprint: of the data.
         unit: of the losses: the codec's, such as ``bits_per_byte``.
         loss: every held-out sequence's share; their mean is the run's validation loss.
@@ -250,7 +202,7 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
 
     Args:
         folder: of the run.
-        wishes: what is to be measured.
+        evaluation_request: what is to be measured.
     """
     try:
         checkpoint = checkpoints.find(folder)

@@ -23,7 +23,7 @@ from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import find_run, read_run
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.storage import processes, trust
-from tokenv.storage.files import read_json
+from tokenv.storage.regular_files import read_json
 
 WORK_DIR = ".compare-"
 MAX_ATTEMPTS = 3  # of a run whose processes are killed
@@ -103,7 +103,7 @@ class _Runs:
 
         Args:
             numbers: of those that are missing.
-            desk: the comparison's own folder.
+            work_dir: the comparison's own folder.
             workshop: which has them.
         """
         self._desk, self._workshop = work_dir, workshop

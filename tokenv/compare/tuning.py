@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.run_evaluation import EvaluationRequest, load_evaluation
+from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.settings import flat
 from tokenv.config.build import is_trainable
 from tokenv.config.files import merge, nest_key

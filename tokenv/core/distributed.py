@@ -1,7 +1,7 @@
 """A batch that several processes share: noise drawn for all of it, sums over all of it. Alone, nothing is sent.
 
-Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with ``all_reduce_sum``, so that
-the batch's statistics are those of the whole batch; ``tokenv.estimators.statistics`` does.
+Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with
+``all_reduce_sum``, so that the batch's statistics are those of the whole batch; ``tokenv.estimators.statistics`` does.
 """
 
 from __future__ import annotations

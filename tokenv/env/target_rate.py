@@ -31,7 +31,8 @@ def sample_target_rates(
         rates: the range that they are drawn from; or one number for all.
         rows: sequences B, of those of the batch that this process holds.
         device: of the result.
-        generator: draws for the whole batch (``tokenv.core.distributed``), so that a sequence's rate depends on its place alone.
+        generator: draws for the whole batch (``tokenv.core.distributed``), so that a sequence's rate depends on its
+            place alone.
 
     Returns:
         float32 [B].

@@ -209,8 +209,8 @@ def eval_mode(
         parts: model and agent.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: added to the logits of all decisions; see ``tokenv.evaluation.calibration``. What the policy says of its
-            probabilities stays without it.
+        logit_bias: added to the logits of all decisions; see ``tokenv.evaluation.calibration``. What the policy says
+            of its probabilities stays without it.
         rate: that an agent is told, if it is told one; None draws every sequence's from its range.
         doubt: added to a decision's logit for each nat of the early exit's entropy there. It is of the symbol that
             follows, given what is known: no decision looks ahead for it.
@@ -264,8 +264,8 @@ def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
 
     Returns:
         ``late`` and, if there is an early exit, ``early``: negative log-likelihood per symbol, in the codec's unit;
-        ``loss_mask``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on the
-        CPU.
+        ``loss_mask``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on
+        the CPU.
     """
     of = {"late": keys.LOG_LIKELIHOOD, "early": keys.LOG_LIKELIHOOD_EARLY}
     sums = {name: _per_symbol(-td[key]) / codec.nats_per_unit for name, key in of.items() if key in td}

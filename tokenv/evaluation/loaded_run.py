@@ -123,7 +123,8 @@ def segment(
         text: at least one byte.
         seed: of the drawn boundaries.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: added to the logits of all decisions, hence in their probabilities: see ``tokenv.evaluation.calibration``.
+        logit_bias: added to the logits of all decisions, hence in their probabilities: see
+            ``tokenv.evaluation.calibration``.
         rate: boundaries per symbol that a model is asked for that was trained for a range; None for its mean.
 
     Raises:

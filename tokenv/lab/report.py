@@ -56,7 +56,7 @@ def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Ite
     """A table for every moment.
 
     Args:
-        result: what ``tokenv.lab.variance.run_variance_study`` gave.
+        result: what ``tokenv.lab.variance_study.run_variance_study`` gave.
         component: which gradient: ``logits``, ``policy`` or ``encoder``.
     """
     for moment in result["moments"]:

@@ -44,7 +44,7 @@ class Pack(NamedTuple):
         Args:
             count_B: tokens of each sequence, at most ``longest``.
             longest: M, to which they are padded.
-            capacity: C, at least their sum.
+            bucket_size: C, at least their sum.
         """
         batch, device = len(count_B), count_B.device
         end_B = count_B.cumsum(0)

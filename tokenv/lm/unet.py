@@ -92,7 +92,7 @@ class UNet(Encoder):
         Args:
             token_BMD: tokens.
             position_BM: byte position of each token's boundary, for RoPE.
-            strength_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
+            gate_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
             segments: how many tokens each sequence has; what follows is padding, and where the model packs
                 (``pack_tokens``), it costs nothing.
 
@@ -135,7 +135,7 @@ class UNet(Encoder):
         return self.norm(self._byte_layers(self.up, y_BTD))
 
     def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
-        """The next symbol's distribution (eq. 6): ``decode_hidden``'s arguments, parameters of p(x_{i+1} | x_<=i, a_<=i).
+        """Return the parameters of p(x_{i+1} | x_<=i, a_<=i) (eq. 6); the arguments are those of ``decode_hidden``.
 
         Returns:
             The head's output, [B, T, P].

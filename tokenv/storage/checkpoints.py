@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenv.core.errors import UserError
 from tokenv.storage.atomic import remove_folder, remove_partial_files, replacing_folder
 from tokenv.storage.checksums import PREFIX, DamagedError, verify, write_digests
-from tokenv.storage.files import UnreadableFileError, check_regular
+from tokenv.storage.regular_files import UnreadableFileError, check_regular
 from tokenv.storage.run_folders import STATE, best_checkpoint, find, list_complete, load_state
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "DamagedError",
     "check_optimizer",
     "check_tensors",
-    "list_complete",
     "find",
+    "list_complete",
     "load",
     "load_model",
     "load_optimizer",

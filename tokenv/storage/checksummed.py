@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tokenv.core.errors import UserError
-from tokenv.storage import files
+from tokenv.storage import regular_files
 from tokenv.storage.atomic import replacing_file, write_atomically
 
 OF, DIGEST = "of", "sha256"
@@ -46,8 +46,8 @@ def read_json(path: Path, of: Any, *, digest: bool = False) -> dict[str, Any]:
         UserError: it is not what was written, or belongs to something else than ``of``.
     """
     try:
-        values = files.read_json(path)
-    except files.UnreadableFileError as error:
+        values = regular_files.read_json(path)
+    except regular_files.UnreadableFileError as error:
         raise UserError(f"{error}: {_ADVICE}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
@@ -78,11 +78,11 @@ def load_tensors(path: Path, of: Any) -> dict[str, torch.Tensor]:
         UserError: it is not what was written, or belongs to something else than ``of``.
     """
     try:
-        files.check_regular(path)
+        regular_files.check_regular(path)
         with safe_open(path, "pt") as file:
             told: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, files.UnreadableFileError) as error:
+    except (SafetensorError, OSError, regular_files.UnreadableFileError) as error:
         raise UserError(f"{path} is damaged, no safetensors: {error}: {_ADVICE}") from None
     if DIGEST in told:
         _check(told[DIGEST], _digest(tensors, told.get(OF, "")), told.get(OF), of, path)

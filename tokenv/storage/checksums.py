@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenv.core.errors import UserError
 from tokenv.storage.atomic import write_atomically
-from tokenv.storage.files import UnreadableFileError, open_regular, read_json
+from tokenv.storage.regular_files import UnreadableFileError, open_regular, read_json
 
 PREFIX = "step-"  # of a checkpoint's folder
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")

@@ -6,7 +6,7 @@ from typing import Any
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.storage import trust
 from tokenv.storage.checksums import FILES, PREFIX, DamagedError, verify
-from tokenv.storage.files import UnreadableFileError, read_json
+from tokenv.storage.regular_files import UnreadableFileError, read_json
 
 STATE = "state.json"
 

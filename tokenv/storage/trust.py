@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tokenv.core.errors import UserError
-from tokenv.storage.files import open_regular
+from tokenv.storage.regular_files import open_regular
 
 Word: TypeAlias = bool | str | Sequence[str]
 _ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")

@@ -64,3 +64,9 @@ def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, co
     kept = expected_optimizer_state(config, components.named_parameters())
     checkpoints.check_optimizer(checkpoint.optimizer, kept, path / checkpoints.OPTIMIZER)
     return state
+
+
+def latest_checkpoint(folder: Path) -> str:
+    """Return a sentence which names the newest complete checkpoint."""
+    found = checkpoints.list_complete(folder)
+    return f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"

@@ -1,4 +1,4 @@
-"""What an update says of itself, on its way from the device that makes it."""
+"""Read an update's metrics without waiting for the device, and write a run's progress to a file."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ import torch
 from torch import Tensor
 
 from tokenv.storage.atomic import write_atomically
-from tokenv.storage.files import read_json
+from tokenv.storage.regular_files import read_json
 
 
 class MetricsBuffer:
-    """An update's metrics. A GPU is not waited for until they are read; on a CPU they are there at once.
+    """Hold an update's metrics; reading them waits for a GPU, and is immediate on a CPU.
 
     Args:
-        values: by name, one number each, on one device.
-        watched: names of those that are to be finite.
+        values: metrics by name, one number each, on one device.
+        watched: names of the metrics which must be finite.
     """
 
     def __init__(self, values: Mapping[str, Tensor], watched: Sequence[str]) -> None:
         self._names, self._watched = list(values), watched
-        self._there = torch.stack([value.double() for value in values.values()])
-        self._here = self._there.to("cpu", non_blocking=True)  # into pinned memory
-        self._sent = None
-        if self._there.is_cuda:
-            self._sent = torch.cuda.Event()
-            self._sent.record()
+        self._device_values = torch.stack([value.double() for value in values.values()])
+        self._host_values = self._device_values.to("cpu", non_blocking=True)  # into pinned memory
+        self._event = None
+        if self._device_values.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
 
     @property
-    def odd(self) -> Tensor:
-        """Where the values were made, 1.0 if one of those watched is infinite or NaN, else 0.0."""
+    def found_inf(self) -> Tensor:
+        """On the device of the values: 1.0 if a watched metric is infinite or NaN, else 0.0."""
         chosen = [self._names.index(name) for name in self._watched]
-        return 1 - torch.stack([self._there[number] for number in chosen]).sum().isfinite().float()
+        return 1 - torch.stack([self._device_values[number] for number in chosen]).sum().isfinite().float()
 
     def read(self) -> dict[str, float]:
-        """All of them by name."""
-        if self._sent is not None:
-            self._sent.synchronize()
-        return dict(zip(self._names, self._here.tolist(), strict=True))
+        """Return all metrics by name."""
+        if self._event is not None:
+            self._event.synchronize()
+        return dict(zip(self._names, self._host_values.tolist(), strict=True))
 
     def is_finite(self) -> bool:
-        """Whether those watched are."""
+        """Return whether all watched metrics are finite."""
         values = self.read()
         return math.isfinite(sum(values[name] for name in self._watched))
 

@@ -1,7 +1,7 @@
 """The processes that train one run together, as torchrun starts them; alone, nothing is sent.
 
-Every rank holds the whole model and makes the same updates; ``tokenv.training.data_parallel`` says which sequences are whose, and
-``tokenv.core.distributed`` joins what is said of a batch. Rank 0 alone writes and speaks.
+Every rank holds the whole model and makes the same updates; ``tokenv.training.data_parallel`` says which sequences
+are whose, and ``tokenv.core.distributed`` joins what is said of a batch. Rank 0 alone writes and speaks.
 """
 
 from __future__ import annotations

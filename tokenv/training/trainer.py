@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom. Start reading at ``train``."""
+"""The training loop: ``Trainer.run`` reads from top to bottom."""
 
 import math
 import time
@@ -6,18 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tqdm import tqdm
 
 from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
-from tokenv.core.errors import RunFailedError
 from tokenv.data.chunks import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.sources import PrefetchedSource, ResumableSource
@@ -28,10 +25,10 @@ from tokenv.evaluation.evaluator import Evaluation, evaluate
 from tokenv.evaluation.run_state import History, Log, RunState
 from tokenv.storage import checkpoints
 from tokenv.training import fsdp
-from tokenv.training.checkpointing import make_checkpoint, restore
+from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import RankStream
 from tokenv.training.interrupt import GracefulStop
-from tokenv.training.metrics import MetricsBuffer, ProgressFile
+from tokenv.training.metrics_logger import MetricsLogger, PendingUpdate
 from tokenv.training.process_group import Ranks
 from tokenv.training.update import (
     accumulate_gradients,
@@ -45,11 +42,7 @@ from tokenv.training.update import (
 )
 from tokenv.training.update_flops import UpdateFlops
 
-ASYNC_DEVICES = ("cuda",)  # devices that are asked how an update went when the next one is on its way
-
-
-class NotFiniteError(RunFailedError):
-    """The loss is no longer a finite number."""
+ASYNC_DEVICES = ("cuda",)  # devices on which the metrics of an update are read when the next update is under way
 
 
 def train(
@@ -61,15 +54,15 @@ def train(
     progress: bool = False,
     ranks: Ranks | None = None,
 ) -> tuple[Evaluation, History]:
-    """Train a language model that draws its own token boundaries.
+    """Train a language model which draws its own token boundaries.
 
     Args:
         config: the run, complete and checked.
-        folder: for checkpoints, and for ``progress.json``; the first rank alone writes there.
-        log: called with a metric's name, its value and the training symbols so far.
-        resume: go on from here; everything but the clock is then as if the run had never stopped.
-        progress: show bars.
-        ranks: the processes that train this run together, each of which calls this; None for one alone.
+        folder: for checkpoints and for ``progress.json``; only rank 0 writes there.
+        log: called with a metric's name, its value and the number of training symbols so far.
+        resume: checkpoint to resume from; the run then equals one that never stopped, except for its timings.
+        progress: whether to show progress bars.
+        ranks: the processes which train this run together, each of which calls this; None for a single process.
 
     Returns:
         The last validation, and all metrics by name: training symbols and values.
@@ -81,214 +74,207 @@ def train(
         ValueError: the configuration does not fit the data or the machine.
     """
     try:
-        with translate_distributed_errors(sure=False):  # a model that is dealt out sends in the midst of its passes
-            return _train(config, folder, log, resume, progress, ranks or Ranks())
+        with translate_distributed_errors(sure=False):  # a sharded model communicates during its passes
+            return Trainer(config, folder, log, resume=resume, progress=progress, ranks=ranks or Ranks()).run()
     except LostRankError as error:
-        GracefulStop.ignore_signals()  # torchrun tells all to end as soon as one has
+        GracefulStop.ignore_signals()  # torchrun ends all processes as soon as one has ended
         raise LostRankError(f"{error}; {latest_checkpoint(folder)}") from error
 
 
-def _train(
-    config: Config, folder: Path, log: Log, resume: checkpoints.Checkpoint | None, progress: bool, ranks: Ranks
-) -> tuple[Evaluation, History]:
-    begun = ranks.run_on_all_ranks(lambda: set_up(config, resume, ranks, progress))
-    parts, corpus, optimizer, state = begun.parts, begun.corpus, begun.optimizer, begun.state
-    ranks.assert_consistent({"the data's fingerprint": corpus.fingerprint})
-    ranks.broadcast_parameters(parts.modules.values())
-    shard = config.hardware.shard if ranks.size > 1 else 1
-    if shard > 1:
-        optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
-    state.replay(log)
-    if resume is None and not math.isnan(corpus.overlap):
-        state.record("data", {"overlap": corpus.overlap}, log)
-    team, unit, wanted = (
-        ranks.team(config.train, together=parts.has_cross_step_state),
-        parts.lm.codec.unit,
-        config.validation,
-    )
-    parameters = parts.named_parameters()
-    flops = UpdateFlops(parts, optimizer_flops(config.train, parts))
+class Trainer:
+    """Train one run.
 
-    per_step = config.train.batch_size * config.train.accumulate * corpus.seq_len
-    bar = tqdm(
-        total=config.train.symbols,
-        initial=state.symbols,
-        unit="B",
-        unit_scale=True,
-        desc="training",
-        disable=not progress,
-    )
-    told = ProgressFile(folder, config.train.symbols) if ranks.is_first else None
-    untold: list[_Update] = []
-    late = parts.lm.head.weight.device.type in ASYNC_DEVICES and shard == 1  # torch spares no step of a model dealt out
-
-    def tell() -> None:
-        """Note what updates have said of themselves that nobody has listened to."""
-        while untold:
-            update = untold.pop(0)
-            metrics = update.checked(folder)
-            needed, executed = flops.take(metrics, per_step)
-            state.flops, state.flops_executed = state.flops + needed, state.flops_executed + executed
-            spent = {"flops": state.flops, "flops_executed": state.flops_executed}
-            metrics |= {"learning_rate": update.rate} | spent
-            metrics["symbols_per_second"] = per_step / update.seconds
-            state.record("train", metrics, log, update.symbols)
-            bar.update(per_step)
-            if told is not None:
-                told.update(update.symbols)
-            bar.set_postfix_str(
-                f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
-                f"entropy {metrics['entropy']:.3f}"
-            )
-
-    def save() -> None:
-        tell()
-        state.data = Streams.joined(ranks.control.all_gather_object(source.state_dict()))
-        if ranks.is_first or shard > 1:
-            checkpoint = make_checkpoint(state, parts, optimizer)
-        if ranks.is_first:
-            checkpoints.save(folder, checkpoint, keep=config.checkpoint.keep)
-
-    def one_pass(number: int) -> TensorDictBase:
-        env.set_seed(micro_batch_seed(config.seed, state.step, number))
-        return env.one_pass(parts.agent, parts.sampling)
-
-    parts.train()
-    with bar, _reading(begun, team.slots) as source, GracefulStop() as interrupt:
-        env = TokenizationEnv(
-            parts.lm, source, len(team.slots.rows), window=parts.agent.window, rates=parts.agent.rates
-        )
-        if state.symbols >= config.train.symbols:  # resumed at its end: it was killed before it had told what came out
-            save()
-        while state.symbols < config.train.symbols:
-            started = time.perf_counter()
-            rate = learning_rate(config.train, state.symbols + per_step)
-            for group in optimizer.param_groups:
-                group["lr"] = group["share"] * rate
-
-            figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
-            tell()
-            update = _Update(state.step, state.symbols + per_step, rate, figures, env.origin)
-            if not late:
-                update.checked(folder)
-            with skip_if_nonfinite(optimizer, figures.odd if late else None):
-                optimizer_step(optimizer, parameters, config.train.clip)
-                policy_epochs(optimizer, rollouts, parts, config, team)
-
-            state.step, state.symbols = state.step + 1, update.symbols
-            update.seconds = time.perf_counter() - started
-            untold.append(update)
-            if not late:
-                tell()
-
-            finished = state.symbols >= config.train.symbols
-            if finished or crossed_interval(wanted.every_symbols, state.symbols, per_step):
-                tell()
-                how: dict[str, Any] = {
-                    "batch_size": wanted.batch_size,
-                    "tolerance": config.data.tolerance,
-                    "progress": progress,
-                    "group": ranks.control,
-                    "shard": shard,
-                }
-                state.validation = evaluate(parts, begun.held_out, **how)
-                state.record("validation", state.validation.metrics(), log)
-                if begun.own is not None:
-                    look = partial(calibrate, parts, begun.own, config.rate, batch_size=wanted.batch_size)
-                    bias = ranks.from_rank0(look, all_work=shard > 1)
-                    at_rate = evaluate(parts, begun.held_out, logit_bias=bias or 0.0, **how)
-                    state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, log)
-            stopping = ranks.any(interrupt.requested)
-            if finished or stopping or crossed_interval(config.checkpoint.every_symbols, state.symbols, per_step):
-                save()
-            if stopping and not finished:
-                interrupt.stop()
-    assert state.validation is not None
-    return state.validation, state.history
-
-
-@dataclass
-class _Update:
-    """An update that has been made, or is on its way.
+    Args:
+        config: see ``train``, as for all arguments.
+        folder: see there.
+        log: see there.
+        resume: see there.
+        progress: see there.
+        ranks: see there; ``Ranks()`` for a single process.
 
     Attributes:
-        step: updates before it.
-        symbols: trained on with it.
-        rate: of learning.
-        figures: what it says of itself.
-        origin: of its last sequences.
-        seconds: that it took.
+        components: language model, agent, estimator and rate target.
+        optimizer: of all trained parameters.
+        state: the progress of the run.
+        group: which sequences of every update are this process's.
     """
 
-    step: int
-    symbols: int
-    rate: float
-    figures: MetricsBuffer
-    origin: list[str]
-    seconds: float = math.nan
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        log: Log,
+        *,
+        resume: checkpoints.Checkpoint | None,
+        progress: bool,
+        ranks: Ranks,
+    ) -> None:
+        self.config, self.folder, self.log, self.progress, self.ranks = config, folder, log, progress, ranks
+        self.setup = setup = ranks.run_on_all_ranks(partial(set_up, config, resume, ranks, progress))
+        self.components, self.optimizer, self.state = setup.components, setup.optimizer, setup.state
+        ranks.assert_consistent({"the data's fingerprint": setup.corpus.fingerprint})
+        ranks.broadcast_parameters(self.components.modules.values())
+        self.shard = config.hardware.shard if ranks.size > 1 else 1
+        if self.shard > 1:
+            self.optimizer = fsdp.apply_fsdp(self.components, self.optimizer, config, ranks)
+        self.parameters = self.components.named_parameters()
+        self.group = ranks.team(config.train, together=self.components.has_cross_step_state)
+        self.symbols_per_update = config.train.batch_size * config.train.accumulate * setup.corpus.seq_len
+        device = self.components.lm.head.weight.device.type
+        # The fused optimizer's flag which skips a step does not support DTensor.
+        self.asynchronous = device in ASYNC_DEVICES and self.shard == 1
+        self.metrics = MetricsLogger(
+            self.state,
+            log,
+            UpdateFlops(self.components, optimizer_flops(config.train, self.components)),
+            total=config.train.symbols,
+            symbols_per_update=self.symbols_per_update,
+            progress=progress,
+            folder=folder,
+            writes=ranks.is_first,
+        )
+        self.state.replay(log)
+        if resume is None:
+            overlap = setup.corpus.overlap
+            self.state.record("data", {"overlap": None if math.isnan(overlap) else overlap}, log)
 
-    def checked(self, folder: Path) -> dict[str, float]:
-        """Its metrics.
+    def run(self) -> tuple[Evaluation, History]:
+        """Train to the end; return the last validation and all metrics."""
+        self.components.train()
+        with self.metrics, open_source(self.setup, self.group.slots) as self.source, GracefulStop() as stop:
+            agent, rows = self.components.agent, len(self.group.slots.rows)
+            self.env = TokenizationEnv(self.components.lm, self.source, rows, window=agent.window, rates=agent.rates)
+            if self.finished:  # the run was killed after its last update, before its end was recorded
+                self.save()
+            while not self.finished:
+                self.train_step()
+                if self.finished or self.crossed(self.config.validation.every_symbols):
+                    self.validate()
+                stopping = self.ranks.any(stop.requested)
+                if self.finished or stopping or self.crossed(self.config.checkpoint.every_symbols):
+                    self.save()
+                if stopping and not self.finished:
+                    stop.stop()
+        assert self.state.validation is not None
+        return self.state.validation, self.state.history
 
-        Raises:
-            NotFiniteError: loss or gradients are infinite or NaN.
-        """
-        metrics = self.figures.read()
-        if not self.figures.is_finite():
-            odd = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
-            raise NotFiniteError(
-                f"step {self.step}: {odd}; {latest_checkpoint(folder)}. The last sequences were "
-                f"{', '.join(self.origin[:4])}, ... Try a lower train.learning_rate, a longer train.warmup_symbols or "
-                "hardware.precision=float32"
-            )
-        return metrics
+    @property
+    def finished(self) -> bool:
+        """Whether all training symbols have been seen."""
+        return self.state.symbols >= self.config.train.symbols
+
+    def crossed(self, every: int) -> bool:
+        """Return whether the last update crossed a multiple of ``every`` symbols."""
+        symbols = self.state.symbols
+        return symbols // every > (symbols - self.symbols_per_update) // every
+
+    def train_step(self) -> None:
+        """Make one update: gradients of all its passes, then a step of the optimizer."""
+        started, state, train = time.perf_counter(), self.state, self.config.train
+        rate = learning_rate(train, state.symbols + self.symbols_per_update)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["share"] * rate
+        values, rollouts = accumulate_gradients(self.rollout, self.components, self.config.loss, self.group)
+        self.metrics.flush()  # the update before this one, while the device computes
+        update = PendingUpdate(state.step, state.symbols + self.symbols_per_update, rate, values, self.env.origin)
+        if not self.asynchronous:
+            update.check(self.folder)
+        with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
+            optimizer_step(self.optimizer, self.parameters, train.clip)
+            policy_epochs(self.optimizer, rollouts, self.components, self.config, self.group)
+        state.step, state.symbols = state.step + 1, update.symbols
+        update.seconds = time.perf_counter() - started
+        self.metrics.add(update)
+        if not self.asynchronous:
+            self.metrics.flush()
+
+    def rollout(self, number: int) -> TensorDictBase:
+        """Return the rollout of one pass of the present update, with the noise that belongs to it."""
+        self.env.set_seed(micro_batch_seed(self.config.seed, self.state.step, number))
+        return self.env.one_pass(self.components.agent, self.components.sampling)
+
+    def validate(self) -> None:
+        """Evaluate on held-out sequences, and once more at exactly the target rate where that is asked for."""
+        self.metrics.flush()
+        wanted, setup, state = self.config.validation, self.setup, self.state
+        evaluate_held_out = partial(
+            evaluate,
+            self.components,
+            setup.held_out,
+            batch_size=wanted.batch_size,
+            tolerance=self.config.data.tolerance,
+            progress=self.progress,
+            group=self.ranks.control,
+            shard=self.shard,
+        )
+        state.validation = evaluate_held_out()
+        state.record("validation", state.validation.metrics(), self.log)
+        if setup.calibration is None:
+            return
+        find_bias = partial(
+            calibrate, self.components, setup.calibration, self.config.rate, batch_size=wanted.batch_size
+        )
+        bias = self.ranks.from_rank0(find_bias, all_work=self.shard > 1)
+        at_rate = evaluate_held_out(logit_bias=bias or 0.0)
+        state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, self.log)
+
+    def save(self) -> None:
+        """Save a checkpoint; all ranks call this together, and rank 0 writes."""
+        self.metrics.flush()
+        cursors = self.ranks.control.all_gather_object(self.source.state_dict())
+        self.state.data = Streams.joined(cursors)
+        if self.ranks.is_first or self.shard > 1:
+            checkpoint = make_checkpoint(self.state, self.components, self.optimizer)
+        if self.ranks.is_first:
+            checkpoints.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A run before its next step: what learns, from what, and how far it is."""
+    """What a run trains with, before its next update.
 
-    parts: Components
+    Attributes:
+        components: language model, agent, estimator and rate target.
+        corpus: the data.
+        held_out: sequences to validate on.
+        calibration: further held-out sequences, on which the logit bias is fitted; None where there is no calibration.
+        streams: of training sequences.
+        optimizer: of all trained parameters.
+        state: the progress of the run.
+    """
+
+    components: Components
     corpus: Corpus
     held_out: SequenceBatch
-    own: SequenceBatch | None  # to calibrate on
+    calibration: SequenceBatch | None
     streams: Streams
     optimizer: torch.optim.Optimizer
     state: RunState
 
 
 def set_up(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> TrainingSetup:
+    """Build what a run trains with, or restore it from a checkpoint; the arguments are those of ``train``."""
     prepare(config.hardware)
-    parts = build_components(config, ranks.device(config.hardware.device), pretrained=resume is None, world=ranks.size)
+    device = ranks.device(config.hardware.device)
+    components = build_components(config, device, pretrained=resume is None, world=ranks.size)
     corpus = load_corpus(config.data, progress=progress)
-    sequences, own = config.validation.sequences, None
-    held_out = corpus.validation(sequences)
+    held_out, calibration = corpus.validation(config.validation.sequences), None
     if config.validation.calibrate:
-        held_out, own = split_for_calibration(corpus, sequences)
-    most = BatchAssignment.of(config.train, together=parts.has_cross_step_state).streams(config.data.streams)
-    streams = corpus.streams(most, seed=config.seed)
-    optimizer = make_optimizer(config.train, parts.named_parameters())
+        held_out, calibration = split_for_calibration(corpus, config.validation.sequences)
+    assignment = BatchAssignment.of(config.train, together=components.has_cross_step_state)
+    streams = corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
+    optimizer = make_optimizer(config.train, components.named_parameters())
     if resume is None:
-        state = RunState(config.as_dict(), parts.lm.codec.unit)
+        state = RunState(config.as_dict(), components.lm.codec.unit)
     else:
-        state = restore(resume, config.train, parts, optimizer, streams)
+        state = restore(resume, config.train, components, optimizer, streams)
         state.config = config.as_dict()
-    return TrainingSetup(parts, corpus, held_out, own, streams, optimizer, state)
+    return TrainingSetup(components, corpus, held_out, calibration, streams, optimizer, state)
 
 
-def _reading(begun: TrainingSetup, slots: BatchAssignment) -> AbstractContextManager[ResumableSource]:
-    """A rank's sequences. Those in memory are a copy away, and only a GPU gains by having them ready."""
-    own, device = RankStream(begun.streams, slots), begun.parts.lm.head.weight.device
-    if begun.corpus.streamed or device.type == "cuda":
-        return PrefetchedSource(own, len(slots.rows), device)
-    return nullcontext(own)
-
-
-def crossed_interval(every: int, seen: int, per_step: int) -> bool:
-    """Whether the last step went past a multiple of ``every`` symbols."""
-    return seen // every > (seen - per_step) // every
-
-
-def latest_checkpoint(folder: Path) -> str:
-    found = checkpoints.list_complete(folder)
-    return f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+def open_source(setup: TrainingSetup, assignment: BatchAssignment) -> AbstractContextManager[ResumableSource]:
+    """Open this rank's training sequences, read ahead by a thread where that saves time: from disk, or for a GPU."""
+    source, device = RankStream(setup.streams, assignment), setup.components.lm.head.weight.device
+    if setup.corpus.streamed or device.type == "cuda":
+        return PrefetchedSource(source, len(assignment.rows), device)
+    return nullcontext(source)

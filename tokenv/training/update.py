@@ -170,7 +170,7 @@ def policy_epochs(
     config: Config,
     team: DataParallelGroup,
 ) -> None:
-    """Make an update's further steps, where the estimator asks for some, on rollouts that ``accumulate_gradients`` gave."""
+    """Make the further steps which the estimator asks for, on the rollouts of ``accumulate_gradients``."""
     parameters = parts.named_parameters()
     for again in rescored_rollouts(parts, rollouts):
         with use_group(team.sharers):

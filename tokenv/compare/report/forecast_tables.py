@@ -20,7 +20,8 @@ from tokenv.compare.forecast_comparison import SCORES, ForecastComparison, Forec
 from tokenv.compare.forecast_comparison import ScoreStatistics as Score
 from tokenv.compare.report.aggregate import mean, number, ranked, with_error
 from tokenv.compare.significance import sentence
-from tokenv.evaluation.report import SeriesExcerpt, draw_windows
+from tokenv.evaluation.report import draw_windows
+from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import write_csv
@@ -36,8 +37,8 @@ def window_pictures(comparison: Comparison) -> Iterator[Picture]:
         having = {name: windows[index] for name, windows in firsts.items() if index < len(windows)}
         rows = [replace(window, name=short(name)) for name, window in having.items()]
         caption = (
-            f"{escape_line(next(iter(having.values())).name)}, as the first seed of each method cuts it: bands are patches, "
-            "bars below them boundary probabilities."
+            f"{escape_line(next(iter(having.values())).name)}, as the first seed of each method cuts it: bands are "
+            "patches, bars below them boundary probabilities."
         )
         yield draw_both(
             f"window-{index + 1}", caption, _REST + _ROW * len(rows), partial(_fill, shown=rows, context=context)

@@ -111,7 +111,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates, ``forecast_tables.csv``
+        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates,
+        ``forecast_tables.csv``
         and ``forecast-pairs.csv`` where there are any. Losses are in columns of their unit's name.
     """
     held, figures, words = references(comparison), _figures(comparison), comparison.words

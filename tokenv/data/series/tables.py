@@ -23,6 +23,7 @@ import pandas as pd
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.data import rows
 from tokenv.data.rows import HUB_ADVICE, iterate_rows
 from tokenv.data.series.config import SeriesConfig
 from tokenv.data.series.dates import read_dates

@@ -43,7 +43,7 @@ def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, gate_BN: 
         k: keys.
         v: values.
         softcap: bound of the scores.
-        strength_BN: s in [0, 1]; column 0 must be positive, so that every query has a key.
+        gate_BN: s in [0, 1]; column 0 must be positive, so that every query has a key.
 
     Returns:
         Attended values, [B, H, N, d].
@@ -69,8 +69,8 @@ def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[
 
     Args:
         x_BTD: the encoder's output.
-        strength_BT: s in [0, 1]; column 0 must be 1.
-        contextualise: the token-level layers; see ``UNet.apply_token_layers``.
+        gate_BT: s in [0, 1]; column 0 must be 1.
+        apply_token_layers: the token-level layers; see ``UNet.apply_token_layers``.
 
     Returns:
         y, [B, T, D].

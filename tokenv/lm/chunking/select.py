@@ -169,7 +169,7 @@ class Chunking(nn.Module, ABC):
             x_BTD: the encoder's output.
             action_BT: 1 where a token ends; column 0 must be 1.
             boundary_BT: the boundaries as a tensor that carries gradient; what it holds is each pooling's own.
-            contextualise: the token-level layers.
+            apply_token_layers: the token-level layers.
             multiple: the number of tokens is padded to a multiple of this.
 
         Returns:
