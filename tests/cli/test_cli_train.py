@@ -136,14 +136,14 @@ def test_long_sequences_are_looked_at_in_few(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pictures after 16,384 bytes a sequence took many times as long as the training before them."""
-    looked_at, habits_in = [], train.habits_in
+    looked_at, habits_in = [], train.boundary_stats_of_run
 
     def counted(trained: Any, batch: SequenceBatch) -> Any:
         looked_at.append(batch.symbol_BN.numel())
         return habits_in(trained, batch)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "habits_in", counted)
+    monkeypatch.setattr(train, "boundary_stats_of_run", counted)
     monkeypatch.setattr(train, "LOOKED_AT", 96)
     run_command("train", ["with", *tiny_words])
     assert 0 < looked_at[0] <= 96

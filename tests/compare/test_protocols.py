@@ -75,7 +75,7 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
         value = (0.0 if chosen else 3.0) if "seed 8" in str(folder) else (2.0 if chosen else 1.0)
         return replace(a_method("m").runs[0].assessment, loss=[value])
 
-    monkeypatch.setattr(tuning, "assessed", loss)
+    monkeypatch.setattr(tuning, "load_evaluation", loss)
     found = choose(tried, folders, of)
     assert found["rloo"] == {"train": {"agent_learning_rate": 0.2}, "loss": {"rate": 3.0}}
     failed = {label: None if "rate=0.2" in label else folder for label, folder in folders.items()}

@@ -97,12 +97,12 @@ def test_parquet_and_csv_hold_the_same(csv_file, tmp_path):
 
 
 def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
-    rows = {
+    columns = {
         "id": ["x", "y"],
         "target": [[float(i) for i in range(100)], [float(-i) if i % 7 else None for i in range(80)]],
     }
     path = tmp_path / "many.parquet"
-    pq.write_table(pa.table(rows), path)
+    pq.write_table(pa.table(columns), path)
     data = load_series(make_config(path, columns="target"))
     lengths = {series.name: len(series.value_LC) for series in data.series}
     assert lengths == {"many.parquet row 0 target": 100, "many.parquet row 1 target": 80}
@@ -112,9 +112,9 @@ def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
 
     def load_dataset(*args, **options):
         calls.append((args, options))
-        return datasets.Dataset.from_dict(rows).to_iterable_dataset()
+        return datasets.Dataset.from_dict(columns).to_iterable_dataset()
 
-    monkeypatch.setattr(rows, "open_hub", load_dataset)
+    monkeypatch.setattr("tokenv.data.rows.open_hub", load_dataset)
     hub = load_series(make_config("hub:owner/name", columns="target"))
     assert calls == [(("owner/name", None, "train"), {})]
     assert_array_equal(hub.series[1].value_LC, data.series[1].value_LC)

@@ -108,7 +108,7 @@ def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     with pytest.raises(ValueError, match=r"ConditionalBernoulli agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), make_agent(), make_series())
     loaded = PretrainedAgent(make_agent(), make_lm(), lambda rows: make_lm())
-    with pytest.raises(ValueError, match=r"Loaded agent reads the whole history .* would look ahead"):
+    with pytest.raises(ValueError, match=r"PretrainedAgent agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), loaded, make_series())
     for name in ("quick", "series-synthetic", "etth1"):
         with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*model\.direct=True"):
