@@ -1,4 +1,4 @@
-"""k places among N, drawn with given odds: the conditional Bernoulli law, exactly.
+"""Draw an exact number of boundaries in a known history by the conditional Bernoulli law.
 
 Independent decisions with odds ``w_i = exp(l_i)``, given that k of them are 1 (Chen & Liu 1997, Statistica Sinica 7,
 875-892; Chen, Dempster & Liu 1994). All that is needed of it are sums over all subsets of a suffix,

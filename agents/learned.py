@@ -1,4 +1,4 @@
-"""What a policy makes of the rate that it is told."""
+"""The windowed Bernoulli policy that the estimators train (paper, section 2.5, eq. 19-23)."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a prediction is worth."""
+"""Compute the reward of a prediction, and credit rewards to actions."""
 
 import torch
 import torch.nn.functional as F

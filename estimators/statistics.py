@@ -1,4 +1,4 @@
-"""Means over the batch and over samples, in one place: here several processes that share a batch join theirs.
+"""Compute means over the batch and over samples, and the objective that gradient estimators descend.
 
 A mean over the batch is that of the whole batch, whoever holds its rows (``tokenv.core.distributed``).
 """

@@ -1,4 +1,4 @@
-"""Keeping advantages of a size that an optimiser likes."""
+"""Scale advantages, and turn them into a loss whose gradient is the estimate."""
 
 from tensordict import TensorDictBase
 from torch import Tensor

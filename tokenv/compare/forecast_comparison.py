@@ -1,4 +1,4 @@
-"""The forecasts of several methods held against one another, and against yardsticks and peers: plain figures."""
+"""Score the forecasts of several methods, and compare them with naive baselines and DLinear."""
 
 from __future__ import annotations
 

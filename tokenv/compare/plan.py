@@ -1,4 +1,4 @@
-"""Equal passes through the decoder, for methods that take several samples of a text."""
+"""Give methods equal compute, and build a comparison of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a comparison will take, by what its runs have taken so far."""
+"""Show how far a comparison is, and estimate how long it will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in processes of their own, forked from one that has imported everything, which takes seconds, once."""
+"""Run jobs in processes of their own, forked from one that has imported everything."""
 
 from __future__ import annotations
 

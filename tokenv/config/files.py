@@ -1,4 +1,4 @@
-"""What of a configuration comes from an earlier run.
+"""Resolve YAML files, ``key=value`` words and earlier runs to one complete configuration.
 
 Its agent (``agent.load=runs/3 agent.frozen=true``), or its language model (``start.model=runs/3 start.frozen=true``).
 """

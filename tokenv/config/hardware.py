@@ -1,4 +1,4 @@
-"""Devices, precisions, and two settings that make a CPU twice as fast."""
+"""Resolve devices and precisions, and refuse what cannot fit in memory before work starts."""
 
 from __future__ import annotations
 

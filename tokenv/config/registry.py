@@ -1,4 +1,4 @@
-"""From names to classes. Nothing is imported until it is named."""
+"""Find classes by name, importing none before it is named, and list the plug-ins of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch that several processes share: noise drawn for all of it, sums over all of it. Alone, nothing is sent.
+"""Share a batch among several processes: noise drawn for all of it, sums over all of it, sharded tensors.
 
 Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with
 ``all_reduce_sum``, so that the batch's statistics are those of the whole batch; ``tokenv.estimators.statistics`` does.

@@ -1,4 +1,4 @@
-"""Rows from readers that raise errors of their own: whatever is wrong is one message."""
+"""Read rows of JSON files and of data sets; whatever is wrong is one message."""
 
 from __future__ import annotations
 

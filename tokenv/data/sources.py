@@ -1,4 +1,4 @@
-"""What an environment asks of its sequences, and the simplest thing that answers."""
+"""Define what an environment asks of its sequences, and read them ahead in a thread."""
 
 from __future__ import annotations
 

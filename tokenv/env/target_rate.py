@@ -1,4 +1,4 @@
-"""From the host, where noise is drawn, to where it is used."""
+"""Draw and check the target rates of sequences."""
 
 from __future__ import annotations
 

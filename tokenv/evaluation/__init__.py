@@ -1,1 +1,1 @@
-"""Downstream tasks: questions whose answers a model scores."""
+"""Evaluate trained models: held-out loss, calibration, rate curves, downstream tasks, stored runs."""

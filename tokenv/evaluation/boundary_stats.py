@@ -1,4 +1,4 @@
-"""What a policy has learned about text, in numbers: where it draws boundaries, and which tokens come of it."""
+"""Compute what a policy draws in held-out text, at one checkpoint and over training."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def generate_text(
     return Segmentation(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
 
 
-def log_likelihoods(
+def score_text(
     trained: LoadedRun,
     text: bytes,
     *,
@@ -295,8 +295,9 @@ def log_likelihoods(
     threshold: bool = False,
     rate: float | None = None,
     batch_size: int = 16,
-) -> list[float]:
-    """Log-likelihood of each byte given those before it, in nats; NaN at the first.
+    greedy: bool = False,
+) -> tuple[list[float], list[bool]]:
+    """Score each byte given those before it, and find out which bytes the model itself would have written.
 
     A text that is longer than the model was trained on is read in windows, each of which begins in the middle of the
     one before, so that every byte has at least half a window before it.
@@ -308,34 +309,12 @@ def log_likelihoods(
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
         rate: see ``segment``.
         batch_size: windows of one pass.
-    """
-    return score_text(trained, text, seed=seed, threshold=threshold, rate=rate, batch_size=batch_size)[0]
-
-
-def score_text(
-    trained: LoadedRun,
-    text: bytes,
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    rate: float | None = None,
-    batch_size: int = 16,
-    greedy: bool = False,
-) -> tuple[list[float], list[bool]]:
-    """As ``log_likelihoods``, which has the arguments; and which bytes the model itself would have written.
-
-    Args:
-        trained: the model.
-        text: at least one byte.
-        seed: see there.
-        threshold: see there.
-        rate: see there.
-        batch_size: see there.
         greedy: whether to find out, at the cost of a further pass of the decoder, which bytes are the most probable
             ones after what stands before them, under the same boundaries.
 
     Returns:
-        Log-likelihoods, and whether a byte is the most probable one; False at the first, and of all if not asked for.
+        Log-likelihoods in nats, NaN at the first byte; and whether a byte is the most probable one: False at the
+        first, and at all if not asked for.
     """
     how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate}
     return score_texts(trained, [text], **how, batch_size=batch_size, greedy=greedy)[0]

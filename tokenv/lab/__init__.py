@@ -1,1 +1,1 @@
-"""A laboratory for gradient estimators: bias, variance and cost, all at the same parameters on the same text."""
+"""Measure estimators and speed: bias, variance and cost of gradients, time and memory of updates."""

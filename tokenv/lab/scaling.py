@@ -1,4 +1,4 @@
-"""Speed and memory of an update that several processes of this machine make together, started as torchrun would."""
+"""Measure speed and memory as one size of a run, or its number of processes, grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far stepping through an episode and rolling it out in one pass are apart: rounding, and nothing else."""
+"""Measure speed, memory and the cost of learning boundaries in one interleaved run."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Model:
         Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
 
         Texts longer than the model was trained on are read in overlapping windows: see
-        ``tokenv.evaluation.loaded_run.log_likelihoods``. The boundaries are drawn once, which bounds the likelihood
+        ``tokenv.evaluation.loaded_run.score_text``. The boundaries are drawn once, which bounds the likelihood
         over all of them from below only on average.
 
         Args:

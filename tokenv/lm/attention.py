@@ -1,4 +1,4 @@
-"""Causal attention over long sequences on a CPU: blocks of queries, computed again in the backward pass.
+"""Compute soft-capped causal attention: a plain reference, and the ways that are fast on CPU and GPU.
 
 Nothing of size N x N is ever kept, so memory is linear in the length; and a block of queries meets no keys behind its
 end, which spares almost half of the arithmetic (cf. Rabe & Staats 2021, arXiv 2112.05682).

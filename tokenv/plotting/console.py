@@ -1,4 +1,4 @@
-"""The console, the table that closes a run, and tables as files: where control characters end."""
+"""Print coloured text and tables to the console, and write tables to CSV files."""
 
 import csv
 import os

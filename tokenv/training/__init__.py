@@ -1,1 +1,1 @@
-"""One training run: its parts, losses, updates, state, and how it is evaluated and read again."""
+"""Train one run: the loop, losses, optimizer steps, checkpoints, and several processes that share it."""

@@ -1,4 +1,4 @@
-"""What the pictures, the page and the tables of a comparison share: order, means over seeds, wording."""
+"""Aggregate a comparison for its pictures, page and tables: order, means, wording, line styles."""
 
 from __future__ import annotations
 

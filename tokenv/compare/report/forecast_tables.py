@@ -1,4 +1,4 @@
-"""Held-out windows of series, as every method of a comparison cuts them."""
+"""Write the forecasts of a comparison: windows, tables and pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each method's policy has learned about text, as a table."""
+"""Write a comparison of methods as tables: what policies learned, CSV files, the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to read a comparison, in sentences."""
+"""Write a comparison of methods as a self-contained web page."""
 
 from __future__ import annotations
 

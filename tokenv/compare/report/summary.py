@@ -1,4 +1,4 @@
-"""Several comparisons of the same methods, one a protocol, on one page."""
+"""Write the report of a comparison, and one page for several protocols."""
 
 from __future__ import annotations
 

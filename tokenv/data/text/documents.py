@@ -1,4 +1,4 @@
-"""Reading documents from the built-in corpora and from local files."""
+"""Read documents from the built-in corpora and local files, and write documents that a program gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exponential moving average with a rate of its own at every step."""
+"""Let tokens exist to a degree: the moving average, and the middle as a function of gates."""
 
 import math
 from collections.abc import Callable
