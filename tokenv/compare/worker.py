@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -31,6 +31,7 @@ PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
 # Where processes cannot fork, each imports everything itself.
 LOST = 255  # what multiprocessing says of a process whose exit status nobody can tell it
 _LOCK = threading.Lock()  # starting one process asks after all others, and each tells its exit status only once
+_SAFE_PATH = "PYTHONSAFEPATH"
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -69,7 +70,7 @@ class WorkerProcess:
             {**os.environ, **(environment or {})},
         )
         self._process = context.Process(target=_work, args=what)
-        with _LOCK:
+        with _LOCK, _without_current_folder():
             self._process.start()
         self._told = processes.describe(self.pid)
 
@@ -96,6 +97,24 @@ class WorkerProcess:
     def interrupt(self) -> None:
         """Tell it to end as by Ctrl-C."""
         os.kill(self.pid, signal.SIGINT)
+
+
+@contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Start Python so that it does not look for modules in the current folder.
+
+    The first process starts the fork server, which imports ``PRELOADED`` once for all others: a folder ``tokenv`` in
+    the current folder must not stand in for the package there.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 def _work(
