@@ -80,7 +80,7 @@ class Entropy(Rule):
 
     With H_i the entropy of p(x_{i+1} | x_<=i) in nats, ``a_i = [H_i > theta]`` (global) or
     ``a_i = [H_i - H_{i-1} > theta]`` (monotonic), and at the first byte always. BLT trains a model of its own for H;
-    here it is the early exit's (``early_entropy``: a rollout brings it, an environment with ``early_entropy=True``).
+    here it is the early exit's (``early_entropy``: a rollout computes it, and an environment with ``optional_keys=["early_entropy"]``).
 
     theta follows the (1 - rate) quantile of what it is compared with: whenever whole sequences are drawn in training
     mode, and after they are, ``theta <- momentum theta + (1 - momentum) quantile`` over all that is decided. Before
@@ -114,7 +114,7 @@ class Entropy(Rule):
         if value is None:
             raise ValueError(
                 "the observation has no early_entropy, which agent.name=entropy reads: make the environment with "
-                "early_entropy=True"
+                'optional_keys=["early_entropy"]'
             )
         return value
 

@@ -164,7 +164,7 @@ def test_mistakes_are_told(tiny_lm):
         with pytest.raises(ValueError, match=message):
             Entropy(**options)
     env = TokenizationEnv(tiny_lm, TensorSource(torch.zeros(1, 4, dtype=torch.long)), 1)
-    with pytest.raises(ValueError, match="make the environment with early_entropy=True"):
+    with pytest.raises(ValueError, match=r'make the environment with optional_keys=\["early_entropy"\]'):
         env.rollout(3, Entropy())
     with pytest.raises(ValueError, match=r"Mute has no entropy: write its method entropy\(parameters\)"):
         Mute().entropy(torch.zeros(1))

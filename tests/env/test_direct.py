@@ -20,7 +20,8 @@ from tokenv.core.contracts import Sampling
 from tokenv.data.series.windows import normalise_window
 from tokenv.data.sources import TensorSource
 from tokenv.env.generation import generate
-from tokenv.env.rollout import observe, rescore, rollout
+from tokenv.env.rescoring import rescore
+from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.lm.codecs.series import VALUE, SeriesCodec

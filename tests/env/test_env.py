@@ -108,8 +108,8 @@ def test_stepping_equals_one_pass(name, data):
     noise_BT = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64)
     lm = make_lm(attended, POOLING.get(name, "select"))
     agent = agents(length)[name]
-    reads_entropy = keys.EARLY_ENTROPY in agent.in_keys
-    env = make_env(random_symbols(batch, length), lm, window=window, early_entropy=reads_entropy)
+    optional = [keys.EARLY_ENTROPY] if keys.EARLY_ENTROPY in agent.in_keys else []
+    env = make_env(random_symbols(batch, length), lm, window=window, optional_keys=optional)
     stepped = step_through(env, agent, noise_BT)
     one_pass = env.one_pass(agent, noise=noise_BT)
     assert stepped.batch_size == (batch, length - 1)
@@ -127,7 +127,7 @@ def test_the_observation_holds_w_actions(window):
 
 def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
     lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 10), random_noise(2, 9)
-    env = make_env(symbol_BN, lm, early_entropy=True)
+    env = make_env(symbol_BN, lm, optional_keys=["early_entropy"])
     check_env_specs(env)
     env.source.position = 0
     stepped = step_through(env, Scripted(), noise_BT)

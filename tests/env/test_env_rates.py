@@ -14,7 +14,8 @@ from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import Group, use_group
 from tokenv.data.sources import TensorSource
 from tokenv.env.generation import generate
-from tokenv.env.rollout import rescore, rescore_head, rollout
+from tokenv.env.rescoring import rescore, rescore_head
+from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 
 WIDTH, BATCH, LENGTH = 16, 3, 14
@@ -82,7 +83,7 @@ def test_without_rates_observations_are_what_they_were(tiny_lm, symbol_BN):
     env = TokenizationEnv(tiny_lm, TensorSource(symbol_BN), BATCH)
     assert keys.TARGET_RATE not in env.reset()
     assert keys.TARGET_RATE not in env.one_pass(Learned(WIDTH).double())
-    with pytest.raises(ValueError, match=r"rate = 0\.3: this agent is not told a rate"):
+    with pytest.raises(ValueError, match=r"rate = 0\.3: this agent does not read a target rate"):
         env.one_pass(Learned(WIDTH).double(), rate=0.3)
 
 

@@ -19,9 +19,9 @@ from tokenv.core import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import TensorSource
+from tokenv.env import BYTES_ID, SERIES_ID
+from tokenv.env.arrays import as_image, as_text
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
-from tokenv.env.registration import BYTES_ID, SERIES_ID
-from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
 
 ROOT = Path(__file__).parents[2]

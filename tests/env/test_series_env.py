@@ -110,7 +110,7 @@ def test_stepping_equals_one_pass(density, seed, batch, length, channels, missin
 
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_torchrls_specs_hold(missing):
-    env = make_env(framed(random_values(3, 9, 2, missing)), make_lm(2), early_entropy=True)
+    env = make_env(framed(random_values(3, 9, 2, missing)), make_lm(2), optional_keys=["early_entropy"])
     check_env_specs(env)
     assert env.one_pass(Scripted())[keys.REWARD].isfinite().all()
 
@@ -185,7 +185,7 @@ def test_a_direct_head_changes_nothing_else():
 
 def test_agents_that_read_the_early_entropy_work():
     lm, agent = make_lm(density="logistic_mixture"), Entropy(mode="monotonic").eval()
-    env = make_env(framed(random_values(2, 10)), lm, early_entropy=True)
+    env = make_env(framed(random_values(2, 10)), lm, optional_keys=["early_entropy"])
     noise_BT = random_noise(2, 9)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0

@@ -42,8 +42,8 @@ from tokenv.agents.nawrot import Nawrot
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 from tokenv.data.sources import TensorSource
+from tokenv.env import BYTES_ID
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
-from tokenv.env.registration import BYTES_ID
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -73,7 +73,7 @@ def entropy():
         (lambda: HNet(WIDTH).double(), {"pooling": "smooth"}),
         (lambda: Uniform(0.3, LENGTH), {}),
         (Whitespace, {}),
-        (entropy, {"early_entropy": True}),
+        (entropy, {"optional_keys": ["early_entropy"]}),
     ],
     ids=["learned", "nawrot", "hnet", "uniform", "whitespace", "entropy"],
 )
@@ -172,7 +172,7 @@ def rewards_of(env, action_BT):
 )
 def test_no_transform_of_observations_changes_rewards(transform, pooling, seed):
     make, key = transform
-    env = make_env(pooling, early_entropy=True, rates=RateRange(0.2, 0.4))
+    env = make_env(pooling, optional_keys=["early_entropy"], rates=RateRange(0.2, 0.4))
     action_BT = torch.randint(2, (BATCH, STEPS), generator=torch.Generator().manual_seed(seed))
     expected = rewards_of(TransformedEnv(env), action_BT)
     assert torch.equal(rewards_of(TransformedEnv(env, make(key)), action_BT), expected)

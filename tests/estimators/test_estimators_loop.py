@@ -11,7 +11,8 @@ from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 from tokenv.data.sources import TensorSource
-from tokenv.env.rollout import rescore, rescore_head, rollout
+from tokenv.env.rescoring import rescore, rescore_head
+from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain

@@ -28,8 +28,8 @@ from tokenv.core import keys
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import SourceOrFactory
+from tokenv.env import BYTES_ID, SERIES_ID, register
 from tokenv.env.arrays import RENDER_MODES, Array, ArrayAdapter, Observation, PicklableEnv, ended
-from tokenv.env.registration import BYTES_ID, SERIES_ID, register
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet

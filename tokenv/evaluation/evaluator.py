@@ -20,7 +20,7 @@ from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
 from tokenv.data.chunks import SequenceBatch
 from tokenv.env.rollout import observe, rollout
-from tokenv.env.target_rate import derive_seed, sample_target_rates
+from tokenv.env.random_inputs import derive_seed, sample_target_rates
 from tokenv.lm.codecs.base import Codec
 
 

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenv.lm.attention import SMALL_BLOCK, AttentionFn, flex_options, select_attention
@@ -151,15 +152,67 @@ class UNet(Encoder):
         return self._log_prob(self.codec, self.early_exit, x, symbol)
 
     def direct(self, y: Tensor) -> Tensor:
-        """Parameters of the next H symbols' distributions, each given x_<=i alone, where ``config.horizon`` H is not 0.
+        """Return the parameters of the next H symbols' distributions, each given x_<=i alone (``config.horizon`` H > 0).
 
         Args:
-            y: what ``decode_hidden`` gives, [.., D].
+            y: output of ``decode_hidden``, [.., D].
 
         Returns:
             [.., H, P].
         """
         return self.direct_head(y).unflatten(-1, (self.config.horizon, -1))
+
+    def decode_samples(self, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
+        """Apply ``decode_hidden`` to several samples of the boundaries: actions [.., B, T] -> [.., B, T, D]."""
+        samples = action.shape[:-2]
+        flat_boundary = None if boundary is None else boundary.flatten(0, -2)
+        x = x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3)
+        return self.decode_hidden(x, action.flatten(0, -2), flat_boundary).view(*action.shape, -1)
+
+    def sequence_log_prob(self, y: Tensor, symbol_BN: Tensor) -> Tensor:
+        """Return the log-probability in nats of what each symbol is followed by, [.., B, T], T = N - 1.
+
+        It is ``log p(x_{i+1} | x_<=i, a_<=i)``. With ``config.direct`` it is ``log p(x_{i+1} | x_<L, a_<L)`` of the H
+        symbols after the L = N - H known ones, and 0 before.
+
+        Args:
+            y: output of ``decode_samples``, [.., B, T, D], or [.., B, L, D] with ``config.direct``.
+            symbol_BN: sequences, [B, N, *symbol_shape].
+        """
+        target_BT = symbol_BN[:, 1:]
+        if not self.config.direct:
+            return self.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
+        known = symbol_BN.shape[1] - self.config.horizon
+        log_prob = self._direct_log_prob(y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:])
+        return F.pad(log_prob, (known - 1, 0))
+
+    def horizon_log_prob(self, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the direct head's log-probability of the next H symbols from every position, and their number.
+
+        Both are 0 where fewer than H symbols follow in the sequence.
+
+        Args:
+            y: output of ``decode_samples``, [.., B, T, D].
+            symbol_BN: sequences, [B, N, *symbol_shape].
+            valid_BT: whether the next symbol is one of the sequence, not padding.
+
+        Returns:
+            [.., B, T] each, the first in nats.
+        """
+        horizon, rest = self.config.horizon, (0, self.config.horizon - 1)
+        positions = valid_BT.shape[1] - horizon + 1
+        target_BSH = symbol_BN[:, 1:].unfold(1, horizon, 1).movedim(-1, 2)
+        complete_BS = valid_BT[:, -positions:]
+        log_prob = self._direct_log_prob(y[..., :positions, :], symbol_BN[:, :positions], target_BSH).sum(-1)
+        loss_mask = self.codec.loss_mask(target_BSH)
+        count_BS = complete_BS * (horizon if loss_mask is None else loss_mask.sum(-1))
+        return F.pad(log_prob.where(complete_BS, 0.0), rest), F.pad(count_BS, rest).expand(y.shape[:-1])
+
+    def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+        """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""
+        samples = y.shape[: y.dim() - target.dim() + len(self.codec.symbol_shape)]
+        symbol, target = symbol.expand(*samples, *symbol.shape), target.expand(*samples, *target.shape)
+        return self.codec.log_prob_horizon(self.direct(y), symbol, target)
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from tokenv.config.components import Components
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.core.distributed import all_reduce_sum, full_tensor, use_group
-from tokenv.env.rollout import rescore, rescore_head
+from tokenv.env.rescoring import rescore, rescore_head
 from tokenv.training.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.training.metrics import MetricsBuffer
 from tokenv.training.muon import LAYERS, Muon, count_matrices, orthogonal_flops
