@@ -33,6 +33,7 @@ PARTS = {
         "ScoreFunction",
         "Standardise",
     ),
+    "imitation": ("Imitation",),
     "off_policy": ("FixedRateProposal",),
     "antithetic": (
         "ARM",

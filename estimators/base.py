@@ -19,7 +19,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling
+from tokenv.core.contracts import BoundaryAgent, Sampling
 
 NestedKey = str | tuple[str, ...]
 Route = Literal["loss", "likelihood"]
@@ -65,6 +65,7 @@ class Stage(TensorDictModuleBase, ABC):
         head_epochs: further steps of the agent alone on each rollout, after these; see ``ClippedSurrogate``.
         trains_through: ``loss`` for parts whose ``loss_policy`` carries the policy's gradient, ``likelihood`` for those
             that carry it through ``log_likelihood``.
+        teacher: agent whose boundaries it wants the policy to be scored with; None for no such agent.
     """
 
     in_keys: list[Any]
@@ -77,6 +78,7 @@ class Stage(TensorDictModuleBase, ABC):
     num_epochs: int = 1
     head_epochs: int = 0
     trains_through: Route = "loss"
+    teacher: BoundaryAgent | None = None
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -157,11 +159,14 @@ class Chain(TensorDictModuleBase):
         self.sampling = Sampling(
             num_samples=num_samples,
             reward_only=num_samples is not None and any(part.reward_only for part in parts),
+            teacher=_find_teacher(parts),
             **{name: _find_hook(name, parts) for name in HOOKS},
         )
         known = set(ROLLOUT_KEYS)
         if self.sampling.relaxations is not None:
             known.add(keys.LOG_LIKELIHOOD_RELAXED)
+        if self.sampling.teacher is not None:
+            known.add(keys.DEMONSTRATION_LOG_PROB)
         for number, part in enumerate(parts):
             _check_samples(part, num_samples)
             for key in part.in_keys:
@@ -218,6 +223,13 @@ def _find_hook(name: str, parts: tuple[Stage, ...]) -> Any:
         first, second = (type(part).__name__ for part in owners[:2])
         raise ValueError(f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them")
     return getattr(owners[0], name) if owners else None
+
+
+def _find_teacher(parts: tuple[Stage, ...]) -> BoundaryAgent | None:
+    teachers = [part.teacher for part in parts if part.teacher is not None]
+    if len(teachers) > 1:
+        raise ValueError("chain: two parts have a teacher each: keep one of them")
+    return teachers[0] if teachers else None
 
 
 def _check_samples(part: Stage, num_samples: int | None) -> None:

@@ -1,7 +1,10 @@
 """From a configuration to the things it names."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import load_corpus
 from tokenv.data.text.tokenizer import train_bpe
-from tokenv.estimators.base import Chain
+from tokenv.estimators.base import Chain, chain
+from tokenv.estimators.imitation import Imitation
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes
+from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes, matrix_parameters, policy_flops
 from tokenv.lm.unet import UNet
 
 
@@ -39,6 +43,7 @@ class Components:
         agent: draws the boundaries.
         estimator: rewards to ``loss_policy``; None for an agent that does not learn.
         rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
+        imitation: what trains the agent first, in place of estimator and rate target; None for no imitation.
         frozen: whether the U-Net stays as it is.
         early_exit: whether a pass computes the early exit's likelihoods.
         trains_early_exit: whether its loss has a weight.
@@ -49,10 +54,15 @@ class Components:
     agent: Agent
     estimator: Chain | None
     rate_target: TensorDictModuleBase | None
+    imitation: Chain | None = None
     frozen: bool = False
     early_exit: bool = True
     trains_early_exit: bool = True
     whole: Callable[[Callable[[], Any]], Any] = _at_once
+
+    def imitating(self) -> Components:
+        """Return the same components with the imitation in place of the estimator and of the rate target."""
+        return replace(self, estimator=self.imitation, rate_target=None, imitation=None)
 
     @property
     def sampling(self) -> Sampling:
@@ -87,7 +97,7 @@ class Components:
             replays=self.num_epochs - 1,
             head=self.head_epochs,
             early_exit=self._early_exit_flops,
-            estimator=0 if self.estimator is None else self.estimator.flops * wanted.samples,
+            estimator=(0 if self.estimator is None else self.estimator.flops * wanted.samples) + self._teaching_flops,
         )
 
     @property
@@ -98,14 +108,27 @@ class Components:
         return (trained if self.early_exit else 0) + entropy
 
     @property
+    def _teaching_flops(self) -> int:
+        """FLOPs of a teacher for every symbol, and of the policy, which is evaluated once more without gradient."""
+        teacher = self.sampling.teacher
+        if not isinstance(teacher, Agent):
+            return 0
+        return policy_flops(teacher) + FORWARD_FLOPS_PER_PARAMETER * matrix_parameters(self.agent)
+
+    @property
     def has_cross_step_state(self) -> bool:
         """Whether agent or estimator learn something of every pass that the next one reads, other than by descent."""
-        return _has_cross_step_state([self.agent] if self.estimator is None else [self.agent, self.estimator])
+        return _has_cross_step_state([m for m in (self.agent, self.estimator, self.imitation) if m is not None])
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
         """What has parameters or buffers, by the name that theirs begin with."""
-        named: dict[str, torch.nn.Module | None] = {"lm": self.lm, "agent": self.agent, "estimator": self.estimator}
+        named: dict[str, torch.nn.Module | None] = {
+            "lm": self.lm,
+            "agent": self.agent,
+            "estimator": self.estimator,
+            "imitation": self.imitation,
+        }
         return {owner: module for owner, module in named.items() if module is not None}
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -163,9 +186,9 @@ def build_components(
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         lm = UNet(config.model, codec, compute_dtype=precision)
-        agent, estimator, rate_target = _build_learners(config, codec, precision, pretrained)
+        agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
-        for module in (lm, agent, estimator):
+        for module in (lm, agent, estimator, imitation):
             if module is not None:
                 module.double()
     if config.init_from is not None and pretrained:
@@ -173,7 +196,7 @@ def build_components(
         load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads)
     if config.freeze_lm:
         lm.requires_grad_(requires_grad=False)
-    rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
+    rows = _rows(config, [module for module in (agent, estimator, imitation) if module is not None], world)
     if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
         lm.enable_activation_checkpointing()
     compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
@@ -185,15 +208,19 @@ def build_components(
         lm.compile_layers()
         agent.compile_draw()
     reads = estimator is not None and estimator.reads_early_exit
-    wanted = agent.learns or keys.EARLY_ENTROPY in agent.in_keys
+    teacher = None if imitation is None else imitation.sampling.teacher
+    observed = {key for each in (agent, teacher) if each is not None for key in each.in_keys}
+    rewarded = agent.learns and (imitation is None or config.imitation.fraction < 1)
+    wanted = rewarded or keys.EARLY_ENTROPY in observed
     trained = wanted if config.loss.early is None else config.loss.early > 0
     return Components(
         lm,
         agent,
         estimator,
         rate_target,
+        imitation,
         frozen=config.freeze_lm,
-        early_exit=reads or trained,
+        early_exit=(reads and rewarded) or trained,
         trains_early_exit=trained,
     )
 
@@ -235,8 +262,8 @@ def check_components(config: Config, world: int = 1) -> None:
     with device:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         precision = resolve_precision(config.hardware.precision, device)
-        agent, estimator, _ = _build_learners(config, codec, precision, pretrained=False)
-    modules: list[torch.nn.Module] = [agent] if estimator is None else [agent, estimator]
+        agent, estimator, _, imitation = _build_learners(config, codec, precision, pretrained=False)
+    modules: list[torch.nn.Module] = [module for module in (agent, estimator, imitation) if module is not None]
     rows = _rows(config, modules, world)
     parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
     samples = 1 if estimator is None else estimator.sampling.samples
@@ -245,16 +272,16 @@ def check_components(config: Config, world: int = 1) -> None:
 
 def _build_learners(
     config: Config, codec: Codec, precision: torch.dtype, pretrained: bool
-) -> tuple[Agent, Chain | None, TensorDictModuleBase | None]:
-    """Agent, estimator and rate target, in this order, for parameters are drawn in it."""
+) -> tuple[Agent, Chain | None, TensorDictModuleBase | None, Chain | None]:
+    """Build agent, estimator, rate target and imitation, in this order, in which parameters are drawn."""
 
     def train_tokenizer(vocabulary_size: int) -> Path:
         return train_bpe(load_corpus(config.data), vocabulary_size)
 
     rates = config.rate if isinstance(config.rate, RateRange) else None
     context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
-    agent = build_agent(
-        config.agent,
+    build = partial(
+        build_agent,
         **context | {"seq_len": config.cut_len},
         rates=rates,
         train_tokenizer=train_tokenizer,
@@ -262,6 +289,7 @@ def _build_learners(
         compute_dtype=precision,
         read_parameters=pretrained,
     )
+    agent = build(config.agent)
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if rates is not None:
@@ -281,12 +309,18 @@ def _build_learners(
             "freeze_lm=False, or an agent with a policy; to measure the model as it is, tokenv evaluate"
         )
     if not agent.learns:
-        return agent, None, None
+        if config.imitation.teacher:
+            raise UserError(
+                f"imitation.teacher with agent.name = {config.agent['name']!r}, which does not learn: expected an agent "
+                "with a policy, such as learned, or no teacher (imitation.teacher={})"
+            )
+        return agent, None, None, None
     try:
         check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return agent, estimator, rate_target
+    imitation = chain(Imitation(build(config.imitation.teacher))) if config.imitation.teacher else None
+    return agent, estimator, rate_target, imitation
 
 
 def _check_varies(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:

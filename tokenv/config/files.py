@@ -294,6 +294,10 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     values = merge(values, updates)
     if "pretrained" in values["agent"]:
         values["agent"] = inherit_section(values["agent"], updates.get("agent", {}))
+    teacher = values.get("imitation", {}).get("teacher", {})
+    if "pretrained" in teacher:
+        given = updates.get("imitation", {}).get("teacher", {})
+        values["imitation"] = {**values["imitation"], "teacher": inherit_section(teacher, given)}
     pretrained = values.get("init_from")  # an earlier version may lack it
     if pretrained is not None and pretrained != earlier.get("init_from"):  # a stored configuration is complete
         values = start_from(values, updates)

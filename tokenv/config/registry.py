@@ -192,6 +192,7 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
 
 SECTIONS = {
     "agent": registry.AGENTS,
+    "imitation.teacher": registry.AGENTS,
     "codec": registry.CODECS,
     "estimator": registry.ESTIMATORS,
     "rate_target": registry.RATE_TARGETS,
@@ -219,7 +220,10 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
         values: a run's configuration.
     """
     for section, table in SECTIONS.items():
-        name = str((values.get(section) or {}).get("name", ""))
+        options: Any = values
+        for key in section.split("."):
+            options = (options or {}).get(key)
+        name = str((options or {}).get("name", ""))
         target = name if ":" in name else table.target(name)
         module = (target or "").partition(":")[0]
         top = module.partition(".")[0]

@@ -66,6 +66,36 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class ImitationConfig:
+    """Imitation of another agent, with which the training of the policy begins (``tokenv.estimators.Imitation``).
+
+    Until then one sample of each sequence is drawn, the estimator and the rate target wait, and the language model
+    learns on the policy's own boundaries.
+
+    Args:
+        teacher: ``name`` of an agent which draws the boundaries of whole sequences, and its options, such as
+            ``imitation.teacher.name=whitespace``; or ``pretrained``, an earlier run. Empty for no imitation.
+        fraction: share of ``train.symbols`` for which the policy imitates, in (0, 1]; 1 for the whole run.
+        weight: weight of the cross-entropy, in place of ``loss.policy``.
+    """
+
+    teacher: Section = field(default_factory=dict)
+    fraction: float = 0.05
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.teacher:
+            name = self.teacher.get("name")
+            _require(isinstance(name, str), "imitation.teacher.name", name, "the name of an agent, such as whitespace")
+        _require(0 < self.fraction <= 1, "imitation.fraction", self.fraction, "a number in (0, 1]")
+        _require(self.weight > 0, "imitation.weight", self.weight, "a positive number")
+
+    def symbols(self, total: int) -> int:
+        """Return the training symbols for which the policy imitates, of so many in all."""
+        return round(self.fraction * total) if self.teacher else 0
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How long and how fast.
 
@@ -231,6 +261,7 @@ class Config:
         init_from: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its
             ``model`` and ``codec`` sections; null draws the parameters.
         freeze_lm: whether the language model keeps its parameters, so that only agent and estimator learn.
+        imitation: what the policy imitates before it learns from rewards; nothing by default.
         loss: weights of the losses.
         train: length and optimiser.
         validation: when to measure.
@@ -248,6 +279,7 @@ class Config:
     rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
     init_from: str | None = field(default=None, metadata={"was": "start.model"})
     freeze_lm: bool = field(default=False, metadata={"was": "start.frozen"})
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)

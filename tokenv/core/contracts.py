@@ -56,6 +56,8 @@ class Sampling:
         propose: draws the actions instead of the agent.
         relax: makes the boundaries that the pooling reads differentiable.
         relaxations: further, relaxed boundaries whose likelihoods are wanted.
+        teacher: agent whose boundaries the policy is scored with, as ``demonstration_log_prob``; the policy's own
+            boundaries are drawn and decoded all the same.
         early_exit: whether the early exit's likelihoods are computed, and with them the rewards relative to it.
     """
 
@@ -65,6 +67,7 @@ class Sampling:
     propose: ActionProposer | None = None
     relax: Relaxation | None = None
     relaxations: AuxiliaryRelaxations | None = None
+    teacher: BoundaryAgent | None = None
     early_exit: bool = True
 
     @property

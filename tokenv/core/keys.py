@@ -35,6 +35,7 @@ BOUNDARY_LOGITS = "boundary_logits"  # l_i: float [.., T]
 BOUNDARY_PROB = "boundary_prob"  # p_i = sigmoid(l_i): float [.., T]
 ACTION_LOG_PROB = "action_log_prob"  # log pi(a_i | x_<=i, a_<i) in nats: float [.., T]
 ENTROPY = "entropy"  # of pi(. | x_<=i, a_<i) in nats: float [.., T]
+DEMONSTRATION_LOG_PROB = "demonstration_log_prob"  # log pi(a_i | x_<=i, a_<i) of a teacher's actions: float [.., T]
 BOUNDARY = "boundary"  # a_i as the pooling reads it, with a gradient: float [.., T]; only where something relaxes it
 OLD_LOG_PROB = "old_log_prob"  # action_log_prob at the time of drawing: float [.., T]; only when scored again
 

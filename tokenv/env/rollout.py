@@ -104,6 +104,8 @@ def rollout(
     """
     check_causal(agent, direct=lm.config.direct)
     observer = (observer or Observer.of(agent)).extended_for(agent)
+    if sampling.teacher is not None:
+        observer = observer.extended_for(sampling.teacher)
     sequences = Sequences.of(lm, symbol_BN, length_B)
     noise = couple_noise(sequences.decision_mask_BN[:, :-1], sampling, noise, generator)
     rate_B = resolve_target_rate(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
@@ -141,6 +143,10 @@ def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sa
     else:
         is_first_BT = observation[keys.POSITION] == 0
         drawn = agent.score(observation, torch.where(decision_mask_BT, proposed, is_first_BT.long()))
+    if sampling.teacher is not None:
+        with torch.no_grad():
+            demonstrated = sampling.teacher.draw(observation, noise)[keys.ACTION]
+        drawn.set(keys.DEMONSTRATION_LOG_PROB, agent.score(observation, demonstrated)[keys.ACTION_LOG_PROB])
     if sampling.relax is not None:
         drawn.set(keys.BOUNDARY, sampling.relax(drawn, decision_mask_BT, noise))
     if sampling.reward_only:
