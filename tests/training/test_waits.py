@@ -13,8 +13,10 @@ from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.training.data_parallel import DataParallelGroup
+from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_step, policy_epochs
+from tokenv.training.update import accumulate_gradients, policy_epochs
 
 
 class Asked(TorchDispatchMode):
@@ -64,7 +66,10 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
     config = resolve([], merge(tiny_settings, {"estimator": {"name": estimator}}))
     parts = build_components(config)
     parts.train()
-    team, passes = Ranks().team(config.train, together=parts.has_cross_step_state), config.train.accumulate
+    team, passes = (
+        DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
+        config.train.accumulate,
+    )
     source = Source(torch.randint(256, (8, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
