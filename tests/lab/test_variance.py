@@ -1,4 +1,4 @@
-"""The laboratory: its figures are right where they are known, and a comparison can be stopped and gone on with."""
+"""The variance study: figures against known values, and resuming a study that was stopped."""
 
 import json
 import math
@@ -21,6 +21,7 @@ from tokenv.lab.gradient_statistics import gradient_statistics
 from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, true_gradient
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
 from tokenv.lab.variance_report import noise_flops, print_variance, write_variance
+from tokenv.lab.variance_study import VarianceStudy
 
 SHORT = 6
 
@@ -164,7 +165,7 @@ def test_costs_count_what_is_done(scene, options):
 
 def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
     whole = variance_study.run_variance_study(options, tmp_path / "whole")
-    score, calls = variance_study._score, []
+    score, calls = VarianceStudy.score, []
 
     def interrupted(*args):
         if len(calls) == 3:
@@ -172,12 +173,12 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
         calls.append(args[2].label)
         return score(*args)
 
-    monkeypatch.setattr(variance_study, "_score", interrupted)
+    monkeypatch.setattr(VarianceStudy, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
         variance_study.run_variance_study(options, tmp_path / "parts")
     stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
     assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
-    monkeypatch.setattr(variance_study, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(VarianceStudy, "score", lambda *args: (calls.append(args[2].label), score(*args))[1])
     monkeypatch.setattr(variance_study, "train", None)  # the trajectory is there
     resumed = variance_study.run_variance_study(options, tmp_path / "parts")
     assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
@@ -186,7 +187,7 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
 
 
 def flip(file):
-    """The lowest bit of a byte in the middle."""
+    """Flip the lowest bit of a byte in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -265,7 +266,7 @@ def a_result(**figures):
 
 
 def drawn(monkeypatch, draw, result):
-    """A picture's first axes, all that stands beside them, and all of its legend."""
+    """Return a picture's first axes, the texts beside them, and the texts of its legend."""
     figures = []
     monkeypatch.setattr(variance_plots, "save_png", lambda figure, path: figures.append(figure))
     draw(result, None)
@@ -300,7 +301,7 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
 
 
 def faces(axes):
-    """The colours of a picture's points."""
+    """Return the colours of a picture's points."""
     return [container[0].get_markerfacecolor() for container in axes.containers]
 
 

@@ -1,4 +1,4 @@
-"""Signals to stop, sent to a process."""
+"""Signals which ask a process to stop."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Muon's steps against straightforward ones, and against torch's."""
+"""Muon's steps against a straightforward implementation, and against torch's."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tokenv.training.optimizers import orthogonalize
 
 
 def reference(matrix: Tensor) -> Tensor:
-    """The rounds on singular values themselves."""
+    """Apply the rounds to the singular values themselves."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.norm()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The training loop: it learns, resumes bit for bit, survives kills, and stops with a clear word."""
+"""The training loop learns, resumes bit for bit, survives kills, and stops with a clear message."""
 
 import json
 import math

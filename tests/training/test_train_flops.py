@@ -62,7 +62,7 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
 
 
 def left_out(parts: Components) -> int:
-    """What our convention charges and nobody computes.
+    """Return the FLOPs which the convention counts and no kernel computes.
 
     Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
     layer of a relaxed pass sends no gradient to its input.

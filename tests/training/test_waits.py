@@ -1,4 +1,4 @@
-"""What an update asks of a device, each time with a GPU standing still until the host has gone on."""
+"""An update makes the device wait as seldom as possible."""
 
 from collections import Counter
 from typing import Any

@@ -72,8 +72,8 @@ def speed_tables(
     tables = {"speed": speed_rows, "cost of learning the boundaries": cost}
     if "rates" in figures:
         tables["bytes per second by rate, boundaries evenly spaced"] = {
-            f"rate {rate}, {speed['flops']:,.0f} FLOPs": f"reading {speed['reading']:,.0f}, writing {speed['writing']:,.0f}"
-            for rate, speed in figures["rates"].items()
+            f"rate {rate}, {of['flops']:,.0f} FLOPs": f"reading {of['reading']:,.0f}, writing {of['writing']:,.0f}"
+            for rate, of in figures["rates"].items()
         }
     differences = figures.get("stepping_differences", {})
     if differences:
@@ -98,7 +98,7 @@ def _format(name: str, value: float | None) -> str:
 
 
 def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
-    """Write all figures as ``OUT.csv``, and plots of speed and memory against every size as ``OUT.png``; return both."""
+    """Write all figures as ``OUT.csv``, and plots of speed and memory against every size as ``OUT.png``."""
     numbers = (name for row in rows for name, value in row.items() if isinstance(value, int | float))
     names = list(dict.fromkeys(["key", "value", *numbers]))
     table = write_csv(Path(f"{out}.csv"), names, ([row.get(name, "") for name in names] for row in rows))

@@ -296,8 +296,8 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
     right.legend(fontsize=7, frameon=False)
     figure.supxlabel(
         "One decision is forced both ways, and the rewards which follow are compared: gradients are noisy where the "
-        "effect is below the reward's own spread.\nLeft: errors were not measured. Right: bands are ± 2 standard errors, "
-        "as if distances were independent. Distances with fewer than two pairs are left out.",
+        "effect is below the reward's own spread.\nLeft: errors were not measured. Right: bands are ± 2 standard "
+        "errors, as if distances were independent. Distances with fewer than two pairs are left out.",
         fontsize=8,
     )
     return save_png(figure, path)
