@@ -239,7 +239,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     parts.train()
     team, passes = (
         DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
-        config.train.accumulate,
+        config.train.gradient_accumulation_steps,
     )
 
     class Pinned(TensorSource):
@@ -256,7 +256,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
         with optimizers.skip_if_nonfinite(optimizer, figures.found_inf):
-            optimizers.optimizer_step(optimizer, parameters, config.train.clip)
+            optimizers.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     for _ in range(3):
         one_update()

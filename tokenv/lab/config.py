@@ -173,7 +173,7 @@ class VarianceOptions:
     Args:
         config: configuration of the trajectory to be trained, or that of ``run``.
         run: run whose checkpoints are measured; if empty, a trajectory is trained.
-        moments: number of checkpoints along the trajectory, evenly spaced, the last one at its end.
+        checkpoints: number of checkpoints along the trajectory, evenly spaced, the last one at its end.
         estimators: estimators to compare; see ``parse``.
         draws: gradients drawn of each estimator at each checkpoint.
         reference: unbiased estimator against which bias is measured if the sequences are too long for enumeration.
@@ -189,7 +189,7 @@ class VarianceOptions:
 
     config: Config
     run: str = ""
-    moments: int = 3
+    checkpoints: int = field(default=3, metadata={"was": "moments"})
     estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
     draws: int = 32
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
@@ -205,7 +205,7 @@ class VarianceOptions:
     def __post_init__(self) -> None:
         if isinstance(self.estimators, str):
             raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
-        low = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
+        low = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
         low |= {"seq_len": 0, "credit_draws": 0}
         for name, least in low.items():
             if getattr(self, name) < least:

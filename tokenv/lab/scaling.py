@@ -63,7 +63,7 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     components.train()
     ranks.broadcast_parameters(components.modules.values())
     optimizer: torch.optim.Optimizer = make_optimizer(config.train, components.named_parameters())
-    if ranks.size > 1 and config.hardware.shard > 1:
+    if ranks.size > 1 and config.hardware.fsdp_size > 1:
         optimizer = apply_fsdp(components, optimizer, config, ranks)
     parameters = components.named_parameters()
     group = DataParallelGroup.create(ranks, config.train, together=components.has_cross_step_state)
@@ -73,12 +73,12 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
 
     def update() -> None:
         accumulate_gradients(lambda _: env.one_pass(agent, components.sampling), components, config.loss, group)
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     device = components.lm.head.weight.device
     seconds = interleave({"update": update}, options.repeats, device)["update"]
     memory = sum(ranks.control.all_gather_object(peak_memory(device)))
-    symbols = config.train.accumulate * config.train.batch_size * config.data.seq_len
+    symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
     return time_figures(seconds, symbols) | {"peak_memory_gib": memory}
 
 

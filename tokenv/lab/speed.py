@@ -97,7 +97,7 @@ class UpdateWork:
         components, config = self.components, self.config
         td, _ = backward(partial(self.env.one_pass, components.agent, components.sampling), components, config.loss)
         self.action_BT = td[keys.ACTION].detach().view(-1, *self.action_BT.shape)[0]
-        optimizer_step(self._optimizer, self._parameters, config.train.clip)
+        optimizer_step(self._optimizer, self._parameters, config.train.max_grad_norm)
 
     def update_with_given_boundaries(self, early: bool = False) -> None:
         """Make an ordinary language-model update with given boundaries, with or without the early exit's loss."""
@@ -107,7 +107,7 @@ class UpdateWork:
         if early:
             loss = loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean()
         loss.backward()
-        optimizer_step(self._optimizer, self._parameters, self.config.train.clip)
+        optimizer_step(self._optimizer, self._parameters, self.config.train.max_grad_norm)
 
     @torch.no_grad()
     def draw(self) -> None:
@@ -253,6 +253,6 @@ def _transformer_update(config: Config, components: Components, symbol_BN: Tenso
 
     def update() -> None:
         transformer.loss(symbol_BN).backward()
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     return update

@@ -121,19 +121,19 @@ class VarianceStudy:
             paths = checkpoints.list_complete(Path(options.run) / "checkpoints")
             if not paths:
                 raise MissingFileError(f"run = {options.run!r} has no checkpoint")
-            chosen = {round((i + 1) * len(paths) / options.moments) - 1 for i in range(options.moments)}
+            chosen = {round((i + 1) * len(paths) / options.checkpoints) - 1 for i in range(options.checkpoints)}
             return [paths[i] for i in sorted(chosen) if i >= 0]
-        every = -(-options.config.train.symbols // options.moments)
+        every = -(-options.config.train.symbols // options.checkpoints)
         config = replace(
             options.config,
-            checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.moments + 1),
+            checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.checkpoints + 1),
             validation=replace(options.config.validation, every_symbols=every),
         )
         saved = checkpoints.list_complete(folder)
         if not saved or read_state(saved[-1]).symbols < config.train.symbols:
             resume = checkpoints.load(saved[-1]) if saved else None
             train(config, folder, _discard_metric, resume=resume, progress=self._progress)
-        paths = checkpoints.list_complete(folder)[-options.moments :]
+        paths = checkpoints.list_complete(folder)[-options.checkpoints :]
         for path in paths:
             if _fingerprint(read_state(path).settings) != _fingerprint(config):
                 raise UserError(

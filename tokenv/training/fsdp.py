@@ -39,7 +39,7 @@ class _RootModule(nn.Module):
 def apply_fsdp(
     components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
 ) -> torch.optim.Optimizer:
-    """Shard the language model over groups of ``hardware.shard`` successive ranks; all ranks must call this together.
+    """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks must call this together.
 
     Args:
         components: components with the full model, which is sharded in place.
@@ -50,7 +50,7 @@ def apply_fsdp(
     Returns:
         An optimizer of the sharded parameters, with sharded moments.
     """
-    lm, size = components.lm, config.hardware.shard
+    lm, size = components.lm, config.hardware.fsdp_size
     moments = checkpoints.optimizer_tensors(optimizer, components.named_parameters())
     replicas = ranks.size // size
     shape, names = ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))

@@ -110,12 +110,14 @@ class Trainer:
         ranks.run_on_all_ranks(partial(self.build, resume))
         ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
         ranks.broadcast_parameters(self.components.modules.values())
-        self.fsdp_size = config.hardware.shard if ranks.size > 1 else 1
+        self.fsdp_size = config.hardware.fsdp_size if ranks.size > 1 else 1
         if self.fsdp_size > 1:
             self.optimizer = apply_fsdp(self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
         self.group = DataParallelGroup.create(ranks, config.train, together=self.components.has_cross_step_state)
-        self.symbols_per_update = config.train.batch_size * config.train.accumulate * self.corpus.seq_len
+        self.symbols_per_update = (
+            config.train.batch_size * config.train.gradient_accumulation_steps * self.corpus.seq_len
+        )
         # The fused optimizer's flag which skips a step does not support DTensor.
         self.asynchronous = self.device.type in ASYNC_DEVICES and self.fsdp_size == 1
         self.metrics = MetricsLogger(
@@ -203,7 +205,7 @@ class Trainer:
         if not self.asynchronous:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
-            optimizer_step(self.optimizer, self.parameters, train.clip)
+            optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
             policy_epochs(self.optimizer, rollouts, self.components, self.config, self.group)
         state.step, state.symbols = state.step + 1, symbols
         update.seconds = time.perf_counter() - started

@@ -90,7 +90,7 @@ def policy_epochs(
             for one_pass in rescored:
                 backward(one_pass, components, config.loss, passes=group.assignment.accumulate)
         group.all_reduce_gradients(parameters.values())
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
 
 def rescored_rollouts(
