@@ -39,7 +39,7 @@ class _RootModule(nn.Module):
 def apply_fsdp(
     components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
 ) -> torch.optim.Optimizer:
-    """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks must call this together.
+    """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks call this together.
 
     Args:
         components: components with the full model, which is sharded in place.
