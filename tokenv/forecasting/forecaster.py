@@ -261,14 +261,14 @@ def forecast_frame(
     contexts = last_windows(read_frame(frame, config.data.series), config, horizon)
     rate = resolve_rate(components, config, rate)
     frames: dict[str, list[pd.DataFrame]] = {series.name: [] for series in contexts.series}
-    for made in make_forecasts(
+    for forecasts in make_forecasts(
         components, contexts, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=rate
     ):
-        value = {"mean": made.forecast.distribution.mean_BHC}
-        value |= {f"q{q:g}": made.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
-        for row, name in enumerate(made.batch.names):
+        value = {"mean": forecasts.forecast.distribution.mean_BHC}
+        value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
+        for row, name in enumerate(forecasts.batch.names):
             value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
-            frames[name] += _channel_frames(made.batch, row, horizon, value_HC)
+            frames[name] += _channel_frames(forecasts.batch, row, horizon, value_HC)
     return pd.concat([each for of_series in frames.values() for each in of_series], ignore_index=True)
 
 

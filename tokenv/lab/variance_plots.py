@@ -96,29 +96,17 @@ def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o
         )
 
 
+def _sign(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend."""
+    return Line2D([], [], label=label, **({"color": "black", "ls": "-" if "lw" in style else ""} | style))
+
+
 def _draw_legend(figure: Figure, more: Sequence[Line2D], notes: Sequence[str]) -> None:
     """Explain the signs below a picture, followed by notes."""
     signs = [
-        Line2D(
-            [],
-            [],
-            color="black",
-            marker="o",
-            ms=6,
-            lw=0.8,
-            label="value ± standard error (a bar to the lower edge goes on below it)",
-        ),
-        Line2D([], [], color="black", marker="o", ms=6, mfc="white", ls="", label="standard error not measurable"),
-        Line2D(
-            [],
-            [],
-            color="black",
-            marker="^",
-            ms=7,
-            mfc="none",
-            ls="",
-            label="no signal seen: noise infinite (downwards: noise estimated at 0 or below)",
-        ),
+        _sign("value ± standard error (a bar to the lower edge goes on below it)", marker="o", ms=6, lw=0.8),
+        _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
+        _sign("no signal: noise infinite (downwards: estimated at 0 or below)", marker="^", ms=7, mfc="none"),
         *more,
     ]
     figure.legend(
@@ -249,17 +237,9 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
     figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
     figure.suptitle(f"Variance of the {component} gradient against what an update costs", x=0.01, ha="left")
     lines = [
-        Line2D(
-            [],
-            [],
-            color=_NO_BIAS,
-            marker="o",
-            ms=6,
-            ls="",
-            label="grey: bias within 2 standard errors of 0, or not measurable",
-        ),
-        Line2D([], [], color="grey", ls="--", label=f"as good as {reference} at equal compute: the same noise × FLOPs"),
-        Line2D([], [], color="grey", ls=":", label="half of that"),
+        _sign("grey: bias within 2 standard errors of 0, or not measurable", marker="o", ms=6, color=_NO_BIAS),
+        _sign(f"as good as {reference} at equal compute: the same noise × FLOPs", color="grey", ls="--"),
+        _sign("half of that", color="grey", ls=":"),
     ]
     note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
     _draw_legend(figure, lines, [note, *_no_signal_note(result, component), *_refused_note(result)])

@@ -117,7 +117,7 @@ def count_tokens(td: TensorDictBase, components: Components) -> dict[str, Tensor
     Returns:
         ``tokens`` of the samples which the model learns from, ``tokens_forward`` of those which only go forward; both
         also as ``_padded``: as computed, padded to the longest sequence of a pass and to a multiple which keeps the
-        number of shapes small. The padding of a pack (``hardware.sequence_packing``), at most a sixteenth, is not counted.
+        number of shapes small. Padding of a pack (``hardware.sequence_packing``), at most a sixteenth, is not counted.
     """
     lm, passes = components.lm, components.passes
     tokens_SB = td[keys.ACTION].sum(-1).flatten(0, -2) if td.dim() > 2 else td[keys.ACTION].sum(-1).unsqueeze(0)
