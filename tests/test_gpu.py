@@ -22,8 +22,9 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
-from tokenv.training import update
-from tokenv.training.metrics_logger import NotFiniteError
+from tokenv.training import optimizers, update
+from tokenv.training.data_parallel import DataParallelGroup
+from tokenv.training.metrics import NotFiniteError
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
 
@@ -237,7 +238,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     parts = build_components(config)
     parts.train()
     team, passes = (
-        Ranks().team(config.train, together=parts.has_cross_step_state),
+        DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
         config.train.gradient_accumulation_steps,
     )
 
@@ -248,14 +249,14 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     source = Pinned(torch.randint(256, (8, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
-    optimizer = update.make_optimizer(config.train, parameters)
+    optimizer = optimizers.make_optimizer(config.train, parameters)
 
     def one_update():
         figures, _ = update.accumulate_gradients(
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
-        with update.skip_if_nonfinite(optimizer, figures.found_inf):
-            update.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
+        with optimizers.skip_if_nonfinite(optimizer, figures.found_inf):
+            optimizers.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     for _ in range(3):
         one_update()

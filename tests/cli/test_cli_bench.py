@@ -8,7 +8,7 @@ from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions
-from tokenv.lab.scaling import update_figures
+from tokenv.lab.scaling import measure_updates
 from tokenv.training.process_group import Ranks
 
 
@@ -86,7 +86,7 @@ def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> 
     config = resolve(
         [], tiny_settings | {"train": {"symbols": 1000, "batch_size": 2, "gradient_accumulation_steps": 3}}
     )
-    figures = update_figures(BenchOptions(config, repeats=2), Ranks())
+    figures = measure_updates(BenchOptions(config, repeats=2), Ranks())
     assert figures["step_seconds_min"] <= figures["step_seconds"] <= figures["step_seconds_max"]
     symbols = 2 * 3 * config.data.seq_len
     assert figures["symbols_per_second"] * figures["step_seconds"] == pytest.approx(symbols)

@@ -33,8 +33,7 @@ from tokenv.config.files import config_path
 from tokenv.config.literals import read_words
 from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
 from tokenv.core.errors import UserError
-from tokenv.lab.config import BenchOptions
-from tokenv.lab.variance_config import VarianceOptions
+from tokenv.lab.config import BenchOptions, VarianceOptions
 
 TEXT_KEYS = [
     *((SegmentOptions, key) for key in ("text", "file", "run", "out", "json")),

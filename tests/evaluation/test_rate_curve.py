@@ -24,6 +24,7 @@ from tokenv.evaluation.rate_curve import evaluate_rates
 from tokenv.evaluation.requested_rate import rate_for_flops, resolve_rate
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, matrix_parameters, rate_of_flops, reading_flops, training_flops
 from tokenv.storage import checkpoints
+from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
 from tokenv.training.update import accumulate_gradients
@@ -150,7 +151,7 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
             for parameter in parts.estimator.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
         parts.estimator.double()
-        team = Ranks().team(config.train, together=parts.has_cross_step_state)
+        team = DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state)
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
         env = TokenizationEnv(parts.lm, TensorSource(symbols), 4, window=0, rates=parts.agent.rates)
         env.set_seed(5)

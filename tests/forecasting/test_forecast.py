@@ -1,4 +1,4 @@
-"""Forecasts: exact laws, frames that scale with the data, and what goes wrong."""
+"""Forecasts: exact distributions, scaling with the data, and errors."""
 
 import csv
 import json
@@ -19,10 +19,10 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import load_series
+from tokenv.forecasting.baselines import naive_baselines
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
 from tokenv.forecasting.forecaster import forecast
-from tokenv.forecasting.naive_baselines import naive_baselines
 from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
@@ -59,7 +59,7 @@ def parts():
 
 
 def histories(value_LC, horizon):
-    """The last steps of a table's columns, 24 with the horizon."""
+    """Return the last steps of a table's columns, 24 with the horizon."""
     names = [chr(ord("a") + c) for c in range(value_LC.shape[1])]
     return last_windows([Recording("x.csv", names, value_LC)], config(), horizon)
 
@@ -102,10 +102,12 @@ def test_forecasts_move_and_stretch_with_the_data(parts, shift, scale):
         return forecast(parts, only(histories(value, 5)), 5, samples=3, generator=generator)
 
     plain, moved = continued(value_LC), continued(shift + scale * value_LC)
-    assert plain.law.sample_BSHC.shape == (2, 3, 5, 1)
-    np.testing.assert_allclose(moved.law.sample_BSHC, shift + scale * plain.law.sample_BSHC, rtol=1e-6, atol=1e-6)
+    assert plain.distribution.sample_BSHC.shape == (2, 3, 5, 1)
+    np.testing.assert_allclose(
+        moved.distribution.sample_BSHC, shift + scale * plain.distribution.sample_BSHC, rtol=1e-6, atol=1e-6
+    )
     assert (plain.boundary_BL == moved.boundary_BL).all()
-    assert len(np.unique(plain.law.sample_BSHC[0, :, 0, 0])) == 3
+    assert len(np.unique(plain.distribution.sample_BSHC[0, :, 0, 0])) == 3
 
 
 def test_held_out_windows_are_one_a_step_and_end_in_the_test_range():
@@ -133,8 +135,8 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
     codec, value_LC = parts.lm.codec, 100 + np.random.default_rng(0).normal(size=(24, 3)).cumsum(0)
     batch, probabilities = only(histories(value_LC, 5)), [0.05, 0.3, 0.5, 0.9]
     made = forecast(parts, batch, 5, direct=True)
-    assert isinstance(made.law, ParametricForecast)
-    quantile_BQHC = made.law.quantile(probabilities)
+    assert isinstance(made.distribution, ParametricForecast)
+    quantile_BQHC = made.distribution.quantile(probabilities)
     assert quantile_BQHC.shape == (3, 4, 5, 1)
     assert (np.diff(quantile_BQHC, axis=1) > 0).all()
     for row in range(3):
@@ -148,13 +150,15 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
         for number, q in enumerate(probabilities):
             expected_H = base + scale * codec.quantile(parameters_HP, q)[:, 0].numpy()
             np.testing.assert_allclose(quantile_BQHC[row, number, :, 0], expected_H, rtol=1e-9)
-        np.testing.assert_allclose(made.law.mean_BHC[row, :, 0], base + scale * codec.mean(parameters_HP)[:, 0].numpy())
+        np.testing.assert_allclose(
+            made.distribution.mean_BHC[row, :, 0], base + scale * codec.mean(parameters_HP)[:, 0].numpy()
+        )
         below_H = codec.cdf(parameters_HP, torch.from_numpy((quantile_BQHC[row, 1] - base) / scale))[:, 0]
         np.testing.assert_allclose(below_H.numpy(), 0.3, rtol=1e-9)
-    many = np.quantile(made.law.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), [0.2], axis=1)
+    many = np.quantile(made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), [0.2], axis=1)
     truth_BHC = many[0]
-    grid_SBHC = np.moveaxis(made.law.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), 1, 0)
-    np.testing.assert_allclose(made.law.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01)
+    grid_SBHC = np.moveaxis(made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), 1, 0)
+    np.testing.assert_allclose(made.distribution.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01)
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -165,7 +169,7 @@ def test_a_model_of_every_rate_forecasts_at_the_one_it_is_told(direct):
     told = {}
     for rate in (None, RateRange(0.1, 0.6).mean, 0.1, 0.9):
         found = forecast(made, batch, 6, samples=3, direct=direct, rate=rate)
-        told[rate] = found.boundary_BL.mean(), found.law.mean_BHC
+        told[rate] = found.boundary_BL.mean(), found.distribution.mean_BHC
     own, mean, few, many = told.values()
     assert (own[1] == mean[1]).all()
     assert few[0] < mean[0] < many[0]
@@ -180,9 +184,9 @@ def test_windows_some_at_a_time_are_all_at_once():
         generator, scores, quantiles = torch.Generator().manual_seed(3), ScoreAccumulator([0.1, 0.5, 0.9]), []
         for batch in found.batches(size):
             made = forecast(parts, batch, 8, generator=generator, direct=True)
-            quantiles.append(made.law.quantile([0.1, 0.5, 0.9]))
+            quantiles.append(made.distribution.quantile([0.1, 0.5, 0.9]))
             points = {name: point(batch) for name, point in naive_baselines(8, 5).items()}
-            scores.add(made.law, quantiles[-1], batch, points)
+            scores.add(made.distribution, quantiles[-1], batch, points)
         score = asdict(scores.result())
         against = score.pop("against")
         peers = [figure for peer in against.values() for figure in peer.values()]

@@ -1,4 +1,4 @@
-"""Data frames in and out: dates go on, series of any length, one message for what is wrong."""
+"""Forecasts of data frames: continued dates, series of any length, and error messages."""
 
 import numpy as np
 import pandas as pd

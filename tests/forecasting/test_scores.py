@@ -1,4 +1,4 @@
-"""Scores that are added up a batch at a time are those of all at once, and intervals hold what they say."""
+"""Scores accumulated batch by batch equal those of all at once, and intervals have their coverage."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_a_true_density_covers_what_it_says():
     assert found.mse == pytest.approx(1, abs=4 * found.mse_error)
     assert found.crps == pytest.approx(1 / np.sqrt(np.pi), abs=4 * found.crps_error)
     assert found.against["far"].skill_mse == pytest.approx(0.5, abs=0.02)
-    assert found.against["far"].apart > 20
+    assert found.against["far"].z_score > 20
 
 
 def test_few_windows_are_said_to_be_few():
@@ -92,7 +92,7 @@ def test_few_windows_are_said_to_be_few():
     near = law.mean_BHC + 0.01 * dice.normal(size=(6, 4, 1))
     found = added(law, batch_of(truth_BHC), {"near": near, "far": near + 50}, [slice(None)])
     (said,) = warnings_of(found, 100)
-    assert "6 of 100 windows cannot tell the model from near:" in said
+    assert "6 of 100 windows do not distinguish the model from near:" in said
     assert warnings_of(found, 6) == []
     one = added(law, batch_of(truth_BHC, clusters=[0] * 6), {"far": near + 50}, [slice(None)])
     assert "from far" in warnings_of(one, 100)[0]

@@ -1,4 +1,4 @@
-"""The laboratory: its figures are right where they are known, and a comparison can be stopped and gone on with."""
+"""The variance study: figures against known values, and resuming a study that was stopped."""
 
 import json
 import math
@@ -15,13 +15,13 @@ from tokenv.config import files as tokenv_settings
 from tokenv.config.components import build_components
 from tokenv.core.errors import UserError
 from tokenv.lab import variance_plots, variance_study
+from tokenv.lab.config import VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.credit_distance import credit_by_distance
-from tokenv.lab.gradient_statistics import moments
-from tokenv.lab.gradients import GradientProblem, draw_gradient, true_gradient
-from tokenv.lab.report import print_variance, products, write_variance
-from tokenv.lab.variance_config import VarianceOptions, parse
+from tokenv.lab.gradient_statistics import gradient_statistics
+from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, true_gradient
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
+from tokenv.lab.variance_report import noise_flops, print_variance, write_variance
+from tokenv.lab.variance_study import VarianceStudy
 
 SHORT = 6
 
@@ -59,7 +59,7 @@ def test_moments_of_known_gaussians():
     true = torch.randn(40, dtype=torch.float64)
     mean = 0.5 * true + 0.1 * torch.randn(40)
     draws = mean + 2 * torch.randn(4000, 40)
-    found = moments(draws, true.unsqueeze(0))
+    found = gradient_statistics(draws, true.unsqueeze(0))
     expected = {
         "variance": 160.0,
         "noise": 160.0 / mean.square().sum().item(),
@@ -77,7 +77,7 @@ def test_a_noisy_reference_does_not_look_like_bias():
     torch.manual_seed(0)
     true = torch.randn(40)
     draws, reference = (true + 3 * torch.randn(300, 40) for _ in range(2))
-    found = moments(draws, reference)
+    found = gradient_statistics(draws, reference)
     assert abs(found.bias.value) < 0.25
     naive = (draws.mean(0) - reference.mean(0)).norm() / reference.mean(0).norm()
     assert naive > 0.2  # what the difference of two noisy means would have said
@@ -87,7 +87,7 @@ def test_a_noisy_reference_does_not_look_like_bias():
 def test_jackknife_errors_are_the_spread_over_repetitions():
     torch.manual_seed(0)
     true = torch.ones(5)
-    found = [moments(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)]
+    found = [gradient_statistics(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)]
     for name in ("variance", "scale", "cosine"):
         values = torch.tensor([getattr(m, name).value for m in found])
         claimed = torch.tensor([getattr(m, name).error for m in found]).mean()
@@ -100,7 +100,7 @@ def test_relative_figures_do_not_depend_on_scale(factor, seed):
     generator = torch.Generator().manual_seed(seed)
     draws = 1 + torch.randn(10, 6, generator=generator, dtype=torch.float64)
     true = torch.ones(1, 6, dtype=torch.float64)
-    one, other = moments(draws, true), moments(factor * draws, factor * true)
+    one, other = gradient_statistics(draws, true), gradient_statistics(factor * draws, factor * true)
     for name in ("noise", "snr", "bias", "turn", "cosine", "scale"):
         assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-6, abs=1e-9)
 
@@ -113,7 +113,7 @@ def test_draws_average_to_the_enumerated_gradient(scene, options):
         drawn = [draw_gradient(scene, estimator, generator) for _ in range(40)]
     for name, value in true.items():
         assert value.norm() > 0
-        found = moments(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
+        found = gradient_statistics(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
         assert abs(found.scale.value - 1) < 5 * found.scale.error, name
         assert found.turn.value < 0.05, name
 
@@ -130,19 +130,19 @@ def test_freezing_changes_no_gradient_and_is_undone(scene, options):
             found.append(draw_gradient(scene, estimator, generator))
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name])
-    assert all(p.requires_grad for p in scene.parts.lm.parameters())
+    assert all(p.requires_grad for p in scene.components.lm.parameters())
 
 
 def test_effects_have_no_size_where_tokens_say_nothing(scene):
     generator = torch.Generator().manual_seed(0)
     some = credit_by_distance(scene, 3, generator)
     assert max(some.rms) > 0
-    for layer in scene.parts.lm.mid:
+    for layer in scene.components.lm.mid:
         torch.nn.init.zeros_(layer.post_attention.weight)
         torch.nn.init.zeros_(layer.post_mlp.weight)
-    scene.parts.lm.mid = torch.nn.ModuleList()
-    plain = scene.parts.lm.apply_token_layers
-    scene.parts.lm.apply_token_layers = lambda *args, **options: 0 * plain(*args, **options)
+    scene.components.lm.mid = torch.nn.ModuleList()
+    plain = scene.components.lm.apply_token_layers
+    scene.components.lm.apply_token_layers = lambda *args, **options: 0 * plain(*args, **options)
     none = credit_by_distance(scene, 3, generator)
     assert max(none.rms) < 1e-12
     assert none.pairs[0] == 6  # 3 rollouts of 2 sequences
@@ -152,7 +152,7 @@ def test_effects_have_no_size_where_tokens_say_nothing(scene):
 def test_costs_count_what_is_done(scene, options):
     texts = ("reinforce", "rloo(num_samples=3)", "rloo(num_samples=3, reward_only=True)", "rebar", "ppo")
     built = {text: build(text, scene, options) for text in texts}
-    costs = measure_costs(scene.parts, built, scene.symbol_BN, rate=0.5, repeats=1)
+    costs = measure_costs(scene.components, built, scene.symbol_BN, rate=0.5, repeats=1)
     flops = {text: cost.flops for text, cost in costs.items()}
     one, three, forward = (flops[text] for text in texts[:3])
     late = (three - one) / 2
@@ -165,7 +165,7 @@ def test_costs_count_what_is_done(scene, options):
 
 def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
     whole = variance_study.run_variance_study(options, tmp_path / "whole")
-    score, calls = variance_study._score, []
+    score, calls = VarianceStudy.score, []
 
     def interrupted(*args):
         if len(calls) == 3:
@@ -173,12 +173,12 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
         calls.append(args[2].label)
         return score(*args)
 
-    monkeypatch.setattr(variance_study, "_score", interrupted)
+    monkeypatch.setattr(VarianceStudy, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
         variance_study.run_variance_study(options, tmp_path / "parts")
     stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
     assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
-    monkeypatch.setattr(variance_study, "_score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(VarianceStudy, "score", lambda *args: (calls.append(args[2].label), score(*args))[1])
     monkeypatch.setattr(variance_study, "train", None)  # the trajectory is there
     resumed = variance_study.run_variance_study(options, tmp_path / "parts")
     assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
@@ -187,7 +187,7 @@ def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
 
 
 def flip(file):
-    """The lowest bit of a byte in the middle."""
+    """Flip the lowest bit of a byte in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -266,7 +266,7 @@ def a_result(**figures):
 
 
 def drawn(monkeypatch, draw, result):
-    """A picture's first axes, all that stands beside them, and all of its legend."""
+    """Return a picture's first axes, the texts beside them, and the texts of its legend."""
     figures = []
     monkeypatch.setattr(variance_plots, "save_png", lambda figure, path: figures.append(figure))
     draw(result, None)
@@ -301,7 +301,7 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
 
 
 def faces(axes):
-    """The colours of a picture's points."""
+    """Return the colours of a picture's points."""
     return [container[0].get_markerfacecolor() for container in axes.containers]
 
 
@@ -339,9 +339,9 @@ def test_products_are_relative_to_the_papers_estimator():
 
     result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
     moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
-    assert products(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
+    assert noise_flops(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
     nothing = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(math.inf)}}
-    assert all(math.isnan(product) for product in products(result, nothing).values())
+    assert all(math.isnan(product) for product in noise_flops(result, nothing).values())
 
 
 def test_policies_with_a_past_are_refused_by_name(options, tmp_path):

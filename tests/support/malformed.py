@@ -29,8 +29,7 @@ from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
-from tokenv.lab.config import BenchOptions
-from tokenv.lab.variance_config import VarianceOptions
+from tokenv.lab.config import BenchOptions, VarianceOptions
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"

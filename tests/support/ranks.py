@@ -20,9 +20,10 @@ from tokenv.core.distributed import gather_full_tensors
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.training import fsdp
-from tokenv.training.data_parallel import RankStream
+from tokenv.training.data_parallel import DataParallelGroup, RankStream
+from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import init_from_torchrun
-from tokenv.training.update import accumulate_gradients, make_optimizer, micro_batch_seed, optimizer_step, policy_epochs
+from tokenv.training.update import accumulate_gradients, micro_batch_seed, policy_epochs
 
 
 def in_processes(count, function, folder, *arguments):
@@ -72,9 +73,9 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     for parameter in parts.agent.parameters():
         parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
     parts.lm.requires_grad_(not frozen)
-    team = ranks.team(config.train, together=parts.has_cross_step_state)
-    source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.slots)
-    rows, agent = len(team.slots.rows), parts.agent
+    team = DataParallelGroup.create(ranks, config.train, together=parts.has_cross_step_state)
+    source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.assignment)
+    rows, agent = len(team.assignment.rows), parts.agent
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.fsdp_size > 1 and ranks.size > 1:
@@ -89,7 +90,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
             length_B = None
             if ragged:
                 lengths = np.random.default_rng([step, number]).integers(5, 33, config.train.batch_size)
-                length_B = torch.from_numpy(lengths)[team.slots.rows.start : team.slots.rows.stop]
+                length_B = torch.from_numpy(lengths)[team.assignment.rows.start : team.assignment.rows.stop]
             return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
 
         figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)

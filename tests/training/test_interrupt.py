@@ -1,4 +1,4 @@
-"""Signals to stop, sent to a process."""
+"""Signals which ask a process to stop."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ try:
                 print("asked", flush=True)
                 if "slow" in sys.argv:
                     time.sleep(60)
-                interrupt.stop()
+                interrupt.raise_interrupt()
         finally:  # as Sacred does: it waits, then writes
             print("stopping", flush=True)
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Muon's steps against straightforward ones, and against torch's."""
+"""Muon's steps against a straightforward implementation, and against torch's."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import TrainConfig
 from tokenv.core.errors import UserError
 from tokenv.storage import checkpoints
-from tokenv.training import update
-from tokenv.training.muon import orthogonalize
+from tokenv.training import optimizers
+from tokenv.training.optimizers import orthogonalize
 
 
 def reference(matrix: Tensor) -> Tensor:
-    """The rounds on singular values themselves."""
+    """Apply the rounds to the singular values themselves."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.norm()
     for _ in range(5):
@@ -47,7 +47,7 @@ def test_singular_values_come_near_one_and_nothing_stays_nothing() -> None:
 
 def some_steps(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> list[dict[str, Tensor]]:
     """Make three steps; what gradients they were made with."""
-    optimizer, numbers, made = update.make_optimizer(config, parameters), torch.Generator().manual_seed(0), []
+    optimizer, numbers, made = optimizers.make_optimizer(config, parameters), torch.Generator().manual_seed(0), []
     for _ in range(3):
         made.append({name: torch.randn(p.shape, generator=numbers, dtype=p.dtype) for name, p in parameters.items()})
         for name, parameter in parameters.items():
@@ -106,11 +106,11 @@ def test_moments_of_the_other_optimizer_are_refused(tiny_settings: dict[str, Any
     for name in ("adamw", "muon"):
         config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"optimizer": name}})
         parameters = build_components(config).named_parameters()
-        optimizer = update.make_optimizer(config.train, parameters)
+        optimizer = optimizers.make_optimizer(config.train, parameters)
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        kept = update.expected_optimizer_state(config.train, parameters)
+        kept = optimizers.expected_optimizer_state(config.train, parameters)
         both[name] = checkpoints.optimizer_tensors(optimizer, parameters), kept
         checkpoints.check_optimizer(*both[name], "here")
     for name, other in (("adamw", "muon"), ("muon", "adamw")):

@@ -1,4 +1,4 @@
-"""Several processes that make a run together are one: the same text, noise, statistics, gradients, and the same end."""
+"""Several processes which train one run equal a single process: text, noise, statistics, gradients and final state."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ SHARDS = {"hardware": {"fsdp_size": 2}}
 
 
 def sharded(case):
-    """The same with a model that two processes hold between them."""
+    """Return the same case with a model sharded over two processes."""
     chosen, how = case
     return merge(chosen, SHARDS), how
 
@@ -115,7 +115,7 @@ SHARDED = ("reinforce 2", "relax 1", "clipped head 1", "muon 2")
 
 
 def trained(ranks, settings, folder, resume=None):
-    """A whole run: its history without the clock."""
+    """Train a run, and return its history without timings."""
     config = resolve([], settings)
     resume = None if resume is None else checkpoints.load(resume)
     _, history = train(config, folder, lambda *_: None, resume=resume, ranks=ranks)
@@ -131,7 +131,7 @@ def ended(ranks, work):
 
 
 def broken(ranks, folder, change):
-    """A run in which rank 1 alone changes the loss in the second step."""
+    """Train a run in which rank 1 alone changes the loss in the second step."""
     calls, total = 0, update.total_loss
 
     def changed(*arguments):
@@ -159,13 +159,13 @@ def work(rank):
 
 
 def streamed(tables):
-    """The same run on a streamed data set, of 80 shards in 8 streams."""
+    """Return the same run on a streamed data set of 80 shards in 8 streams."""
     how = {"source": f"hub:{tables}", "shuffle_buffer": 8, "validation": 0.05}
     return merge(RUN, {"data": how})
 
 
 def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
-    """What two processes find, of everything that is asked of two."""
+    """Compute all results which need two processes, in one pair of processes."""
     return {
         "streamed": trained(ranks, streamed(tables), folder / "streamed"),
         "streamed, resumed": trained(ranks, streamed(tables), folder / "streamed-resumed", saved_streamed),
@@ -189,14 +189,14 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run of one process."""
+    """Train the run in one process."""
     folder = tmp_path_factory.mktemp("alone")
     return trained(Ranks(), RUN, folder), folder
 
 
 @pytest.fixture(scope="module")
 def streamed_alone(tmp_path_factory):
-    """The streamed run of one process."""
+    """Train the streamed run in one process."""
     tables, folder = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("streamed")
     support.write_tables(tables)
     return trained(Ranks(), streamed(tables), folder), folder, tables
@@ -215,7 +215,7 @@ def pair(tmp_path_factory, alone, streamed_alone):
 
 
 def assert_alike(name, one, several):
-    """Updates of one process and of several. Noise is float32, and so is what agents that do not learn say of it."""
+    """Check that updates of one process and of several agree, where the noise and fixed agents compute in float32."""
     for found in several:
         for part, difference in support.largest_difference(one, found).items():
             coarse = part == "metrics" and name.startswith("agent") and name != "agent strict"

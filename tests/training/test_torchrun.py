@@ -1,4 +1,4 @@
-"""``torchrun -m tokenv train``, as it is typed: the run of one process, one writer, one message, an end in order."""
+"""``torchrun -m tokenv train`` as typed: it equals one process, writes once, reports once, and ends in order."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def start(count: int, *words: str) -> subprocess.Popen[str]:
 
 
 def messages(process: subprocess.Popen[str]) -> list[str]:
-    """What tokenv said in the end."""
+    """Return the last messages of tokenv."""
     _, said = process.communicate(timeout=120)
     return [line for line in said.splitlines() if line.startswith("tokenv: ")]
 

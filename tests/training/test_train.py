@@ -1,4 +1,4 @@
-"""The training loop: it learns, resumes bit for bit, survives kills, and stops with a clear word."""
+"""The training loop learns, resumes bit for bit, survives kills, and stops with a clear message."""
 
 import json
 import math
@@ -15,11 +15,11 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
 from tokenv.evaluation.run_state import History
 from tokenv.storage import atomic, checkpoints
+from tokenv.training import optimizers, update
 from tokenv.training import trainer as training
-from tokenv.training import update
-from tokenv.training.metrics_logger import NotFiniteError
+from tokenv.training.metrics import NotFiniteError
+from tokenv.training.optimizers import learning_rate
 from tokenv.training.trainer import train
-from tokenv.training.update import learning_rate
 
 
 def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:
@@ -75,7 +75,7 @@ def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any])
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)
-        update.make_optimizer(config.train, parameters).step()
+        optimizers.make_optimizer(config.train, parameters).step()
         moved[own] = {name: (before[name] - parameter).max().item() for name, parameter in parameters.items()}
     assert any(name.startswith("agent.") for name in moved[None])
     for name, step in moved[5e-3].items():
@@ -241,7 +241,7 @@ def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkp
     bad: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, total, parameters = 0, update.total_loss, []
-    make = update.make_optimizer
+    make = optimizers.make_optimizer
 
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
@@ -273,14 +273,14 @@ def test_a_step_that_is_spared_changes_nothing(name: str, tiny_settings: dict[st
     found = []
     for flags in ([None, None, None], [0.0, 1.0, 0.0, 0.0]):
         parameters = build_components(config).named_parameters()
-        optimizer = update.make_optimizer(config.train, parameters)
+        optimizer = optimizers.make_optimizer(config.train, parameters)
         numbers = torch.Generator().manual_seed(0)
         for flag in flags:
             for parameter in parameters.values():
                 gradient = torch.full_like(parameter, math.nan)
                 parameter.grad = gradient if flag else torch.randn(parameter.shape, generator=numbers)
-            with update.skip_if_nonfinite(optimizer, None if flag is None else torch.tensor(flag)):
-                update.optimizer_step(optimizer, parameters, clip=1.0)
+            with optimizers.skip_if_nonfinite(optimizer, None if flag is None else torch.tensor(flag)):
+                optimizers.optimizer_step(optimizer, parameters, max_norm=1.0)
         found.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
     for name, tensor in found[0].items():
         assert torch.equal(found[1][name], tensor), name

@@ -1,4 +1,4 @@
-"""The one training loop trains with every estimator and every agent, and resumes whatever state they have."""
+"""The training loop trains with every estimator and agent, and resumes their state."""
 
 import pytest
 import torch

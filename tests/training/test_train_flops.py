@@ -17,10 +17,12 @@ from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm import encoder, unet
 from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
+from tokenv.training.data_parallel import DataParallelGroup
+from tokenv.training.metrics import UpdateFlops
+from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
-from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_flops, optimizer_step, policy_epochs
-from tokenv.training.update_flops import UpdateFlops
+from tokenv.training.update import accumulate_gradients, policy_epochs
 
 BATCH, LENGTH = 4, 32
 
@@ -44,7 +46,10 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
     env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
-    optimizer, team = make_optimizer(config.train, parts.named_parameters()), Ranks().team(config.train, together=False)
+    optimizer, team = (
+        make_optimizer(config.train, parts.named_parameters()),
+        DataParallelGroup.create(Ranks(), config.train, together=False),
+    )
     with FlopCounterMode(display=False) as counter:
         figures, kept = accumulate_gradients(
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
@@ -57,7 +62,7 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
 
 
 def left_out(parts: Components) -> int:
-    """What our convention charges and nobody computes.
+    """Return the FLOPs which the convention counts and no kernel computes.
 
     Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
     layer of a relaxed pass sends no gradient to its input.

@@ -1,4 +1,4 @@
-"""Runs that start from another run's language model: they take it as it was, and outlive that run's folder."""
+"""Runs which start from another run's language model."""
 
 import shutil
 
@@ -32,7 +32,7 @@ def of_lm(folder):
 
 @pytest.fixture
 def old(tiny_settings, tmp_path):
-    """A short run, as the folder that another run starts from."""
+    """Train a short run, and return its folder, from which another run starts."""
     run(resolve([], tiny_settings), tmp_path / "old")
     return tmp_path / "old"
 

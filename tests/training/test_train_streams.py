@@ -1,4 +1,4 @@
-"""Training on a streamed data set: reading ahead, stopping, failing and going on."""
+"""Training on a streamed data set: reading ahead, stopping, failing and resuming."""
 
 import os
 import signal

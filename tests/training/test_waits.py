@@ -1,4 +1,4 @@
-"""What an update asks of a device, each time with a GPU standing still until the host has gone on."""
+"""An update makes the device wait as seldom as possible."""
 
 from collections import Counter
 from typing import Any
@@ -13,8 +13,10 @@ from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.training.data_parallel import DataParallelGroup
+from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import accumulate_gradients, make_optimizer, optimizer_step, policy_epochs
+from tokenv.training.update import accumulate_gradients, policy_epochs
 
 
 class Asked(TorchDispatchMode):
@@ -65,7 +67,7 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
     parts = build_components(config)
     parts.train()
     team, passes = (
-        Ranks().team(config.train, together=parts.has_cross_step_state),
+        DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
         config.train.gradient_accumulation_steps,
     )
     source = Source(torch.randint(256, (8, config.data.seq_len)))

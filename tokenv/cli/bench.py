@@ -11,10 +11,10 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
+from tokenv.lab.bench_report import scaling_table, write_scaling
 from tokenv.lab.config import BenchOptions
-from tokenv.lab.forecast_speed import bench_forecasts
+from tokenv.lab.inference_speed import bench_forecasts
 from tokenv.lab.scaling import scale
-from tokenv.lab.scaling_report import scaling_table, write_scaling
 from tokenv.lab.speed import bench
 from tokenv.plotting.console import console, summary_table
 

@@ -20,9 +20,9 @@ from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
 from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.forecasting.baselines import Baselines, find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
-from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
-from tokenv.forecasting.naive_baselines import Points, find_season, naive_baselines
+from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.report import (
     ForecastExcerpt,
     draw_forecasts,
@@ -47,7 +47,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
     asked: dict[str, Any] = {"samples": options.samples, "direct": options.direct, "season": options.season}
-    known = checked_history(config, horizon, **asked)
+    known = check_forecast(config, horizon, **asked)
     histories, points = _sources(options, trained)
     season = options.season or find_season(histories.series, known)
     made = _ForecastRun(options, trained, histories, naive_baselines(horizon, season) | points)
@@ -70,7 +70,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     return result
 
 
-def _sources(options: ForecastOptions, trained: LoadedRun) -> tuple[ForecastContexts, Points]:
+def _sources(options: ForecastOptions, trained: LoadedRun) -> tuple[ForecastContexts, Baselines]:
     """What is to be continued, and the peers that were asked for."""
     config = trained.config
     if options.csv is not None:
@@ -91,7 +91,7 @@ class _ForecastRun:
     """
 
     def __init__(
-        self, options: ForecastOptions, trained: LoadedRun, histories: ForecastContexts, points: Points
+        self, options: ForecastOptions, trained: LoadedRun, histories: ForecastContexts, points: Baselines
     ) -> None:
         self._options, self._trained, self._histories, self._points = options, trained, histories, points
         self.scores, self.source = ScoreAccumulator(options.quantiles), ""
@@ -115,9 +115,9 @@ class _ForecastRun:
         )
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
             for made in every:
-                self.source = made.forecast.law.source
+                self.source = made.forecast.distribution.source
                 if made.batch.truth_BHC is not None:
-                    self.scores.add(made.forecast.law, made.quantile_BQHC, made.batch, made.point_BHC)
+                    self.scores.add(made.forecast.distribution, made.quantile_BQHC, made.batch, made.point_BHC)
                 for each in iter_series(made):
                     if number in drawn:
                         self.drawn.append(each)

@@ -14,9 +14,9 @@ from tokenv.config.components import check_components
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.lab.report import print_variance, write_variance
-from tokenv.lab.variance_config import MAY_CHANGE_ON_RESUME, VarianceOptions
+from tokenv.lab.config import MAY_CHANGE_ON_RESUME, VarianceOptions
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
+from tokenv.lab.variance_report import print_variance, write_variance
 from tokenv.lab.variance_study import check_estimators, run_variance_study
 from tokenv.plotting.console import console
 from tokenv.storage import trust

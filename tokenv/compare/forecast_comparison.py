@@ -17,9 +17,9 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData
+from tokenv.forecasting.baselines import find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import Array, held_out_windows
-from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
-from tokenv.forecasting.naive_baselines import find_season, naive_baselines
+from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.scores import ScoreAccumulator as ForecastScores
 
 SCORES = ("mse", "mae", "crps")
@@ -200,7 +200,7 @@ def check_wish(config: Config, wish: ForecastRequest) -> int:
     if config.data.kind != "series":
         raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
     horizon = _horizon(config, wish)
-    return checked_history(config, horizon, samples=wish.samples, direct=wish.direct, season=wish.season)
+    return check_forecast(config, horizon, samples=wish.samples, direct=wish.direct, season=wish.season)
 
 
 def _horizon(config: Config, wish: ForecastRequest) -> int:
@@ -236,7 +236,7 @@ def score_forecasts(
         parts, histories, points, QUANTILES, samples=wish.samples, direct=wish.direct, logit_bias=logit_bias
     )
     for made in every:
-        scores.add(made.forecast.law, made.quantile_BQHC, made.batch, made.point_BHC)
+        scores.add(made.forecast.distribution, made.quantile_BQHC, made.batch, made.point_BHC)
     error, cluster_W = scores.each()
 
     def listed(name: str) -> list[float]:

@@ -1,1 +1,1 @@
-"""Series continued: forecasts, their scores and pictures."""
+"""Forecast series: forecasts, baselines, scores and pictures."""

@@ -1,4 +1,4 @@
-"""What a forecast says of every step: continuations that were drawn, or a density."""
+"""Predictive distributions of every step: sampled continuations, or a density."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class PredictiveDistribution(ABC):
-    """What may follow B histories: H steps of C channels, on the original scale."""
+    """Distribution of what follows B histories: H steps of C channels, on the original scale."""
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """What quantiles are of, for people."""
+        """Description of where quantiles come from."""
 
     @property
     @abstractmethod
@@ -31,11 +31,11 @@ class PredictiveDistribution(ABC):
 
     @abstractmethod
     def quantile(self, probabilities: Sequence[float]) -> Array:
-        """Quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1)."""
+        """Return quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1)."""
 
     @abstractmethod
     def crps(self, truth_BHC: Array) -> Array:
-        """Continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
+        """Return the continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
 
 
 @dataclass(frozen=True)
@@ -43,43 +43,43 @@ class SampleForecast(PredictiveDistribution):
     """Equally probable continuations.
 
     Attributes:
-        sample_BSHC: S of each history, float64.
+        sample_BSHC: S continuations of each history, float64.
     """
 
     sample_BSHC: Array
 
     @property
     def source(self) -> str:
-        """Their number."""
+        """Description with their number."""
         return f"of {self.sample_BSHC.shape[1]} drawn continuations"
 
     @property
     def mean_BHC(self) -> Array:
-        """Their mean."""
+        """Mean of the continuations."""
         return np.asarray(self.sample_BSHC.mean(1))
 
     def quantile(self, probabilities: Sequence[float]) -> Array:
-        """Empirical: the k-th smallest of S is the k / (S + 1) quantile, between them linear, beyond them constant.
+        """Return empirical quantiles: k-th smallest of S as k / (S + 1) quantile, linear between, constant beyond.
 
-        What is drawn from the same law lies below the k-th smallest with exactly this probability (Weibull).
+        A further sample of the same distribution lies below the k-th smallest with exactly this probability (Weibull).
         """
-        found_QBHC = np.quantile(self.sample_BSHC, probabilities, axis=1, method="weibull")
-        return np.moveaxis(found_QBHC, 0, 1)
+        quantile_QBHC = np.quantile(self.sample_BSHC, probabilities, axis=1, method="weibull")
+        return np.moveaxis(quantile_QBHC, 0, 1)
 
     def crps(self, truth_BHC: Array) -> Array:
-        """See ``crps``."""
+        """Return the score of the continuations; see ``crps``."""
         return crps(np.moveaxis(self.sample_BSHC, 1, 0), truth_BHC)
 
 
 @dataclass(frozen=True)
 class ParametricForecast(PredictiveDistribution):
-    """A density of every step, nothing of how steps hang together. All is exact, in float64.
+    """A density of every step, without the dependence between steps; exact, in float64.
 
     Attributes:
-        codec: of the parameters.
-        parameters_BHP: float64, on the CPU.
-        location_BC: of the codec's unit on the original scale.
-        scale_BC: see ``location_BC``.
+        codec: codec of the parameters.
+        parameters_BHP: parameters of the densities, float64, on the CPU.
+        location_BC: location of the codec's unit on the original scale.
+        scale_BC: scale of that unit.
     """
 
     codec: SeriesCodec
@@ -89,31 +89,31 @@ class ParametricForecast(PredictiveDistribution):
 
     @property
     def source(self) -> str:
-        """A density's own."""
+        """Description of a density."""
         return "of a density for every step"
 
     @property
     def mean_BHC(self) -> Array:
-        """The density's."""
-        found = self.codec.mean(self.parameters_BHP, self.location_BC[:, None], self.scale_BC[:, None])
-        return np.asarray(found.numpy())
+        """Mean of the density."""
+        result = self.codec.mean(self.parameters_BHP, self.location_BC[:, None], self.scale_BC[:, None])
+        return np.asarray(result.numpy())
 
     def quantile(self, probabilities: Sequence[float]) -> Array:
-        """The density's."""
+        """Return quantiles of the density."""
         q_Q = torch.tensor(probabilities, dtype=torch.float64)
         frame = (self.location_BC[:, None, None], self.scale_BC[:, None, None])
-        found = self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame)
-        return np.asarray(found.numpy())
+        result = self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame)
+        return np.asarray(result.numpy())
 
     def crps(self, truth_BHC: Array) -> Array:
-        """The density's."""
+        """Return the score of the density."""
         truth = torch.from_numpy(truth_BHC)
-        found = self.codec.crps(self.parameters_BHP, truth, self.location_BC[:, None], self.scale_BC[:, None])
-        return np.asarray(found.numpy())
+        result = self.codec.crps(self.parameters_BHP, truth, self.location_BC[:, None], self.scale_BC[:, None])
+        return np.asarray(result.numpy())
 
 
 def crps(sample_S: Array, truth: Array) -> Array:
-    """Continuous ranked probability score of drawn samples: [S, ..], [..] -> [..], in the values' unit.
+    """Return the continuous ranked probability score of samples: [S, ..], [..] -> [..], in the values' unit.
 
     ``E|X - y| - E|X - X'| / 2`` (Gneiting & Raftery 2007), the second mean over all pairs of different samples, which
     is unbiased in S (Ferro 2014).

@@ -1,56 +1,82 @@
-"""Forecasting a series: many possible continuations, boundaries drawn on the way, or a density of every step."""
+"""Forecasts of series: sampled continuations, or a density of every step; for one batch, many batches, a data frame."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 import torch
+from torch import Tensor
 
 from tokenv.config.components import Components
+from tokenv.config.hardware import check_forecast as check_memory
+from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
+from tokenv.data.series.tables import read_frame
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import shift_noise
-from tokenv.forecasting.contexts import Array, ContextBatch
+from tokenv.evaluation.loaded_run import LoadedRun
+from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.forecasting.baselines import Baselines, check_season
+from tokenv.forecasting.config import check_request
+from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 
-MAX_BATCH = 512  # continuations written at once
-MAX_BATCH_DIRECT = 64  # histories read at once
+MAX_BATCH = 512  # continuations sampled at once
+MAX_BATCH_DIRECT = 64  # histories read at once by the direct head
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What follows B histories.
+    """Forecast of what follows B histories.
 
     Attributes:
-        law: what may follow.
-        boundary_BL: where patches end in the histories, bool.
-        probability_BL: of a boundary there.
+        distribution: distribution of the H steps which follow.
+        boundary_BL: ends of patches in the histories, bool.
+        probability_BL: probability of a boundary there.
     """
 
-    law: PredictiveDistribution
+    distribution: PredictiveDistribution
     boundary_BL: Array
     probability_BL: Array
 
 
+@dataclass(frozen=True)
+class ForecastBatch:
+    """Forecasts of a batch, beside those of the baselines.
+
+    Attributes:
+        batch: histories, and the true values if they are known.
+        forecast: the model's forecast.
+        quantile_BQHC: quantiles of the model's forecast.
+        point_BHC: forecasts of the baselines by name.
+    """
+
+    batch: ContextBatch
+    forecast: Forecast
+    quantile_BQHC: Array
+    point_BHC: Mapping[str, Array]
+
+
 def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
-    """Refuse to ask a direct head for more steps than it predicts, or a model that has nothing else for others.
+    """Check that a model can forecast so many steps.
 
     Args:
-        model: which is asked.
-        horizon: steps.
-        direct: whether its direct head is.
+        model: configuration of the model.
+        horizon: number of steps.
+        direct: whether its direct head forecasts.
 
     Raises:
-        UserError: the model's direct head does not reach so far, or is missing; not ``direct``, and the model predicts
-            nothing else.
+        UserError: the direct head is missing or predicts fewer steps; or not ``direct``, and the model has only its
+            direct head.
     """
-    reach = model.horizon
-    if direct and reach < horizon:
-        has = f"reaches {reach} steps" if reach else "is missing"
+    if direct and model.horizon < horizon:
+        has = f"reaches {model.horizon} steps" if model.horizon else "is missing"
         raise UserError(
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
             f"model.horizon={horizon}, or let it write value by value (direct=False)"
@@ -59,14 +85,36 @@ def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
         raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
 
 
-def histories_together(samples: int, *, direct: bool) -> int:
-    """How many histories are best continued in one batch."""
+def check_forecast(config: Config, horizon: int, *, samples: int, direct: bool, season: int | None = None) -> int:
+    """Check that a run can make forecasts, and return the steps of history before them.
+
+    Args:
+        config: configuration of the run.
+        horizon: number of steps to forecast.
+        samples: see ``forecast``.
+        direct: see ``forecast``.
+        season: steps of a season; None if it is to be estimated.
+
+    Raises:
+        UserError: see ``history_steps``, ``check_season``, ``check_horizon`` and
+            ``tokenv.config.hardware.check_forecast``.
+    """
+    history = history_steps(config, horizon)
+    check_season(season or 1, history)
+    check_horizon(config.model, horizon, direct=direct)
+    if not direct:
+        check_memory(config, samples, horizon)
+    return history
+
+
+def batch_size(samples: int, *, direct: bool) -> int:
+    """Return how many histories to forecast in one batch."""
     return MAX_BATCH_DIRECT if direct else max(1, MAX_BATCH // samples)
 
 
 @torch.no_grad()
 def forecast(
-    parts: Components,
+    components: Components,
     batch: ContextBatch,
     horizon: int,
     *,
@@ -76,48 +124,162 @@ def forecast(
     rate: float | None = None,
     logit_bias: float = 0.0,
 ) -> Forecast:
-    """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
+    """Forecast histories: sample continuations value by value, boundaries included, or predict all values at once.
 
     Args:
-        parts: model and agent, in evaluation mode.
-        batch: the histories.
-        horizon: steps H to write.
-        samples: continuations S of every history, which is read once; nothing to ``direct``.
-        generator: of values and boundaries, on the model's device; None for one that is seeded with 0.
-        direct: ask the direct head: a density per step, and nothing of how steps hang together.
-        rate: boundaries per step that the agent is told; None for the mean of its range, if it has one.
-        logit_bias: added to the policy's logits, as ``tokenv.evaluation.calibration`` finds it; only with ``direct``.
+        components: language model and agent, in evaluation mode.
+        batch: histories.
+        horizon: number of steps H.
+        samples: continuations S of every history, which is read once; ignored if ``direct``.
+        generator: generator of values and boundaries, on the model's device; None for one with seed 0.
+        direct: whether to use the direct head, which gives a density of every step, without their dependence.
+        rate: boundaries per step for an agent conditioned on a rate; None for the mean of its range.
+        logit_bias: bias added to the policy's logits, see ``tokenv.evaluation.calibration``; only with ``direct``.
 
     Raises:
         UserError: ``samples`` below 2; see ``check_horizon``.
     """
     assert direct or not logit_bias
     if samples < 2:
-        raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
-    check_horizon(parts.lm.config, horizon, direct=direct)
-    lm, history_BL = parts.lm, batch.symbol_BL
-    generator = generator or torch.Generator(lm.head.weight.device).manual_seed(0)
+        raise UserError(f"samples = {samples}: expected at least 2, to measure their spread")
+    check_horizon(components.lm.config, horizon, direct=direct)
+    generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(0)
+    if direct:
+        return _direct_forecast(components, batch, horizon, generator, rate, logit_bias)
+    history_BL = batch.symbol_BL
+    location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
+    generated = generate(
+        components.lm,
+        components.agent,
+        history_BL.to(generator.device),
+        horizon,
+        samples=samples,
+        generator=generator,
+        rate=rate,
+    )
+    length = history_BL.shape[1]
+    value_BSHC = generated.symbol_BN[:, length:, :, VALUE].unflatten(0, (-1, samples)).cpu()
+    value_BSHC = value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]
+    action_BL, probability_BL = (x[::samples, :length] for x in (generated.action_BN, generated.boundary_prob_BN))
+    return _on_cpu(SampleForecast(value_BSHC.numpy()), action_BL, probability_BL)
+
+
+def _direct_forecast(
+    components: Components,
+    batch: ContextBatch,
+    horizon: int,
+    generator: torch.Generator,
+    rate: float | None,
+    logit_bias: float,
+) -> Forecast:
+    """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
+    lm, agent, history_BL = components.lm, components.agent, batch.symbol_BL
     assert isinstance(lm.codec, SeriesCodec)
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
-    if direct:
-        # Nothing is decided at the last symbol, nor at those that are predicted at once: so many more are put there.
-        more = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
-        symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
-        observed = observe(lm, parts.agent, symbol_BN, rate)[:, : history_BL.shape[1]]
-        noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
-        drawn = parts.agent.draw(observed, shift_noise(noise_BL, logit_bias) if logit_bias else noise_BL)
-        action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
-        y_BLD = lm.decode_hidden(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
-        parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
-        base_BC = lm.codec.base(history_BL[:, -1])
-        law: PredictiveDistribution = ParametricForecast(
-            lm.codec, parameters_BHP, location_BC + scale_BC * base_BC, scale_BC
+    # No boundary is decided at the last symbol, nor at those predicted at once: as many copies are appended.
+    padding = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
+    symbol_BN = torch.cat([history_BL, *padding], 1).to(generator.device)
+    observation = observe(lm, agent, symbol_BN, rate)[:, : history_BL.shape[1]]
+    noise_BL = torch.rand(observation.shape, device=generator.device, generator=generator)
+    drawn = agent.draw(observation, shift_noise(noise_BL, logit_bias) if logit_bias else noise_BL)
+    y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
+    parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
+    location_BC = location_BC + scale_BC * lm.codec.base(history_BL[:, -1])
+    distribution = ParametricForecast(lm.codec, parameters_BHP, location_BC, scale_BC)
+    return _on_cpu(distribution, drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB])
+
+
+def _on_cpu(distribution: PredictiveDistribution, action_BL: Tensor, probability_BL: Tensor) -> Forecast:
+    return Forecast(distribution, action_BL.bool().cpu().numpy(), probability_BL.float().cpu().numpy())
+
+
+def make_forecasts(
+    components: Components,
+    contexts: ForecastContexts,
+    baselines: Baselines,
+    quantiles: Sequence[float],
+    *,
+    samples: int,
+    direct: bool,
+    seed: int = 0,
+    rate: float | None = None,
+    logit_bias: float = 0.0,
+) -> Iterator[ForecastBatch]:
+    """Forecast all histories, and yield the forecasts batch by batch.
+
+    Args:
+        components: language model and agent, in evaluation mode.
+        contexts: histories.
+        baselines: baselines by name, which forecast the same histories.
+        quantiles: probabilities, ascending.
+        samples: see ``forecast``.
+        direct: see ``forecast``.
+        seed: seed of values and boundaries.
+        rate: see ``forecast``.
+        logit_bias: see ``forecast``.
+
+    Raises:
+        UserError: see ``forecast``.
+    """
+    generator = torch.Generator(components.lm.head.weight.device).manual_seed(seed)
+    for batch in contexts.batches(batch_size(samples, direct=direct)):
+        result = forecast(
+            components,
+            batch,
+            contexts.horizon,
+            samples=samples,
+            generator=generator,
+            direct=direct,
+            rate=rate,
+            logit_bias=logit_bias,
         )
-    else:
-        there = history_BL.to(generator.device)
-        written = generate(lm, parts.agent, there, horizon, samples=samples, generator=generator, rate=rate)
-        known = history_BL.shape[1]
-        value_BSHC = written.symbol_BN[:, known:, :, VALUE].unflatten(0, (-1, samples)).cpu()
-        law = SampleForecast((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())
-        action_BL, probability_BL = (x[::samples, :known] for x in (written.action_BN, written.boundary_prob_BN))
-    return Forecast(law, action_BL.bool().cpu().numpy(), probability_BL.float().cpu().numpy())
+        point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
+        yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)
+
+
+def forecast_frame(
+    run: LoadedRun,
+    frame: pd.DataFrame,
+    horizon: int,
+    quantiles: Sequence[float],
+    *,
+    samples: int,
+    direct: bool | None,
+    seed: int,
+    rate: float | None = None,
+) -> pd.DataFrame:
+    """Forecast the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
+    if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
+        raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+    check_request(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
+    config, components = run.config, run.parts
+    if direct is None:
+        direct = components.lm.config.horizon >= horizon
+    check_horizon(components.lm.config, horizon, direct=direct)
+    if not direct:
+        check_memory(config, samples, horizon)
+    contexts = last_windows(read_frame(frame, config.data.series), config, horizon)
+    rate = resolve_rate(components, config, rate)
+    frames: dict[str, list[pd.DataFrame]] = {series.name: [] for series in contexts.series}
+    for forecasts in make_forecasts(
+        components, contexts, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=rate
+    ):
+        value = {"mean": forecasts.forecast.distribution.mean_BHC}
+        value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
+        for row, name in enumerate(forecasts.batch.names):
+            value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
+            frames[name] += _channel_frames(forecasts.batch, row, horizon, value_HC)
+    return pd.concat([each for of_series in frames.values() for each in of_series], ignore_index=True)
+
+
+def _channel_frames(batch: ContextBatch, row: int, horizon: int, value: Mapping[str, Array]) -> list[pd.DataFrame]:
+    """Return a data frame for every channel of a series, from its values [H, C] by column."""
+    date_N, columns = batch.date_BN[row], batch.series[row].columns
+    dates = range(1, horizon + 1) if date_N is None else date_N[-horizon:]
+    return [
+        pd.DataFrame(
+            {"unique_id": column if len(columns) > 1 else batch.names[row], "ds": dates}
+            | {key: value_HC[:, channel] for key, value_HC in value.items()}
+        )
+        for channel, column in enumerate(columns)
+    ]

@@ -1,4 +1,4 @@
-"""Forecasts: a picture with history, patches, intervals and yardsticks, a CSV file, and what is printed of scores."""
+"""Reports of forecasts: a picture with history, patches, intervals and baselines, a CSV file, a table of scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tokenv.forecasting.contexts import Array
-from tokenv.forecasting.forecast_batch import ForecastBatch
+from tokenv.forecasting.forecaster import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
 from tokenv.plotting.canvas import save_png, titled_figure
 from tokenv.plotting.console import write_csv
@@ -19,24 +19,24 @@ from tokenv.plotting.series_plots import date_labels, draw_values
 from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY
 
 _TRUTH = "0.15"
-_YARDSTICKS = (GREEN, SKY, PINK, "0.5")
-CLEARLY = 2.0  # standard errors between two forecasts that can be told apart
+_BASELINES = (GREEN, SKY, PINK, "0.5")
+MIN_Z_SCORE = 2.0  # between two forecasts whose difference is clear
 
 
 @dataclass(frozen=True)
 class ForecastExcerpt:
-    """One forecast, as it is drawn and written.
+    """One forecast, as drawn and written.
 
     Attributes:
-        name: of the series or window.
+        name: name of the series or window.
         columns: names of its C channels.
-        history_LC: what was known, NaN where missing.
-        boundary_L: where patches end in it.
+        history_LC: known values, NaN where missing.
+        boundary_L: ends of patches in the history.
         mean_HC: expected values.
-        quantile_QHC: of the probabilities asked for.
-        point_HC: yardsticks and peers, by name.
-        truth_HC: what came; None if unknown.
-        date_N: of history and horizon; None if unknown.
+        quantile_QHC: quantiles.
+        point_HC: forecasts of the baselines by name.
+        truth_HC: true values; None if unknown.
+        date_N: dates of history and horizon; None if unknown.
     """
 
     name: str
@@ -50,45 +50,45 @@ class ForecastExcerpt:
     date_N: list[Any] | None
 
     @property
-    def ahead_H(self) -> list[Any]:
-        """Dates of the horizon; empty texts where they are unknown."""
+    def dates_H(self) -> list[Any]:
+        """Dates of the horizon; empty texts if they are unknown."""
         horizon = len(self.mean_HC)
         return [""] * horizon if self.date_N is None else self.date_N[-horizon:]
 
     @property
     def title(self) -> str:
-        """Its name, and when it is."""
-        return self.name if self.date_N is None else f"{self.name}, {self.ahead_H[0]} to {self.ahead_H[-1]}"
+        """Name and dates."""
+        return self.name if self.date_N is None else f"{self.name}, {self.dates_H[0]} to {self.dates_H[-1]}"
 
     def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
-        """For JSON: arrays of steps and channels [H, C]."""
-        each = {f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)}
-        found = {"series": self.name, "columns": self.columns, "mean": self.mean_HC, "quantiles": each}
+        """Return what JSON stores: arrays of steps and channels [H, C]."""
+        values = {f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)}
+        result = {"series": self.name, "columns": self.columns, "mean": self.mean_HC, "quantiles": values}
         if self.date_N is not None:
-            found["date"] = [str(date) for date in self.ahead_H]
-        return found if self.truth_HC is None else found | {"truth": self.truth_HC}
+            result["date"] = [str(date) for date in self.dates_H]
+        return result if self.truth_HC is None else result | {"truth": self.truth_HC}
 
 
-def iter_series(made: ForecastBatch) -> Iterator[ForecastExcerpt]:
-    """The forecasts of a batch, one by one."""
-    batch, mean_BHC = made.batch, made.forecast.law.mean_BHC
+def iter_series(forecasts: ForecastBatch) -> Iterator[ForecastExcerpt]:
+    """Yield the forecasts of a batch one by one."""
+    batch, mean_BHC = forecasts.batch, forecasts.forecast.distribution.mean_BHC
     history_BLC = batch.symbol_BL[..., 0].numpy()
     for row, name in enumerate(batch.names):
         yield ForecastExcerpt(
             name=name,
             columns=batch.series[row].columns,
             history_LC=history_BLC[row],
-            boundary_L=made.forecast.boundary_BL[row],
+            boundary_L=forecasts.forecast.boundary_BL[row],
             mean_HC=mean_BHC[row],
-            quantile_QHC=made.quantile_BQHC[row],
-            point_HC={point: value_BHC[row] for point, value_BHC in made.point_BHC.items()},
+            quantile_QHC=forecasts.quantile_BQHC[row],
+            point_HC={point: value_BHC[row] for point, value_BHC in forecasts.point_BHC.items()},
             truth_HC=None if batch.truth_BHC is None else batch.truth_BHC[row],
             date_N=batch.date_BN[row],
         )
 
 
 def draw_forecasts(
-    some: Sequence[ForecastExcerpt],
+    excerpts: Sequence[ForecastExcerpt],
     quantiles: Sequence[float],
     source: str,
     path: Path,
@@ -96,23 +96,23 @@ def draw_forecasts(
     title: str,
     context: int = 0,
 ) -> Path:
-    """Draw histories with their patches as bands, then the middle and the outermost quantiles, and yardsticks.
+    """Draw histories with their patches as bands, the middle and the outermost quantiles, and the baselines.
 
     Args:
-        some: Forecasts, from top to bottom.
-        quantiles: Probabilities of the Q quantiles, ascending.
-        source: What they are of.
-        path: The PNG to write, in an existing folder; it is replaced in one step.
-        title: Written above, literally.
-        context: Leading steps of the histories that nothing is predicted of.
+        excerpts: forecasts, from top to bottom.
+        quantiles: probabilities of the Q quantiles, ascending.
+        source: description of where the quantiles come from.
+        path: PNG to write, in an existing folder; it is replaced in one step.
+        title: title above the picture, taken literally.
+        context: leading steps of the histories which are not predicted.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: the file cannot be written.
     """
-    figure = titled_figure(13, 0.9 + 2.6 * len(some), dpi=110, title=title)
-    for each, axes in zip(some, figure.subplots(len(some), 1, squeeze=False)[:, 0], strict=True):
+    figure = titled_figure(13, 0.9 + 2.6 * len(excerpts), dpi=110, title=title)
+    for each, axes in zip(excerpts, figure.subplots(len(excerpts), 1, squeeze=False)[:, 0], strict=True):
         draw_values(axes, each.history_LC, each.boundary_L, title=each.title, context=context)
-        _draw_ahead(axes, each, quantiles, source)
+        _draw_horizon(axes, each, quantiles, source)
         if each.date_N is not None:
             axes.set_xticks(*date_labels(each.date_N), fontsize="small")
     axes.set_xlabel("bands are patches of the history" if each.date_N else "step; bands are patches of the history")
@@ -120,7 +120,7 @@ def draw_forecasts(
     return save_png(figure, path)
 
 
-def _draw_ahead(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:
+def _draw_horizon(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:
     middle, known = len(quantiles) // 2, len(each.history_LC)
     step_H = np.arange(known, known + len(each.mean_HC))
     for channel in range(each.mean_HC.shape[1]):
@@ -128,26 +128,26 @@ def _draw_ahead(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], s
         low_H, middle_H, high_H = each.quantile_QHC[[0, middle, -1], :, channel]
         label = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile {source}" if first else None
         axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=label)
-        for (name, value_HC), colour in zip(each.point_HC.items(), _YARDSTICKS, strict=False):
+        for (name, value_HC), colour in zip(each.point_HC.items(), _BASELINES, strict=False):
             label = name if first else None
             axes.plot(step_H, value_HC[:, channel], color=colour, linewidth=0.9, linestyle="--", label=label)
         label = f"{quantiles[middle]:g} quantile" if first else None
         axes.plot(step_H, middle_H, color=ORANGE, linewidth=1.4, label=label)
         if each.truth_HC is not None:
-            label = "what came" if first else None
+            label = "true values" if first else None
             axes.plot(step_H, each.truth_HC[:, channel], color=_TRUTH, linewidth=1.0, linestyle=":", label=label)
     axes.set_ylabel(", ".join(each.columns), fontsize="small", parse_math=False)
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
 
-def write_forecasts(all_of_them: Iterable[ForecastExcerpt], quantiles: Sequence[float], path: Path) -> Path:
-    """Write one row a series, channel and step: date, mean, quantiles and, where it is known, what came."""
+def write_forecasts(excerpts: Iterable[ForecastExcerpt], quantiles: Sequence[float], path: Path) -> Path:
+    """Write a CSV file with a row for each series, channel and step: date, mean, quantiles and, if known, the truth."""
     header = ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
-    return write_csv(path, header, (row for each in all_of_them for row in _rows(each)))
+    return write_csv(path, header, (row for each in excerpts for row in _rows(each)))
 
 
 def _rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
-    dates = [str(date) for date in each.ahead_H]
+    dates = [str(date) for date in each.dates_H]
     for channel, column in enumerate(each.columns):
         value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
         truth_H = [""] * len(dates) if each.truth_HC is None else each.truth_HC[:, channel].tolist()
@@ -156,12 +156,12 @@ def _rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
 
 
 def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
-    """Rows of the table of scores.
+    """Return the rows of the table of scores.
 
     Args:
-        score: of some windows.
-        total: how many there are.
-        horizon: steps of each.
+        score: score of some windows.
+        total: number of all windows.
+        horizon: number of steps of each.
     """
     rows = {
         name: f"{getattr(score, name.lower()):.4f} ± {getattr(score, f'{name.lower()}_error'):.4f}"
@@ -169,8 +169,8 @@ def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]
     }
     low, high = score.quantiles[0], score.quantiles[-1]
     if low < high:
-        held = f"holds {score.inside:.1%} ± {score.inside_error:.1%}"
-        rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = held
+        coverage = f"holds {score.inside:.1%} ± {score.inside_error:.1%}"
+        rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = coverage
     below = ", ".join(f"{q:g}: {share:.1%}" for q, share in zip(score.quantiles, score.below, strict=True))
     rows["values at most a quantile"] = below
     for name, peer in score.against.items():
@@ -182,11 +182,11 @@ def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]
 
 
 def warnings_of(score: ForecastScore, total: int) -> list[str]:
-    """What the number of windows does not tell."""
-    near = [name for name, peer in score.against.items() if not abs(peer.apart) >= CLEARLY]
+    """Return a warning if the windows are too few to distinguish the model from baselines."""
+    near = [name for name, peer in score.against.items() if not abs(peer.z_score) >= MIN_Z_SCORE]
     if not near or score.windows >= total:
         return []
     return [
-        f"{score.windows:,} of {total:,} windows cannot tell the model from {', '.join(near)}: their MSE are less than "
-        f"{CLEARLY:g} standard errors apart, window by window; windows=0 takes all"
+        f"{score.windows:,} of {total:,} windows do not distinguish the model from {', '.join(near)}: their MSE differ "
+        f"by less than {MIN_Z_SCORE:g} standard errors, window by window; windows=0 takes all"
     ]

@@ -1,4 +1,4 @@
-"""How good forecasts were, and what can be told apart; added up a batch at a time."""
+"""Scores of forecasts with standard errors, accumulated batch by batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEDIAN = 0.5
 
 @dataclass(frozen=True)
 class PeerScore:
-    """Errors of another forecast on the same windows.
+    """Errors of a baseline on the same windows.
 
     Attributes:
         mse: mean squared error.
@@ -26,7 +26,7 @@ class PeerScore:
         skill_mse: 1 - the model's MSE / ``mse``.
         skill_mae: 1 - the model's MAE / ``mae``.
         skill_crps: 1 - the model's CRPS / ``mae``.
-        apart: by how many standard errors ``mse`` is above the model's, window by window; NaN for one cluster.
+        z_score: difference between ``mse`` and the model's in standard errors, window by window; NaN for one cluster.
     """
 
     mse: float
@@ -34,7 +34,7 @@ class PeerScore:
     skill_mse: float
     skill_mae: float
     skill_crps: float
-    apart: float
+    z_score: float
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class ForecastScore:
     """Errors on standardised values (by the training range's mean and standard deviation), missing ones left out.
 
     Attributes:
-        windows: forecasts that were scored.
+        windows: number of scored forecasts.
         mse: mean squared error of the mean forecast.
         mae: mean absolute error of the median forecast.
         crps: continuous ranked probability score.
-        mse_error: standard error of ``mse``, windows of one cluster depending on one another; likewise the others.
+        mse_error: standard error of ``mse``, with dependent windows within a cluster; likewise the others.
         mae_error: see ``mse_error``.
         crps_error: see ``mse_error``.
-        quantiles: probabilities of the quantiles asked for.
-        below: share of values that were at most each quantile.
+        quantiles: probabilities of the quantiles.
+        below: share of values at most each quantile.
         inside: share of values between the outermost quantiles.
         inside_error: see ``mse_error``.
-        against: other forecasts by name.
+        against: baselines by name.
     """
 
     windows: int
@@ -71,10 +71,10 @@ class ForecastScore:
 
 
 class ScoreAccumulator:
-    """Errors of many forecasts, of which a few numbers each are kept.
+    """Accumulate the errors of many forecasts, a few numbers each.
 
     Args:
-        quantiles: probabilities of the quantiles asked for, ascending.
+        quantiles: probabilities of the quantiles, ascending.
     """
 
     def __init__(self, quantiles: Sequence[float]) -> None:
@@ -83,72 +83,78 @@ class ScoreAccumulator:
         self._clusters: list[Array] = []
 
     def add(
-        self, law: PredictiveDistribution, quantile_BQHC: Array, batch: ContextBatch, points: Mapping[str, Array]
+        self,
+        distribution: PredictiveDistribution,
+        quantile_BQHC: Array,
+        batch: ContextBatch,
+        points: Mapping[str, Array],
     ) -> None:
-        """Hold forecasts against what came.
+        """Score forecasts against the true values.
 
         Args:
-            law: the model's.
-            quantile_BQHC: its quantiles of the probabilities asked for.
-            batch: what they go on from, and what came.
-            points: forecasts of single values by name, [B, H, C] each.
+            distribution: the model's forecast.
+            quantile_BQHC: quantiles of the model's forecast.
+            batch: histories and true values.
+            points: forecasts of the baselines by name, [B, H, C] each.
         """
         truth_BHC, std_B1C = batch.truth_BHC, np.stack([each.std_C for each in batch.series])[:, None]
         assert truth_BHC is not None
         missing_BHC = np.isnan(truth_BHC)
-        some_B = ~missing_BHC.all((1, 2))
+        scored_B = ~missing_BHC.all((1, 2))
         quantile_QBHC = quantile_BQHC.swapaxes(0, 1)
         if MEDIAN in self._quantiles:
             median_BHC = quantile_QBHC[self._quantiles.index(MEDIAN)]
         else:
-            median_BHC = law.quantile([MEDIAN])[:, 0]
+            median_BHC = distribution.quantile([MEDIAN])[:, 0]
 
-        def put(name: str, error_BHC: Array) -> None:
-            error_BHC = np.where(missing_BHC, np.nan, error_BHC)[some_B]
+        def add_error(name: str, error_BHC: Array) -> None:
+            error_BHC = np.where(missing_BHC, np.nan, error_BHC)[scored_B]
             self._errors.setdefault(name, []).append(np.nanmean(error_BHC, (1, 2)))
 
-        put("crps", law.crps(truth_BHC) / std_B1C)
+        add_error("crps", distribution.crps(truth_BHC) / std_B1C)
         for number, quantile_BHC in enumerate(quantile_QBHC):
-            put(f"below {number}", (truth_BHC <= quantile_BHC).astype(np.float64))
-        put("inside", ((quantile_QBHC[0] <= truth_BHC) & (truth_BHC <= quantile_QBHC[-1])).astype(np.float64))
-        both = {"": (law.mean_BHC, median_BHC)} | {f" {name}": (each, each) for name, each in points.items()}
-        for name, (mean_BHC, middle_BHC) in both.items():
-            put(f"mse{name}", np.square((mean_BHC - truth_BHC) / std_B1C))
-            put(f"mae{name}", np.abs((middle_BHC - truth_BHC) / std_B1C))
-        self._clusters.append(batch.cluster_B.numpy()[some_B])
+            add_error(f"below {number}", (truth_BHC <= quantile_BHC).astype(np.float64))
+        add_error("inside", ((quantile_QBHC[0] <= truth_BHC) & (truth_BHC <= quantile_QBHC[-1])).astype(np.float64))
+        forecasts = {"": (distribution.mean_BHC, median_BHC)} | {
+            f" {name}": (each, each) for name, each in points.items()
+        }
+        for name, (mean_BHC, middle_BHC) in forecasts.items():
+            add_error(f"mse{name}", np.square((mean_BHC - truth_BHC) / std_B1C))
+            add_error(f"mae{name}", np.abs((middle_BHC - truth_BHC) / std_B1C))
+        self._clusters.append(batch.cluster_B.numpy()[scored_B])
 
     def each(self) -> tuple[dict[str, Array], Array]:
-        """Errors of every window by name, [W] each, and the windows' clusters [W].
+        """Return the errors of every window by name, [W] each, and the windows' clusters [W].
 
         The model's are ``mse``, ``mae``, ``crps``, ``inside`` (between the outermost quantiles) and ``below 0`` and so
-        on (at most each quantile); another forecast's ``mse`` and ``mae`` are followed by a space and its name.
+        on (at most each quantile); a baseline's ``mse`` and ``mae`` are followed by a space and its name.
         """
         error = {name: np.concatenate(values) for name, values in self._errors.items()}
         return error, np.concatenate(self._clusters or [np.zeros(0, np.int64)])
 
     def result(self) -> ForecastScore:
-        """Means over all windows added so far; NaN without one."""
-        each, cluster = self.each()
-        error, cluster_W = {name: torch.from_numpy(of) for name, of in each.items()}, torch.from_numpy(cluster)
+        """Return means over all windows added so far; NaN without any."""
+        errors, cluster = self.each()
+        error, cluster_W = {name: torch.from_numpy(x_W) for name, x_W in errors.items()}, torch.from_numpy(cluster)
         names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
 
         def mean(name: str) -> float:
             return error[name].mean().item() if len(cluster_W) else math.nan
 
-        def spread(name: str, other: str | None = None) -> float:
+        def standard_error(name: str, other: str | None = None) -> float:
             if not len(cluster_W):
                 return math.nan
             return clustered_standard_error(error[name] - (0 if other is None else error[other]), cluster_W)
 
-        def against(name: str) -> PeerScore:
-            mse, mae, between = mean(f"mse {name}"), mean(f"mae {name}"), spread(f"mse {name}", "mse")
+        def peer_score(name: str) -> PeerScore:
+            mse, mae, difference = mean(f"mse {name}"), mean(f"mae {name}"), standard_error(f"mse {name}", "mse")
             return PeerScore(
                 mse=mse,
                 mae=mae,
                 skill_mse=_skill(mean("mse"), mse),
                 skill_mae=_skill(mean("mae"), mae),
                 skill_crps=_skill(mean("crps"), mae),
-                apart=(mse - mean("mse")) / between if between > 0 else math.nan,
+                z_score=(mse - mean("mse")) / difference if difference > 0 else math.nan,
             )
 
         return ForecastScore(
@@ -156,16 +162,16 @@ class ScoreAccumulator:
             mse=mean("mse"),
             mae=mean("mae"),
             crps=mean("crps"),
-            mse_error=spread("mse"),
-            mae_error=spread("mae"),
-            crps_error=spread("crps"),
+            mse_error=standard_error("mse"),
+            mae_error=standard_error("mae"),
+            crps_error=standard_error("crps"),
             quantiles=self._quantiles,
             below=[mean(f"below {number}") for number in range(len(self._quantiles))],
             inside=mean("inside"),
-            inside_error=spread("inside"),
-            against={name: against(name) for name in names},
+            inside_error=standard_error("inside"),
+            against={name: peer_score(name) for name in names},
         )
 
 
-def _skill(mine: float, other: float) -> float:
-    return 1 - mine / other if other > 0 else math.nan
+def _skill(own: float, other: float) -> float:
+    return 1 - own / other if other > 0 else math.nan

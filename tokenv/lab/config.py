@@ -1,40 +1,77 @@
-"""What ``tokenv bench`` may be asked."""
+"""Options of ``tokenv bench`` and ``tokenv variance``, and how an estimator is written as a call."""
 
 from __future__ import annotations
 
+import ast
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tokenv.config.conversion import from_dict
+from tokenv.config import registry
+from tokenv.config.conversion import convert, from_dict
 from tokenv.config.files import merge, nest_key
-from tokenv.config.schema import Config
+from tokenv.config.literals import check_plain
+from tokenv.config.schema import IDENTITY, Config, check_seed
 from tokenv.core.errors import UserError
 
-RANKS = "ranks"  # a size that is no key of the configuration
+RANKS = "ranks"  # a size which is no key of the configuration
+DEFAULT_ESTIMATORS = (
+    # the paper's own steps
+    "naive",
+    "early_exit(gamma=1.0)",
+    "early_exit(gamma=GAMMA)",
+    "reinforce",
+    "leave_one_out",
+    # other baselines and scalings
+    "moving_average",
+    "lambda_return",
+    "standardised",
+    "off_policy(rollouts=None)",
+    # several samples
+    "rloo",
+    "rloo(reward_only=True)",
+    "rloo(num_samples=4, reward_only=True)",
+    "reinpatch(gamma=GAMMA)",
+    "arm",
+    "disarm",
+    "arms",
+    "bitflip",
+    "branch",
+    "branch(positions=16)",
+    # the model's own gradient
+    "rebar",
+    "relax",
+    "straight",
+    "gumbel",
+    "reinmax",
+    "gumbel_rao",
+)
+
+MAY_CHANGE_ON_RESUME = ("estimators", "timings", "resume")
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure.
+    """Options of ``tokenv bench``.
 
     Args:
         config: model, batch (``train.batch_size`` x ``data.seq_len``) and hardware; the data are random bytes.
         repeats: timed rounds; every round times every variant once.
-        stepping: also step through the environment: its time and its results against the one-pass rollout's.
-        plain: also time a plain transformer in the same rounds: as many layers of the same width, all over all bytes,
-            with full attention and the middle's MLP.
-        scaling: dotted key of the configuration to the sizes at which to measure instead, each in a process of its own,
-            such as ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``. With ``ranks: [1, 2, 4]`` so many
-            processes of this machine make the same update together.
-        rates: boundaries per symbol at which to time reading and writing as well, in turn, such as [0.05, 0.2, 0.5].
-        samples: of series: numbers of continuations at which to time forecasts instead, in turn, and the direct head's
-            beside them where there is one, such as [1, 25, 100].
+        stepping: whether to step through the environment, too, and compare time and results with the one-pass rollout.
+        plain: whether to time a plain transformer in the same rounds: as many layers of the same width, all on all
+            bytes, with full attention and the middle's MLP.
+        scaling: sizes to measure at instead, by dotted key of the configuration, each in a process of its own, such as
+            ``{data.seq_len: [1024, 4096], model.width: [128, 256]}``. With ``ranks: [1, 2, 4]`` so many processes of
+            this machine make the same update together.
+        rates: boundaries per symbol at which to time reading and writing as well, such as [0.05, 0.2, 0.5].
+        samples: numbers of continuations at which to time forecasts of series instead, and those of the direct head
+            if the model has one, such as [2, 25, 100].
         horizon: steps of these forecasts.
-        out: where ``scaling`` leaves its figures and its picture: ``OUT.csv`` and ``OUT.png``.
+        out: path of the figures and the picture of ``scaling``, without ending: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
-        UserError: fewer than one round, or what ``scaling`` says is no list of sizes of a run.
+        UserError: a number is out of range, or ``scaling`` holds something else than lists of sizes of a run.
     """
 
     config: Config
@@ -58,7 +95,7 @@ class BenchOptions:
                 )
         for number in self.samples:
             if number < 2:
-                raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to tell a spread")
+                raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread")
         if self.samples and (self.scaling or self.rates):
             raise UserError(f"samples = {self.samples!r}: expected neither scaling nor rates beside it")
         for key, values in self.scaling.items():
@@ -68,7 +105,7 @@ class BenchOptions:
             pass
 
     def sizes(self) -> Iterator[tuple[str, int | float, Config]]:
-        """Every key and value of ``scaling``, and the configuration with it."""
+        """Yield every key and value of ``scaling``, and the configuration with it."""
         for key, values in self.scaling.items():
             for value in values:
                 if key == RANKS:
@@ -80,12 +117,135 @@ class BenchOptions:
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
-        from tokenv.config.batch_assignment import BatchAssignment  # help is told without torch
+        from tokenv.config.batch_assignment import BatchAssignment  # imports torch, which help does not need
 
         BatchAssignment.of(self.config.train, world=value)
 
     def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores."""
-        own = {name: value for name, value in asdict(self).items() if name != "config"}
+        """Return what Sacred stores."""
+        options = {name: value for name, value in asdict(self).items() if name != "config"}
         sizes = [{"key": key, "values": values} for key, values in self.scaling.items()]  # Sacred's keys hold no dots
-        return self.config.as_dict() | own | {"scaling": sizes}
+        return self.config.as_dict() | options | {"scaling": sizes}
+
+
+@dataclass(frozen=True)
+class Specification:
+    """An estimator with its options.
+
+    Attributes:
+        label: text of the call, with GAMMA replaced by its value.
+        options: ``name`` and keyword arguments.
+    """
+
+    label: str
+    options: dict[str, Any]
+
+
+def parse(text: str, gamma: float) -> Specification:
+    """Read ``name`` or ``name(key=value, ...)``; GAMMA stands for the run's discount factor.
+
+    Raises:
+        UserError: the text is no such call, or its name is unknown.
+    """
+    label = text.replace("GAMMA", f"{gamma:g}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(label.replace(":", "."), mode="eval").body  # package.module:Class is not valid Python
+        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("options need names")
+        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        check_plain(values, "its options")
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise UserError(
+            f"estimators: {text[:80]!r} cannot be read ({error}): expected a name or a call such as rloo(num_samples=4)"
+        ) from None
+    name = label.partition("(")[0].strip()
+    registry.find("estimator", name, registry.ESTIMATORS)
+    return Specification(label, {"name": name} | values)
+
+
+@dataclass(frozen=True)
+class VarianceOptions:
+    """Options of ``tokenv variance``.
+
+    Args:
+        config: configuration of the trajectory to be trained, or that of ``run``.
+        run: run whose checkpoints are measured; if empty, a trajectory is trained.
+        checkpoints: number of checkpoints along the trajectory, evenly spaced, the last one at its end.
+        estimators: estimators to compare; see ``parse``.
+        draws: gradients drawn of each estimator at each checkpoint.
+        reference: unbiased estimator against which bias is measured if the sequences are too long for enumeration.
+        reference_draws: gradients drawn of the reference.
+        batch_size: sequences of one gradient, the same for all estimators.
+        seq_len: symbols of a sequence; 0 for the run's own length. Up to 14, all boundaries are enumerated.
+        warmup: rollouts on other text, before the draws, for estimators which keep a state.
+        timings: timed updates of each estimator, in turn.
+        credit_draws: rollouts for the picture of credit by distance; 0 for none.
+        noise_seed: seed of the text on which gradients are drawn, and of the noise.
+        resume: folder of an earlier, unfinished comparison.
+    """
+
+    config: Config
+    run: str = ""
+    checkpoints: int = field(default=3, metadata={"was": "moments"})
+    estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
+    draws: int = 32
+    reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
+    reference_draws: int = 64
+    batch_size: int = 16
+    seq_len: int = 0
+    warmup: int = 20
+    timings: int = 5
+    credit_draws: int = 16
+    noise_seed: int = 0
+    resume: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.estimators, str):
+            raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
+        low = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
+        low |= {"seq_len": 0, "credit_draws": 0}
+        for name, least in low.items():
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
+        check_seed(self.noise_seed, "noise_seed")
+        if self.seq_len and self.seq_len < 4:
+            raise UserError(f"seq_len = {self.seq_len}: expected 0 (the run's own) or at least 4 symbols")
+        if self.length > self.config.data.seq_len:
+            raise UserError(
+                f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {self.config.data.seq_len}"
+            )
+        if not self.specifications:
+            raise UserError("estimators is empty: expected at least one name, such as ['reinforce']")
+
+    @property
+    def length(self) -> int:
+        """Symbols of a sequence."""
+        return self.seq_len or self.config.data.seq_len
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings which two comparisons must share for their figures to be comparable."""
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MAY_CHANGE_ON_RESUME}
+        return options | {"config": {key: value for key, value in self.config.as_dict().items() if key in IDENTITY}}
+
+    @property
+    def gamma(self) -> float:
+        """The run's discount factor, for estimators which take one and are written without.
+
+        Raises:
+            UserError: it is not a number.
+        """
+        gamma: float = convert(self.config.estimator.get("gamma", 0.99), float, "estimator.gamma")
+        return gamma
+
+    @property
+    def specifications(self) -> list[Specification]:
+        """All estimators, each once.
+
+        Raises:
+            ValueError: one cannot be read, or is unknown.
+        """
+        return list({(s := parse(text, self.gamma)).label: s for text in self.estimators}.values())

@@ -1,4 +1,4 @@
-"""Bias, variance and direction of gradients, from their inner products alone.
+"""Bias, variance and direction of gradients, computed from their inner products alone.
 
 With draws g_1, ..., g_n of an estimator and r_1, ..., r_m of an unbiased reference (or the true gradient, m = 1), all
 of them are functions of the Gram matrices. Products of *different* draws estimate |E g|^2 and E g . E r without the
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Measured:
+class Estimate:
     """A value and its standard error."""
 
     value: float
@@ -23,12 +23,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """What is known of an estimator's gradient, from its draws.
+class GradientStatistics:
+    """Statistics of an estimator's gradient, from its draws.
 
     Attributes:
         variance: trace of the covariance of one draw.
-        noise: the same over the squared norm of the mean: 1 / SNR^2.
+        noise: variance over the squared norm of the mean: 1 / SNR^2.
         snr: norm of the mean over the root of the variance.
         bias: relative bias ``|E g - true| / |true|``.
         turn: bias of direction alone: ``1 - cos(E g, true)``.
@@ -36,24 +36,24 @@ class Moments:
         scale: length of the mean along the true gradient, relative to it; 1 for an unbiased estimator.
     """
 
-    variance: Measured
-    noise: Measured
-    snr: Measured
-    bias: Measured
-    turn: Measured
-    cosine: Measured
-    scale: Measured
+    variance: Estimate
+    noise: Estimate
+    snr: Estimate
+    bias: Estimate
+    turn: Estimate
+    cosine: Estimate
+    scale: Estimate
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Means that all figures are made of; tensors of one shape, or numbers.
+    """Means from which all figures are computed, tensors of one shape.
 
     Attributes:
         size: mean of |g_i|^2.
         mean2: unbiased estimate of |E g|^2.
         true2: unbiased estimate of |true|^2.
-        along: of E g . true.
+        along: mean of E g . true.
         single: mean of g_i . mean r / |g_i|.
     """
 
@@ -65,29 +65,29 @@ class _Sums:
 
 
 def _signed_root(x: Tensor) -> Tensor:
-    """Root of an estimate of a square, which noise may have driven below 0."""
+    """Return the root of an estimate of a square, negative where noise has made the estimate negative."""
     return x.sign() * x.abs().sqrt()
 
 
 def _figures(s: _Sums) -> dict[str, Tensor]:
-    """All figures; infinite or NaN where noise has swallowed what they are relative to."""
+    """Return all figures; infinite or NaN where noise hides the value to which they are relative."""
     variance = s.size - s.mean2
     unknown = torch.full_like(variance, math.nan)
     norm, length = _signed_root(s.true2), _signed_root(s.mean2)
-    known, seen = norm > 0, length > 0
+    known, has_signal = norm > 0, length > 0
     return {
         "variance": variance,
-        "noise": torch.where(seen, variance / s.mean2, math.inf),
+        "noise": torch.where(has_signal, variance / s.mean2, math.inf),
         "snr": torch.where(variance > 0, length / variance.sqrt(), math.inf),
         "bias": torch.where(known, _signed_root(s.mean2 + s.true2 - 2 * s.along) / norm, unknown),
-        "turn": torch.where(known & seen, 1 - s.along / (length * norm), unknown),
+        "turn": torch.where(known & has_signal, 1 - s.along / (length * norm), unknown),
         "cosine": torch.where(known, s.single / norm, unknown),
         "scale": torch.where(known, s.along / s.true2, unknown),
     }
 
 
 def _off_diagonal(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the products of different draws, and the same without each draw in turn: [] and [n]."""
+    """Return the mean product of different draws, and the same without each draw in turn: [] and [n]."""
     n, diagonal = len(gram), gram.diagonal()
     total = gram.sum() - diagonal.sum()
     without = total - 2 * (gram.sum(0) - diagonal)
@@ -95,17 +95,17 @@ def _off_diagonal(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _leave_out(x: Tensor) -> Tensor:
-    """Mean without each entry in turn: [n] -> [n]."""
+    """Return the mean without each entry in turn: [n] -> [n]."""
     return (x.sum() - x) / (len(x) - 1)
 
 
 def _squared_errors(delete_one: dict[str, Tensor]) -> dict[str, float]:
-    """(n - 1) / n times the sum of squared deviations of the delete-one values; NaN if one is not finite."""
+    """Return (n - 1) / n times the sum of squared deviations of the delete-one values; NaN if one is not finite."""
     return {name: ((len(x) - 1) / len(x) * (x - x.mean()).square().sum()).item() for name, x in delete_one.items()}
 
 
-def moments(draws: Tensor, reference: Tensor) -> Moments:
-    """Bias, variance and direction of an estimator.
+def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
+    """Return bias, variance and direction of an estimator.
 
     Args:
         draws: gradients, [n, d], n >= 3.
@@ -117,16 +117,16 @@ def moments(draws: Tensor, reference: Tensor) -> Moments:
     assert len(draws) >= 3
     assert len(reference) != 2
     draws, reference = draws.double(), reference.double()
-    own, cross = draws @ draws.T, draws @ reference.T
-    size = own.diagonal()
+    gram, cross = draws @ draws.T, draws @ reference.T
+    size = gram.diagonal()
     direction = cross / size.sqrt().clamp(min=1e-300).unsqueeze(1)
-    mean2, mean2_without = _off_diagonal(own)
+    mean2, mean2_without = _off_diagonal(gram)
     if len(reference) > 1:
         true2, true2_without = _off_diagonal(reference @ reference.T)
     else:
         true2, true2_without = reference.square().sum(), None
     along, single = cross.mean(), direction.mean()
-    whole = _figures(_Sums(size.mean(), mean2, true2, along, single))
+    figures = _figures(_Sums(size.mean(), mean2, true2, along, single))
     squared = _squared_errors(
         _figures(
             _Sums(
@@ -140,13 +140,15 @@ def moments(draws: Tensor, reference: Tensor) -> Moments:
     )
     if true2_without is not None:
         m = len(reference)
-        theirs = _Sums(
+        of_reference = _Sums(
             size.mean().expand(m),
             mean2.expand(m),
             true2_without,
             _leave_out(cross.mean(0)),
             _leave_out(direction.mean(0)),
         )
-        for name, value in _squared_errors(_figures(theirs)).items():
+        for name, value in _squared_errors(_figures(of_reference)).items():
             squared[name] += value
-    return Moments(**{f.name: Measured(whole[f.name].item(), math.sqrt(squared[f.name])) for f in fields(Moments)})
+    return GradientStatistics(
+        **{f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name])) for f in fields(GradientStatistics)}
+    )

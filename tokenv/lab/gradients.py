@@ -1,4 +1,4 @@
-"""Single gradients of an estimator, and the true gradient by enumeration."""
+"""Single gradients of an estimator, the true gradient by enumeration, and the effect of one boundary by distance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from tokenv.config.components import Components
 from tokenv.core import keys
+from tokenv.core.contracts import Sampling
 from tokenv.core.enumeration import all_boundaries, forcing_noise
 from tokenv.env.rollout import rollout
+from tokenv.estimators.branching import BitFlip
 from tokenv.estimators.statistics import policy_objective
 
 COMPONENTS = ("logits", "policy", "encoder")
-MOST_COORDINATES = 65_536
-ENUMERABLE = 14
+MAX_COORDINATES = 65_536
+MAX_ENUMERABLE = 14
 
 
 @dataclass
@@ -30,42 +32,46 @@ class GradientProblem:
     and, through the logits, to the encoder's (at most 65,536 random coordinates of these).
 
     Args:
-        parts: model and agent.
-        symbol_BN: the text.
-        seed: of the coordinates.
+        components: language model and agent.
+        symbol_BN: text.
+        seed: seed of the coordinates.
     """
 
-    parts: Components
+    components: Components
     symbol_BN: Tensor
     seed: int = 0
     policy: list[nn.Parameter] = field(init=False)
     encoder: list[nn.Parameter] = field(init=False)
-    chosen: Tensor | None = field(init=False, default=None)
+    coordinates: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        lm = self.parts.lm
-        self.policy = list(self.parts.agent.parameters())
+        lm = self.components.lm
+        self.policy = list(self.components.agent.parameters())
         self.encoder = [*lm.codec.parameters(), *lm.down.parameters()]
         size = sum(p.numel() for p in self.encoder)
-        if size > MOST_COORDINATES:
+        if size > MAX_COORDINATES:
             order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
-            self.chosen = order[:MOST_COORDINATES].sort().values.to(self.symbol_BN.device)
+            self.coordinates = order[:MAX_COORDINATES].sort().values.to(self.symbol_BN.device)
 
     @property
     def device(self) -> torch.device:
-        """Where everything lies."""
+        """Device of parameters and text."""
         return self.symbol_BN.device
 
     @property
     def rate(self) -> Tensor | None:
-        """What an agent is told that is told a rate: the same in all draws, [B] quantiles of its range."""
-        rates, rows = self.parts.agent.rates, len(self.symbol_BN)
+        """Target rates of an agent which is conditioned on one: quantiles of its range [B], the same in all draws."""
+        rates, rows = self.components.agent.rates, len(self.symbol_BN)
         return None if rates is None else rates.at((torch.arange(rows, device=self.device) + 0.5) / rows)
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Return a generator of noise on the device."""
+        return torch.Generator(self.device).manual_seed(seed)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Without gradients in the layers above the boundaries, where no estimator needs them."""
-        above = [p for p in self.parts.lm.parameters() if not any(p is q for q in self.encoder)]
+        """Compute no gradients while entered in the layers above the boundaries, where no estimator needs them."""
+        above = [p for p in self.components.lm.parameters() if not any(p is q for q in self.encoder)]
         for parameter in above:
             parameter.requires_grad_(False)
         try:
@@ -75,53 +81,112 @@ class GradientProblem:
                 parameter.requires_grad_(True)
 
     def split(self, logits: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """From a gradient with respect to the logits [.., B, T] to all components, as flat float32 vectors."""
+        """Return all components, flat float32 vectors, of a gradient with respect to the logits [.., B, T]."""
         grads = torch.autograd.grad(logits, [*self.policy, *self.encoder], gradient, materialize_grads=True)
         flat = [g.flatten().float() for g in grads]
         policy, encoder = torch.cat(flat[: len(self.policy)]), torch.cat(flat[len(self.policy) :])
         summed = gradient.reshape(-1, *gradient.shape[-2:]).sum(0).flatten().float()
-        return {
-            "logits": summed,
-            "policy": policy,
-            "encoder": encoder if self.chosen is None else encoder[self.chosen],
-        }
+        encoder = encoder if self.coordinates is None else encoder[self.coordinates]
+        return {"logits": summed, "policy": policy, "encoder": encoder}
 
 
-def draw_gradient(scene: GradientProblem, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
-    """One gradient of each component.
+def draw_gradient(problem: GradientProblem, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return one gradient of each component.
 
     Args:
-        scene: parameters and text; inside ``frozen()`` it costs less.
-        estimator: a chain.
-        generator: of the noise.
+        problem: parameters and text; inside ``frozen()`` it costs less.
+        estimator: chain of transforms.
+        generator: generator of the noise.
     """
-    parts = scene.parts
-    td = rollout(parts.lm, parts.agent, scene.symbol_BN, estimator.sampling, generator=generator, rate=scene.rate)
+    lm, agent = problem.components.lm, problem.components.agent
+    td = rollout(lm, agent, problem.symbol_BN, estimator.sampling, generator=generator, rate=problem.rate)
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
     (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
-    return scene.split(logits, gradient)
+    return problem.split(logits, gradient)
 
 
-def true_gradient(scene: GradientProblem, symbols: int = 8192) -> dict[str, Tensor]:
-    """The gradient itself, by enumerating all boundaries of sequences of at most 14 symbols.
+def true_gradient(problem: GradientProblem, symbols: int = 8192) -> dict[str, Tensor]:
+    """Return the gradient itself, by enumerating all boundaries of sequences of at most 14 symbols.
 
     Args:
-        scene: parameters and text.
-        symbols: at most so many in one pass, which bounds memory.
+        problem: parameters and text.
+        symbols: largest number of symbols in one pass, which bounds the memory.
     """
-    batch, length = scene.symbol_BN.shape[:2]
-    assert length <= ENUMERABLE
-    action_C1T = all_boundaries(length).to(scene.symbol_BN.device)
+    lm, agent = problem.components.lm, problem.components.agent
+    batch, length = problem.symbol_BN.shape[:2]
+    assert length <= MAX_ENUMERABLE
+    action_C1T = all_boundaries(length).to(problem.device)
     totals: dict[str, Tensor] = {}
     for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
         noise = forcing_noise(action_K1T, torch.float32).expand(-1, batch, -1)
-        td = rollout(scene.parts.lm, scene.parts.agent, scene.symbol_BN, noise=noise, rate=scene.rate)
-        log_prob, late = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
+        td = rollout(lm, agent, problem.symbol_BN, noise=noise, rate=problem.rate)
+        log_prob, log_likelihood = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()
-        loss = -(log_prob.exp() * late).sum() / decisions
+        loss = -(log_prob.exp() * log_likelihood).sum() / decisions
         logits = td[keys.BOUNDARY_LOGITS]
         (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
-        for name, value in scene.split(logits, gradient).items():
+        for name, value in problem.split(logits, gradient).items():
             totals[name] = totals.get(name, 0) + value
     return totals
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Effects of one decision, forced both ways, on the reward j symbols ahead (j = 0 is the first it can affect).
+
+    Attributes:
+        mean: E[R_{i+j+1}(a_i = 1) - R_{i+j+1}(a_i = 0)] in nats.
+        mean_error: standard error of ``mean``.
+        rms: root of the mean squared effect, nats.
+        noise: standard deviation of R_{i+j+1} itself around its mean, nats, which a single reward adds to a credit's
+            variance if nothing is subtracted.
+        pairs: number of decisions with a reward j symbols ahead.
+    """
+
+    mean: list[float]
+    mean_error: list[float]
+    rms: list[float]
+    noise: list[float]
+    pairs: list[int]
+
+
+@torch.no_grad()
+def credit_by_distance(
+    problem: GradientProblem, draws: int, generator: torch.Generator, max_distance: int = 128
+) -> Credit:
+    """Force one random decision of every sequence both ways, and compare the rewards which follow.
+
+    Later decisions are drawn from the policy, with the same random numbers.
+
+    Args:
+        problem: parameters and text.
+        draws: number of rollouts.
+        generator: generator of positions and noise.
+        max_distance: number of distances, from 0.
+    """
+    lm, agent = problem.components.lm, problem.components.agent
+    distances = min(max_distance, problem.symbol_BN.shape[1] - 2)
+    pairs = Sampling(num_samples=2, couple=BitFlip().couple)
+    sums: Tensor = torch.zeros(5, distances, dtype=torch.float64)
+    for _ in range(draws):
+        td = rollout(lm, agent, problem.symbol_BN, pairs, generator=generator, rate=problem.rate)
+        reward = td[keys.REWARD].squeeze(-1).double().cpu()
+        noise = td[keys.NOISE].cpu()
+        forced = ((noise[0] == 0) & (noise[1] == 1)).long().argmax(-1)
+        index = forced.unsqueeze(-1) + torch.arange(distances)
+        exists = index < reward.shape[-1]
+        index = index.clamp(max=reward.shape[-1] - 1)
+        with_boundary, without = reward[0].gather(-1, index), reward[1].gather(-1, index)
+        effect = (with_boundary - without).where(exists, 0.0)
+        single = without.where(exists, 0.0)
+        sums += torch.stack([x.sum(0) for x in (effect, effect.square(), single, single.square(), exists.double())])
+    count = sums[4]
+    effect, effect2, single, single2, _ = (x / count.clamp(min=1) for x in sums)
+    return Credit(
+        mean=effect.tolist(),
+        mean_error=((effect2 - effect.square()).clamp(min=0) / count.clamp(min=1)).sqrt().tolist(),
+        rms=effect2.sqrt().tolist(),
+        noise=(single2 - single.square()).clamp(min=0).sqrt().tolist(),
+        pairs=[int(c) for c in count],
+    )

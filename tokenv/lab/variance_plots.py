@@ -1,4 +1,4 @@
-"""What a comparison of estimators found, as three pictures: no error is left out, and what is missing says so."""
+"""Pictures of a variance study, with all errors, and with notes on values which are missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tokenv.lab.report import pair, reference_of
+from tokenv.lab.variance_report import format_estimate, reference_of
 from tokenv.plotting.canvas import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
@@ -26,54 +26,55 @@ _READING = "Noise 1: one draw is as much noise as signal; the mean of n draws ha
 
 @dataclass(frozen=True)
 class _Point:
-    """An estimator's noise at one place: infinite where there was no signal, the error NaN where it is unknown."""
+    """An estimator's noise: infinite if there is no signal, with an error of NaN if that is unknown."""
 
     x: float
     noise: float
     error: float
 
     @property
-    def seen(self) -> bool:
-        """Whether a logarithmic axis has a place for it."""
+    def is_drawable(self) -> bool:
+        """Whether it fits on a logarithmic axis."""
         return math.isfinite(self.noise) and self.noise > 0
 
     def height(self, axes: Axes) -> float:
-        """Where it is drawn: what has no place, at the edge that it lies beyond."""
+        """Return the height at which it is drawn, at the edge of the axes if it lies beyond."""
         floor, top = axes.get_ylim()
-        return self.noise if self.seen else floor * 1.15 if self.noise <= 0 else top / 1.15
+        return self.noise if self.is_drawable else floor * 1.15 if self.noise <= 0 else top / 1.15
 
 
-def _found(moment: Mapping[str, Any], label: str, component: str, figure: str) -> tuple[float, float]:
-    value, error = moment["estimators"][label]["components"][component][figure]
+def _estimate(entry: Mapping[str, Any], label: str, component: str, figure: str) -> tuple[float, float]:
+    """Return the value and the standard error of a figure at one checkpoint."""
+    value, error = entry["estimators"][label]["components"][component][figure]
     return value, error
 
 
 def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
-    """A logarithmic axis with room for all bars that do not come near 0, and above them for what has no signal."""
-    seen = [point for point in points if point.seen]
-    errors = [point.error if math.isfinite(point.error) else 0.0 for point in seen]
-    tops = [point.noise + error for point, error in zip(seen, errors, strict=True)] or [10.0]
-    ends = [max(point.noise - error, point.noise / 10) for point, error in zip(seen, errors, strict=True)] or [0.1]
+    """Set a logarithmic axis with room for all bars which do not come near 0, and above for points without signal."""
+    drawable = [point for point in points if point.is_drawable]
+    errors = [point.error if math.isfinite(point.error) else 0.0 for point in drawable]
+    tops = [point.noise + error for point, error in zip(drawable, errors, strict=True)] or [10.0]
+    ends = [max(point.noise - error, point.noise / 10) for point, error in zip(drawable, errors, strict=True)] or [0.1]
     axes.set(yscale="log", ylim=(min(ends) / 2, max(tops) * 2))
 
 
 def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()) -> None:
-    """Points with their standard errors, on an axis that ``_set_noise_axis`` has set.
+    """Draw points with their standard errors, on an axis set by ``_set_noise_axis``.
 
-    A bar that comes too near 0 ends at the axis; without a known error the point is hollow; a noise that is infinite,
-    or was estimated at 0 or below, is a triangle at the edge.
+    A bar which comes too near 0 ends at the axis; a point without known error is hollow; a noise which is infinite, or
+    estimated at 0 or below, is a triangle at the edge.
 
     Args:
-        axes: where to draw.
-        points: to draw.
-        ink: colour of lines, and of all that has no other.
-        marker: of points.
-        faces: colours of the points; the ink where not given.
+        axes: axes on which to draw.
+        points: points to draw.
+        ink: colour of lines, and of points without a colour of their own.
+        marker: marker of the points.
+        faces: colours of the points; the ink if empty.
     """
     floor, _ = axes.get_ylim()
     for i, point in enumerate(points):
         face = faces[i] if faces else ink
-        if not point.seen:
+        if not point.is_drawable:
             sign = "v" if point.noise <= 0 else "^"
             axes.plot(point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4)
             continue
@@ -95,29 +96,17 @@ def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o
         )
 
 
-def _explained(figure: Figure, more: Sequence[Line2D], said: Sequence[str]) -> None:
-    """What the signs mean, in words, below a picture."""
+def _sign(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend."""
+    return Line2D([], [], label=label, **({"color": "black", "ls": "-" if "lw" in style else ""} | style))
+
+
+def _draw_legend(figure: Figure, more: Sequence[Line2D], notes: Sequence[str]) -> None:
+    """Explain the signs below a picture, followed by notes."""
     signs = [
-        Line2D(
-            [],
-            [],
-            color="black",
-            marker="o",
-            ms=6,
-            lw=0.8,
-            label="value ± standard error (a bar to the lower edge goes on below it)",
-        ),
-        Line2D([], [], color="black", marker="o", ms=6, mfc="white", ls="", label="standard error not measurable"),
-        Line2D(
-            [],
-            [],
-            color="black",
-            marker="^",
-            ms=7,
-            mfc="none",
-            ls="",
-            label="no signal seen: noise infinite (downwards: noise estimated at 0 or below)",
-        ),
+        _sign("value ± standard error (a bar to the lower edge goes on below it)", marker="o", ms=6, lw=0.8),
+        _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
+        _sign("no signal: noise infinite (downwards: estimated at 0 or below)", marker="^", ms=7, mfc="none"),
         *more,
     ]
     figure.legend(
@@ -126,41 +115,41 @@ def _explained(figure: Figure, more: Sequence[Line2D], said: Sequence[str]) -> N
         ncols=2,
         frameon=False,
         fontsize=8,
-        title="\n".join([_READING, *said]),
+        title="\n".join([_READING, *notes]),
         title_fontsize=8,
         alignment="left",
     )
 
 
-def _refused(result: Mapping[str, Any]) -> list[str]:
-    """A sentence on estimators that the policy does not allow; none without any."""
-    names = [label for label, found in result["moments"][-1]["estimators"].items() if "refused" in found]
+def _refused_note(result: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the estimators which refuse the policy; nothing if there are none."""
+    names = [label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score]
     return [f"Not measured, for they refuse this policy: {', '.join(names)}."] if names else []
 
 
-def _unseen(result: Mapping[str, Any], component: str) -> list[str]:
-    """A sentence on estimators without a signal, by moment; none without any."""
-    found = {
-        f"{moment['symbols'] / 1e6:.2f} MB": [
-            label for label in result["costs"] if _found(moment, label, component, "noise")[0] == math.inf
+def _no_signal_note(result: Mapping[str, Any], component: str) -> list[str]:
+    """Return a sentence on the estimators without a signal, by checkpoint; nothing if there are none."""
+    without = {
+        f"{entry['symbols'] / 1e6:.2f} MB": [
+            label for label in result["costs"] if _estimate(entry, label, component, "noise")[0] == math.inf
         ]
-        for moment in result["moments"]
+        for entry in result["moments"]
     }
-    told = "; ".join(f"at {when}: {', '.join(labels)}" for when, labels in found.items() if labels)
-    return [f"No signal seen {told}."] if told else []
+    places = "; ".join(f"at {symbols}: {', '.join(labels)}" for symbols, labels in without.items() if labels)
+    return [f"No signal seen {places}."] if places else []
 
 
 def draw_progress(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
-    """Noise (1 / SNR^2) against training progress, a line for each estimator, direct labels at the right."""
+    """Draw noise (1 / SNR^2) against training progress, a line for each estimator, labelled at the right."""
     figure = Figure(figsize=(9, 7.2), dpi=140, layout="constrained")
     axes = figure.subplots()
-    moments, labels = result["moments"], list(result["costs"])
-    at = [moment["symbols"] / 1e6 for moment in moments]
-    aside = 0.06 * ((max(at) - min(at)) or at[0]) / len(labels)
+    entries, labels = result["moments"], list(result["costs"])
+    megabytes = [entry["symbols"] / 1e6 for entry in entries]
+    offset = 0.06 * ((max(megabytes) - min(megabytes)) or megabytes[0]) / len(labels)
     lines = {
         label: [
-            _Point(x + aside * (number - (len(labels) - 1) / 2), *_found(moment, label, component, "noise"))
-            for x, moment in zip(at, moments, strict=True)
+            _Point(x + offset * (number - (len(labels) - 1) / 2), *_estimate(entry, label, component, "noise"))
+            for x, entry in zip(megabytes, entries, strict=True)
         ]
         for number, label in enumerate(labels)
     }
@@ -168,29 +157,28 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
     ends: list[tuple[float, float, str, str]] = []
     for number, (label, points) in enumerate(lines.items()):
         colour, marker = _SHADES[number % len(_SHADES)], MARKERS[number // len(_SHADES) % len(MARKERS)]
-        axes.plot([p.x for p in points], [p.noise if p.seen else math.nan for p in points], color=colour, lw=1)
+        axes.plot([p.x for p in points], [p.noise if p.is_drawable else math.nan for p in points], color=colour, lw=1)
         _draw_noise(axes, points, colour, marker)
         ends.append((points[-1].x, points[-1].height(axes), label, colour))
     axes.set(xlabel="training megabytes", ylabel=_NOISE)
     axes.set_title(f"Variance of the {component} gradient along one training run", loc="left")
     _label_at_right(axes, ends)
-    said = ["Estimators stand a little aside of one another, so that no bar hides another; they share their moments."]
-    _explained(figure, [], [*said, *_unseen(result, component), *_refused(result)])
+    note = (
+        "Estimators are drawn a little beside one another, so that no bar hides another; they share their checkpoints."
+    )
+    _draw_legend(figure, [], [note, *_no_signal_note(result, component), *_refused_note(result)])
     return save_png(figure, path)
 
 
 def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
-    """Names right of the axes, each joined to its point (x, y, name, colour), pushed apart so that none hides another.
-
-    The vertical axis is logarithmic.
-    """
+    """Write names right of logarithmic axes, each joined to its point (x, y, name, colour), without overlap."""
     if not ends:
         return
     low, high = np.log10(axes.get_ylim())
     step = (high - low) / max(32, len(ends))
     height = -math.inf
-    for place, (x, y, label, colour) in enumerate(sorted(ends, key=lambda end: end[1])):
-        below_top = high - step * (len(ends) - 1 - place)  # the rest fits above
+    for rank, (x, y, label, colour) in enumerate(sorted(ends, key=lambda end: end[1])):
+        below_top = high - step * (len(ends) - 1 - rank)  # leaves room for the names above
         height = max(min(math.log10(y), below_top), height + step)
         axes.annotate(
             label,
@@ -212,75 +200,67 @@ def differs(value: float, error: float) -> bool:
 
 
 def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
-    """Draw noise against FLOPs of an update, one panel for each moment.
+    """Draw noise against FLOPs of an update, one panel for each checkpoint.
 
     The colour is the bias of direction where that ``differs`` from 0; all other points are grey.
     """
-    moments, costs = result["moments"], result["costs"]
-    figure = Figure(figsize=(max(7.5 * len(moments), 9), 7.2), dpi=140, layout="constrained")
-    panels = figure.subplots(1, len(moments), squeeze=False)[0]
-    basis = reference_of(result)
-    turns = [_found(moment, label, component, "turn") for moment in moments for label in costs]
-    known = [value for value, error in turns if differs(value, error)]
+    entries, costs = result["moments"], result["costs"]
+    figure = Figure(figsize=(max(7.5 * len(entries), 9), 7.2), dpi=140, layout="constrained")
+    panels = figure.subplots(1, len(entries), squeeze=False)[0]
+    reference = reference_of(result)
+    biases = [_estimate(entry, label, component, "turn") for entry in entries for label in costs]
+    known = [value for value, error in biases if differs(value, error)]
     scale = mpl.cm.ScalarMappable(
         mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
     )
-    for axes, moment in zip(panels, moments, strict=True):
+    for axes, entry in zip(panels, entries, strict=True):
         points = {
-            label: _Point(cost["flops"] / costs[basis]["flops"], *_found(moment, label, component, "noise"))
+            label: _Point(cost["flops"] / costs[reference]["flops"], *_estimate(entry, label, component, "noise"))
             for label, cost in costs.items()
         }
         _set_noise_axis(axes, list(points.values()))
         limits, ends = axes.get_ylim(), []
         for label, point in points.items():
-            turn = _found(moment, label, component, "turn")
-            face = scale.to_rgba(np.array(turn[0])) if differs(*turn) else _NO_BIAS
+            bias = _estimate(entry, label, component, "turn")
+            face = scale.to_rgba(np.array(bias[0])) if differs(*bias) else _NO_BIAS
             _draw_noise(axes, [point], "black", faces=[face])
-            told = f"{label}  [{pair(list(turn))}]"
-            ends.append((point.x, point.height(axes), told, "black"))
-        if points[basis].seen:
+            text = f"{label}  [{format_estimate(list(bias))}]"
+            ends.append((point.x, point.height(axes), text, "black"))
+        if points[reference].is_drawable:
             line = np.geomspace(0.9, max(point.x for point in points.values()) * 1.05, 50)
-            axes.plot(line, points[basis].noise / line, color="grey", lw=1, ls="--", zorder=1)
-            axes.plot(line, points[basis].noise / line / 2, color="grey", lw=1, ls=":", zorder=1)
-        axes.set(ylim=limits, xlabel=f"FLOPs of an update, relative to {basis}")
-        axes.set_title(f"{moment['symbols'] / 1e6:.2f} MB of training", loc="left")
+            axes.plot(line, points[reference].noise / line, color="grey", lw=1, ls="--", zorder=1)
+            axes.plot(line, points[reference].noise / line / 2, color="grey", lw=1, ls=":", zorder=1)
+        axes.set(ylim=limits, xlabel=f"FLOPs of an update, relative to {reference}")
+        axes.set_title(f"{entry['symbols'] / 1e6:.2f} MB of training", loc="left")
         _label_at_right(axes, ends)
     panels[0].set_ylabel(_NOISE)
     figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
     figure.suptitle(f"Variance of the {component} gradient against what an update costs", x=0.01, ha="left")
     lines = [
-        Line2D(
-            [],
-            [],
-            color=_NO_BIAS,
-            marker="o",
-            ms=6,
-            ls="",
-            label="grey: bias within 2 standard errors of 0, or not measurable",
-        ),
-        Line2D([], [], color="grey", ls="--", label=f"as good as {basis} at equal compute: the same noise × FLOPs"),
-        Line2D([], [], color="grey", ls=":", label="half of that"),
+        _sign("grey: bias within 2 standard errors of 0, or not measurable", marker="o", ms=6, color=_NO_BIAS),
+        _sign(f"as good as {reference} at equal compute: the same noise × FLOPs", color="grey", ls="--"),
+        _sign("half of that", color="grey", ls=":"),
     ]
-    said = ["In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."]
-    _explained(figure, lines, [*said, *_unseen(result, component), *_refused(result)])
+    note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
+    _draw_legend(figure, lines, [note, *_no_signal_note(result, component), *_refused_note(result)])
     return save_png(figure, path)
 
 
 def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
-    """Effect of one boundary on the reward j symbols ahead, with the noise of that reward, for every moment."""
-    moments = [moment for moment in result["moments"] if "credit" in moment]
-    if not moments:
+    """Draw the effect of one boundary on the reward j symbols ahead, and the noise of that reward, by checkpoint."""
+    entries = [entry for entry in result["moments"] if "credit" in entry]
+    if not entries:
         return None
     figure = Figure(figsize=(11, 5.2), dpi=140, layout="constrained")
     left, right = figure.subplots(1, 2)
-    for number, moment in enumerate(moments):
-        credit, colour = moment["credit"], _SHADES[number % len(_SHADES)]
-        several = np.array(credit["pairs"]) > 1  # one pair has no spread, and no error
+    for number, entry in enumerate(entries):
+        credit, colour = entry["credit"], _SHADES[number % len(_SHADES)]
+        several = np.array(credit["pairs"]) > 1  # one pair has no spread, hence no error
         ahead = np.arange(len(several)) + 1
         rms, noise, mean, error = (
             np.where(several, credit[name], math.nan) for name in ("rms", "noise", "mean", "mean_error")
         )
-        name = f"{moment['symbols'] / 1e6:.2f} MB of training"
+        name = f"{entry['symbols'] / 1e6:.2f} MB of training"
         left.plot(ahead, rms, color=colour, label=f"effect of one boundary, {name}")
         left.plot(ahead, noise, color=colour, ls=":", label=f"spread of the reward itself, {name}")
         total = np.cumsum(mean)
@@ -288,16 +268,16 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
         right.plot(ahead, total, color=colour, label=name)
         right.fill_between(ahead, total - 2 * spread, total + 2 * spread, color=colour, alpha=0.15, lw=0)
     left.set(xscale="log", yscale="log", xlabel="symbols ahead", ylabel="nats, root mean square")
-    left.set_title("How far one boundary's effect reaches", loc="left")
+    left.set_title("Effect of one boundary by distance", loc="left")
     left.legend(fontsize=7, frameon=False)
     right.axhline(0, color="grey", lw=0.8)
     right.set(xscale="log", xlabel="symbols ahead", ylabel="nats, summed up to there")
-    right.set_title("What a random further boundary earns", loc="left")
+    right.set_title("Reward of one more boundary, at random", loc="left")
     right.legend(fontsize=7, frameon=False)
     figure.supxlabel(
-        "One decision is forced both ways, and the rewards that follow are compared: an effect below the reward's own "
-        "spread is what makes gradients noisy.\nLeft: errors were not measured. Right: bands are ± 2 standard errors, "
-        "as if distances were independent. Distances that fewer than two pairs reach are left out.",
+        "One decision is forced both ways, and the rewards which follow are compared: gradients are noisy where the "
+        "effect is below the reward's own spread.\nLeft: errors were not measured. Right: bands are ± 2 standard "
+        "errors, as if distances were independent. Distances with fewer than two pairs are left out.",
         fontsize=8,
     )
     return save_png(figure, path)

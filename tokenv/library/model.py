@@ -14,7 +14,7 @@ from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
-from tokenv.forecasting.frames import forecast_frame
+from tokenv.forecasting.forecaster import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans

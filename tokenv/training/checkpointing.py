@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tokenv.config.components import Components
-from tokenv.config.schema import TrainConfig
+from tokenv.config.components import Components, build_components
+from tokenv.config.schema import HardwareConfig, TrainConfig
 from tokenv.core.distributed import gather_full_tensors
 from tokenv.core.errors import UserError
 from tokenv.data.stream import Streams
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints
-from tokenv.training.update import expected_optimizer_state
+from tokenv.training.optimizers import expected_optimizer_state
 
 
 def make_checkpoint(
     state: RunState, components: Components, optimizer: torch.optim.Optimizer
 ) -> checkpoints.Checkpoint:
-    """Return all that is needed to resume a run from here; every rank must call it together."""
+    """Return all that is needed to resume a run from here; every rank must call this together."""
     moments = checkpoints.optimizer_tensors(optimizer, components.named_parameters())
     return checkpoints.Checkpoint(
         gather_full_tensors(components.state_dict()), gather_full_tensors(moments), state.as_dict()
@@ -33,10 +34,10 @@ def restore(
     optimizer: torch.optim.Optimizer,
     streams: Streams,
 ) -> RunState:
-    """Put model, optimiser and streams, which are of ``config``, where they were at ``checkpoint``.
+    """Load a checkpoint into model, optimizer and streams, which were built from ``config``; return the run's state.
 
     Raises:
-        UserError: it is of another model or other data.
+        UserError: the checkpoint belongs to another model or other data.
     """
     state = check_checkpoint(checkpoint, config, components)
     components.load_state_dict(checkpoint.tensors)
@@ -44,26 +45,53 @@ def restore(
     try:
         streams.load_state_dict(state.data)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"{checkpoint.path}: data = {state.data!r}: no place in the training data") from error
+        raise UserError(
+            f"{checkpoint.path}: data = {state.data!r} is no position in the training data: expected the state of its "
+            "streams: resume from another checkpoint"
+        ) from error
     return state
 
 
 def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, components: Components) -> RunState:
-    """Refuse a checkpoint that is not of this model; its state.
+    """Check that a checkpoint belongs to a model, and return its state.
 
     Args:
-        checkpoint: as it was read.
-        config: who learns.
-        components: the model, on any device, the meta device too.
+        checkpoint: checkpoint as read from disk.
+        config: optimizer of the run.
+        components: model on any device, including the meta device.
 
     Raises:
-        UserError: a tensor is missing, too many, or of another shape or type, or the state is none.
+        UserError: a tensor is missing, unexpected, or of another shape or type, or the state cannot be read.
     """
     state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
     checkpoints.check_tensors(checkpoint.tensors, components.state_dict(), path / checkpoints.MODEL)
-    kept = expected_optimizer_state(config, components.named_parameters())
-    checkpoints.check_optimizer(checkpoint.optimizer, kept, path / checkpoints.OPTIMIZER)
+    expected = expected_optimizer_state(config, components.named_parameters())
+    checkpoints.check_optimizer(checkpoint.optimizer, expected, path / checkpoints.OPTIMIZER)
     return state
+
+
+def load_components(path: Path, hardware: HardwareConfig) -> tuple[Components, RunState]:
+    """Build the components of a checkpoint in training mode, with its parameters, and return them with its state.
+
+    Args:
+        path: checkpoint.
+        hardware: hardware to build for.
+
+    Raises:
+        UserError: the checkpoint does not hold the tensors of its configuration.
+    """
+    tensors, stored = checkpoints.load_model(path)
+    state = RunState.from_dict(stored, path)
+    components = build_components(replace(state.settings, hardware=hardware), pretrained=False)
+    checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
+    components.load_state_dict(tensors)
+    components.train()
+    return components, state
+
+
+def read_state(path: Path) -> RunState:
+    """Return the state of a checkpoint, without reading its tensors."""
+    return RunState.read(path)
 
 
 def latest_checkpoint(folder: Path) -> str:

@@ -1,63 +1,164 @@
-"""Which sequences of an update are whose, where several processes make it together."""
+"""Data parallelism: which sequences of an update belong to which rank, and sums of gradients and metrics over ranks.
+
+Every rank computes gradients on its own sequences (``RankStream``); ``DataParallelGroup`` sums them, so that all ranks
+make the same update. ``tokenv.core.distributed`` computes the statistics of a batch which several ranks share.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
 from tokenv.config.batch_assignment import BatchAssignment
+from tokenv.config.schema import TrainConfig
+from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.data.chunks import SequenceBatch
 from tokenv.data.stream import Streams
+from tokenv.training.process_group import Ranks
+
+BUCKET_SIZE = 2**25  # gradient entries sent at a time
+
+
+@dataclass(frozen=True)
+class DataParallelGroup:
+    """How the processes of a run share its updates.
+
+    Attributes:
+        ranks: all processes.
+        assignment: this rank's sequences of every update.
+        pass_group: ranks which share their passes with this one.
+    """
+
+    ranks: Ranks
+    assignment: BatchAssignment
+    pass_group: Group
+
+    @classmethod
+    def create(cls, ranks: Ranks, config: TrainConfig, *, together: bool) -> DataParallelGroup:
+        """Share updates among ranks; all ranks must call this together.
+
+        Args:
+            ranks: all processes.
+            config: number of passes and sequences of an update.
+            together: whether all ranks share every pass.
+
+        Raises:
+            UserError: the sequences cannot be shared evenly among so many ranks.
+        """
+        assignment = BatchAssignment.of(config, ranks.rank, ranks.size, together=together)
+        if assignment.members == 1:
+            return cls(ranks, assignment, SINGLE_PROCESS)
+        pass_group = SINGLE_PROCESS
+        for first in range(0, ranks.size, assignment.members):
+            members = list(range(first, first + assignment.members))
+            handle = dist.new_group(members) if len(members) < ranks.size else ranks.world.handle
+            if ranks.rank in members:
+                pass_group = Group(ranks.rank - first, len(members), handle)
+        return cls(ranks, assignment, pass_group)
+
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum the gradients over all ranks; a parameter which has none on any rank keeps none.
+
+        The backward pass has summed those of sharded parameters already (``tokenv.training.fsdp``).
+        """
+        if self.ranks.size == 1:
+            return
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        has_gradient = torch.tensor([int(parameter.grad is not None) for parameter in parameters])
+        counts = self.ranks.control.all_reduce_(has_gradient).tolist()
+        gradients = []
+        for parameter, count in zip(parameters, counts, strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        for bucket in _buckets(gradients):
+            total = self.ranks.world.all_reduce_(torch.cat([gradient.flatten() for gradient in bucket]))
+            pieces = total.split([gradient.numel() for gradient in bucket])
+            for gradient, piece in zip(bucket, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+
+    def all_reduce_metrics(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add up sums over each rank's passes; of ranks which share a pass, only the first one's count."""
+        if self.ranks.size == 1:
+            return dict(sums)
+        own = torch.stack([value.double() for value in sums.values()])
+        total = self.ranks.world.all_reduce_(own if self.pass_group.rank == 0 else torch.zeros_like(own))
+        return dict(zip(sums, total.unbind(), strict=True))
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield gradients of one type, at most ``BUCKET_SIZE`` entries at a time."""
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        bucket: list[Tensor] = []
+        for gradient in gradients:
+            if gradient.dtype == dtype:
+                if bucket and sum(map(Tensor.numel, bucket)) + gradient.numel() > BUCKET_SIZE:
+                    yield bucket
+                    bucket = []
+                bucket.append(gradient)
+        if bucket:
+            yield bucket
 
 
 class RankStream:
-    """A rank's sequences of the streams that all ranks read from: slot s of an update is the same text at any W.
+    """A rank's sequences of the streams which all ranks read: row r of a pass is the same text for any number of ranks.
 
-    Of an update's sequences each of S streams gives those that a rank of S would make: a rank of W, where W divides S,
-    reads S / W streams, and nobody else reads these. Where it does not, ranks walk a stream together, and each skips
-    what others take.
+    Each of S streams provides those sequences of an update which a rank of S would read: if W ranks divide S, each rank
+    reads S / W streams, which no other rank reads. Otherwise ranks share a stream, and each skips the sequences of the
+    others.
 
-    After an update's last pass the streams stand behind the whole update, so that their state knows nothing of ranks.
+    After an update's last pass the streams stand behind the whole update, so that their state is independent of ranks.
 
     Args:
-        streams: of the run; those that are not this rank's are never read.
-        slots: this rank's.
+        streams: streams of the run; those of other ranks are never read.
+        assignment: this rank's sequences of every update.
     """
 
-    def __init__(self, streams: Streams, slots: BatchAssignment) -> None:
+    def __init__(self, streams: Streams, assignment: BatchAssignment) -> None:
         self.seq_len = streams.seq_len
-        self._streams, self._slots = streams, slots
+        self._streams, self._assignment = streams, assignment
+        accumulate, batch_size, together = assignment.accumulate, assignment.batch_size, assignment.together
         count = len(streams.each)
-        every = [BatchAssignment(slots.accumulate, slots.batch_size, n, count, slots.together) for n in range(count)]
-        self._source = {  # of an update's sequences: which stream's, and its number among those of that stream
-            place: (stream, number)
-            for stream, each in enumerate(every)
-            for number, place in enumerate(itertools.product(each.passes, each.rows))
-        }
-        self._used = frozenset(self._source[place][0] for place in itertools.product(slots.passes, slots.rows))
-        self._next = 0  # of this rank's passes
-        self._position = dict.fromkeys(self._used, 0)  # of the update's sequences, in each stream
+        self._sequences_per_stream = accumulate * batch_size // count
+        self._source = {}  # from a pass and a row to a stream and the sequence's number among the stream's
+        for stream in range(count):
+            each = BatchAssignment(accumulate, batch_size, stream, count, together)
+            for number, index in enumerate(itertools.product(each.passes, each.rows)):
+                self._source[index] = (stream, number)
+        self._used = frozenset(
+            self._source[index][0] for index in itertools.product(assignment.passes, assignment.rows)
+        )
+        self._next = 0  # number of the next one among this rank's passes
+        self._position = dict.fromkeys(self._used, 0)  # in each stream, since the beginning of the update
 
     def next(self, count: int) -> SequenceBatch:
-        """This rank's sequences of its next pass, all of them."""
-        slots, found = self._slots, []
-        assert count == len(slots.rows), (count, slots.rows)
-        mine = [self._source[slots.passes[self._next], row] for row in slots.rows]
-        for stream, some in itertools.groupby(mine, key=itemgetter(0)):
-            first, *others = [number for _, number in some]
-            self._skip_to(stream, first)
-            found.append(self._streams.each[stream].next(1 + len(others)))
-            self._position[stream] += 1 + len(others)
+        """Return all ``count`` sequences of this rank's next pass."""
+        assignment, batches = self._assignment, []
+        assert count == len(assignment.rows), (count, assignment.rows)
+        own = [self._source[assignment.passes[self._next], row] for row in assignment.rows]
+        for stream, sequences in itertools.groupby(own, key=itemgetter(0)):
+            numbers = [number for _, number in sequences]
+            self._skip_to(stream, numbers[0])
+            batches.append(self._streams.each[stream].next(len(numbers)))
+            self._position[stream] += len(numbers)
         self._next += 1
-        if self._next == len(slots.passes):
+        if self._next == len(assignment.passes):
             for stream in self._used:
-                self._skip_to(stream, slots.accumulate * slots.batch_size // len(self._streams.each))
+                self._skip_to(stream, self._sequences_per_stream)
             self._next, self._position = 0, dict.fromkeys(self._used, 0)
-        return SequenceBatch.join(found)
+        return SequenceBatch.join(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's streams stand after an update; ``Streams.joined`` makes the run's state of all ranks'."""
+        """Return the state of this rank's streams after an update; ``Streams.joined`` merges those of all ranks."""
         return self._streams.state_dict(self._used)
 
     def _skip_to(self, stream: int, position: int) -> None:

@@ -1,8 +1,8 @@
-"""A model whose parameters, gradients and moments are dealt out over processes (torch's FSDP2).
+"""Fully sharded data parallelism (torch's FSDP2): parameters, gradients and moments are sharded over processes.
 
-FSDP gathers what a module needs when its ``forward`` begins, and reduces gradients when the backward pass has left it.
-Our passes call many methods of the model, so the root is a module whose ``forward`` is a whole pass, losses included;
-each layer gathers its own parameters besides.
+FSDP gathers the parameters of a module when its ``forward`` begins, and reduces gradients after its backward pass. One
+pass of this project calls many methods of the model, so the root is a module whose ``forward`` runs a whole pass,
+including its losses; in addition, each layer gathers its own parameters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.distributed import shard_like
 from tokenv.storage import checkpoints
+from tokenv.training.optimizers import make_optimizer
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import make_optimizer
 
 T = TypeVar("T")
 
 
 class _RootModule(nn.Module):
-    """Runs what it is given while the model's parameters are there."""
+    """Run a function while the parameters of the model are gathered."""
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
@@ -37,21 +37,21 @@ class _RootModule(nn.Module):
 
 
 def apply_fsdp(
-    parts: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
+    components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
 ) -> torch.optim.Optimizer:
-    """Deal the language model out over ``hardware.apply_fsdp`` successive ranks each; all ranks must do so together.
+    """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks call this together.
 
     Args:
-        parts: the whole of which every rank has; its model is dealt out in place.
-        optimizer: with the moments of the whole.
-        config: the run.
-        ranks: its processes.
+        components: components with the full model, which is sharded in place.
+        optimizer: optimizer with the full moments; of no use afterwards.
+        config: configuration of the run.
+        ranks: processes of the run.
 
     Returns:
-        An optimiser with the moments of what is here.
+        An optimizer of the sharded parameters, with sharded moments.
     """
-    lm, size = parts.lm, config.hardware.fsdp_size
-    moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
+    lm, size = components.lm, config.hardware.fsdp_size
+    moments = checkpoints.optimizer_tensors(optimizer, components.named_parameters())
     replicas = ranks.size // size
     shape, names = ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))
     mesh = init_device_mesh(lm.head.weight.device.type, shape, mesh_dim_names=names)
@@ -60,20 +60,20 @@ def apply_fsdp(
     root = _RootModule(lm)
     fully_shard(root, mesh=mesh)
     for module in root.modules():
-        if isinstance(module, FSDPModule):  # each rank's loss is a part: gradients are summed
+        if isinstance(module, FSDPModule):  # a rank's loss is its share of the batch's: gradients are summed
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
-    def whole(work: Callable[[], T]) -> T:
-        found: T = root(work)
-        if not torch.is_grad_enabled():  # else the backward pass does
+    def run_with_full_parameters(work: Callable[[], T]) -> T:
+        result: T = root(work)
+        if not torch.is_grad_enabled():  # otherwise the backward pass reshards
             cast(FSDPModule, root).reshard()
-        return found
+        return result
 
-    parts.whole = whole
-    parameters = parts.named_parameters()
-    fresh = make_optimizer(config.train, parameters)
+    components.whole = run_with_full_parameters
+    parameters = components.named_parameters()
+    sharded = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():
         owner, _, key = name.rpartition("/")
-        fresh.state[parameters[owner]][key] = tensor if key == "step" else shard_like(tensor, parameters[owner])
-    return fresh
+        sharded.state[parameters[owner]][key] = tensor if key == "step" else shard_like(tensor, parameters[owner])
+    return sharded

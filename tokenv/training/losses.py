@@ -1,4 +1,8 @@
-"""What a rollout is trained on (paper, eq. 27), and what it says about model and policy."""
+"""The losses of a rollout (paper, eq. 27), and its metrics.
+
+In a batch which several processes share, each computes its share of a loss; the shares, and their gradients, add up to
+those of the whole batch.
+"""
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -10,45 +14,21 @@ from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, current_group
 from tokenv.estimators.statistics import local_masked_mean, masked_mean, mean_over, mean_over_decisions
 from tokenv.lm.codecs.base import Codec
-from tokenv.training.update_flops import count_tokens
 
 
-def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
-    """Mean over all that has a likelihood: symbols, or those values of a series that count; [..] -> [].
-
-    Of a shared batch, this process's part.
-    """
-    log_likelihood, loss_mask = td[key], codec.loss_mask(td["next", keys.SYMBOL])
-    if loss_mask is None:
-        return _mean_share(log_likelihood) if weight is None else local_masked_mean(log_likelihood, weight)
-    values = loss_mask if weight is None else loss_mask * weight
-    return _ratio_share(log_likelihood if weight is None else log_likelihood * weight, values)
-
-
-def _mean_share(x: Tensor) -> Tensor:
-    return x.mean() / current_group().size
-
-
-def _ratio_share(total: Tensor, count: Tensor) -> Tensor:
-    (of_all,) = all_reduce_sum(count.sum())
-    return total.sum() / of_all.clamp(min=1)
-
-
-def compute_losses(td: TensorDictBase, parts: Components) -> dict[str, Tensor]:
-    """The losses of eq. 27, each a mean over the batch: per symbol or value (lm, early) or per decision.
-
-    Of a shared batch, this process's parts, which add up to the losses; so do their gradients.
-    """
-    if parts.estimator is not None:
-        td = parts.estimator(td) if keys.OLD_LOG_PROB not in td else parts.estimator.replay(td)
-    if parts.rate_target is not None:
-        td = parts.rate_target(td)
-    codec, weight = parts.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
+def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tensor]:
+    """Return this process's shares of the losses of eq. 27: means per symbol or value (lm, early) or per decision."""
+    if components.estimator is not None:
+        replayed = keys.OLD_LOG_PROB in td
+        td = components.estimator.replay(td) if replayed else components.estimator(td)
+    if components.rate_target is not None:
+        td = components.rate_target(td)
+    codec, weight = components.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
     losses = {"lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight)}
     if keys.LOG_LIKELIHOOD_EARLY in td:
         losses["early"] = -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec)
     if keys.LOG_LIKELIHOOD_DIRECT in td:
-        losses["direct"] = -_ratio_share(td[keys.LOG_LIKELIHOOD_DIRECT], td[keys.DIRECT_COUNT])
+        losses["direct"] = -_local_ratio(td[keys.LOG_LIKELIHOOD_DIRECT], td[keys.DIRECT_COUNT])
     return losses | {
         "policy": mean_over_decisions(td, keys.LOSS_POLICY),
         "rate": mean_over_decisions(td, keys.LOSS_RATE),
@@ -56,40 +36,58 @@ def compute_losses(td: TensorDictBase, parts: Components) -> dict[str, Tensor]:
 
 
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
-    """L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct where there is one.
+    """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct if present.
 
-    An early exit of weight 0 is only read: nothing goes backward through it.
+    An early exit of weight 0 is left out, so that no gradient is computed for it.
     """
     weight = {name: weights.weight(name) for name in losses if name != "lm"}
     return losses["lm"] + sum(weight[name] * losses[name] for name in weight if name != "early" or weight[name])
 
 
+def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
+    """Return this process's share of the mean over symbols, or over the observed values of a series: [..] -> []."""
+    log_likelihood, loss_mask = td[key], codec.loss_mask(td["next", keys.SYMBOL])
+    if loss_mask is None:
+        return _local_mean(log_likelihood) if weight is None else local_masked_mean(log_likelihood, weight)
+    values = loss_mask if weight is None else loss_mask * weight
+    return _local_ratio(log_likelihood if weight is None else log_likelihood * weight, values)
+
+
+def _local_mean(x: Tensor) -> Tensor:
+    return x.mean() / current_group().size
+
+
+def _local_ratio(total: Tensor, count: Tensor) -> Tensor:
+    (count_of_batch,) = all_reduce_sum(count.sum())
+    return total.sum() / count_of_batch.clamp(min=1)
+
+
 def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
-    """Standard deviation where ``mask`` is True; no boolean indexing, for which a GPU would wait."""
+    """Return the standard deviation where ``mask`` is True; boolean indexing would make a GPU wait."""
     return masked_mean((x - masked_mean(x, mask)).square(), mask).sqrt()
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Components) -> dict[str, Tensor]:
-    """What a rollout says about the model and the policy; of a shared batch, what the whole batch does.
+def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: Components) -> dict[str, Tensor]:
+    """Return metrics of model and policy on a rollout, for the whole batch.
 
     Args:
-        td: the rollout.
-        losses: of the whole batch.
-        parts: what made it.
+        td: rollout.
+        losses: losses of the whole batch.
+        components: language model, agent and estimator which produced the rollout.
     """
-    codec, decided = parts.lm.codec, td[keys.DECISION_MASK]
-    boundaries, places = all_reduce_sum(td[keys.ACTION].sum(), decided.sum() + decided[..., 0].numel())
+    codec, decisions = components.lm.codec, td[keys.DECISION_MASK]
+    boundaries, positions = all_reduce_sum(td[keys.ACTION].sum(), decisions.sum() + decisions[..., 0].numel())
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
-        "boundary_rate": boundaries.float() / places.float(),
-        "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decided),
-        "entropy": masked_mean(td[keys.ENTROPY], decided),
-        "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decided),
+        "boundary_rate": boundaries.float() / positions.float(),
+        "boundary_prob_std": _masked_std(td[keys.BOUNDARY_PROB], decisions),
+        "entropy": masked_mean(td[keys.ENTROPY], decisions),
+        "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decisions),
     }
     if "early" in losses:
         reward = td[keys.REWARD].squeeze(-1)
-        (mean_reward,) = all_reduce_sum(_mean_share(reward))
+        (mean_reward,) = all_reduce_sum(_local_mean(reward))
         metrics |= {
             f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
             "reward_mean": mean_reward,
@@ -97,13 +95,42 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], parts: Compon
         }
     if keys.TARGET_RATE in td:
         target = td[keys.TARGET_RATE].double()
-        gap = mean_over(td[keys.BOUNDARY_PROB].double(), decided, -1) - target
-        metrics |= {"target_rate": masked_mean(target, decided), "rate_gap": masked_mean(gap.abs(), decided)}
+        gap = mean_over(td[keys.BOUNDARY_PROB].double(), decisions, -1) - target
+        metrics |= {"target_rate": masked_mean(target, decisions), "rate_gap": masked_mean(gap.abs(), decisions)}
     if "direct" in losses:
         metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:
-        metrics |= {name: masked_mean(value, decided) for name, value in td[keys.DIAGNOSTICS].items()}
+        metrics |= {name: masked_mean(value, decisions) for name, value in td[keys.DIAGNOSTICS].items()}
     if keys.ADVANTAGE in td:
-        metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decided)
+        metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decisions)
         metrics["loss_policy"] = losses["policy"]
-    return {name: value.detach().double() for name, value in (metrics | count_tokens(td, parts)).items()}
+    return {name: value.detach().double() for name, value in (metrics | count_tokens(td, components)).items()}
+
+
+def count_tokens(td: TensorDictBase, components: Components) -> dict[str, Tensor]:
+    """Return how many tokens of a rollout the token-level layers process, for the whole batch.
+
+    Args:
+        td: rollout.
+        components: language model, agent and estimator which produced the rollout.
+
+    Returns:
+        ``tokens`` of the samples which the model learns from, ``tokens_forward`` of those which only go forward; both
+        also as ``_padded``: as computed, padded to the longest sequence of a pass and to a multiple which keeps the
+        number of shapes small. Padding of a pack (``hardware.sequence_packing``), at most a sixteenth, is not counted.
+    """
+    lm, passes = components.lm, components.passes
+    tokens_SB = td[keys.ACTION].sum(-1).flatten(0, -2) if td.dim() > 2 else td[keys.ACTION].sum(-1).unsqueeze(0)
+    tokens_SB = tokens_SB + lm.pooling.leading_tokens
+    first = 1 if keys.SAMPLE_WEIGHT in td else len(tokens_SB)  # samples which share a pass
+    zero = tokens_SB.new_zeros(())
+    counts = dict.fromkeys(("tokens", "tokens_forward", "tokens_padded", "tokens_forward_padded"), zero)
+    for number, pass_SB in enumerate((tokens_SB[:first], tokens_SB[first:])):
+        if not len(pass_SB) or not passes.learning + passes.reward_only:
+            continue
+        name = "tokens" if passes.learning and not number else "tokens_forward"
+        longest = -(-pass_SB.max() // lm.token_multiple) * lm.token_multiple
+        total = pass_SB.sum()
+        counts[name] = counts[name] + total
+        counts[f"{name}_padded"] = counts[f"{name}_padded"] + (total if lm.packs else longest * pass_SB.numel())
+    return dict(zip(counts, all_reduce_sum(*counts.values()), strict=True))

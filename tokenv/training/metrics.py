@@ -1,20 +1,27 @@
-"""Read an update's metrics without waiting for the device, and write a run's progress to a file."""
+"""Metrics of updates: read without waiting for the device, checked to be finite, and logged."""
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from tokenv.storage.atomic import write_atomically
-from tokenv.storage.regular_files import read_json
+from tokenv.config.components import Components
+from tokenv.core.errors import RunFailedError
+from tokenv.evaluation.run_state import Log, RunState
+from tokenv.lm.flops import Tokens, policy_flops, update_flops
+from tokenv.storage.progress import ProgressFile
+from tokenv.training.checkpointing import latest_checkpoint
+
+
+class NotFiniteError(RunFailedError):
+    """The loss or a gradient is infinite or NaN."""
 
 
 class MetricsBuffer:
@@ -52,57 +59,145 @@ class MetricsBuffer:
         return math.isfinite(sum(values[name] for name in self._watched))
 
 
-FILE = "progress.json"
-EVERY_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is.
+@dataclass
+class PendingUpdate:
+    """An update whose metrics have not been logged yet.
 
     Attributes:
-        symbols: seen in training so far.
-        total: to be seen.
-        seconds: since the run started, or went on.
+        step: number of updates before it.
+        symbols: training symbols after it.
+        learning_rate: learning rate of its step.
+        values: its metrics.
+        flops: counter of its FLOPs.
+        origin: sources of its last sequences.
+        seconds: its duration.
     """
 
+    step: int
     symbols: int
-    total: int
-    seconds: float
+    learning_rate: float
+    values: MetricsBuffer
+    flops: UpdateFlops
+    origin: list[str]
+    seconds: float = math.nan
+
+    def check(self, folder: Path) -> dict[str, float]:
+        """Return the metrics.
+
+        Args:
+            folder: folder of the run's checkpoints, which the error names.
+
+        Raises:
+            NotFiniteError: the loss or a gradient is infinite or NaN.
+        """
+        metrics = self.values.read()
+        if not self.values.is_finite():
+            wrong = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
+            raise NotFiniteError(
+                f"step {self.step}: {wrong}; {latest_checkpoint(folder)}. The last sequences were "
+                f"{', '.join(self.origin[:4])}, ... Try a lower train.learning_rate, a longer train.warmup_symbols or "
+                "hardware.precision=float32"
+            )
+        return metrics
 
 
-class ProgressFile:
-    """Tells how far a run is, at most once a second, and when it has seen everything.
+class UpdateFlops:
+    """Count the FLOPs of updates: those which the method needs, and those which are executed.
 
     Args:
-        folder: of the run's checkpoints; made if it is missing.
-        total: symbols to be seen.
+        components: language model, agent and estimator of the run.
+        optimizer: FLOPs of an update's optimizer steps; see ``tokenv.training.optimizers.optimizer_flops``.
     """
 
-    def __init__(self, folder: Path, total: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._total = folder / FILE, total
-        self._started, self._told = time.monotonic(), -EVERY_SECONDS
+    def __init__(self, components: Components, optimizer: int) -> None:
+        self._lm, self._policy, self._optimizer = components.lm, policy_flops(components.agent), optimizer
+        self._passes, self._recompute = components.passes, components.lm.recomputes
 
-    def update(self, symbols: int) -> None:
-        """Tell that so many symbols have been seen in all."""
-        seconds = time.monotonic() - self._started
-        if seconds - self._told >= EVERY_SECONDS or symbols >= self._total:
-            with suppress(OSError):  # a disk may have room again, or be back, when a checkpoint is saved
-                write_atomically(self._path, json.dumps(asdict(Progress(symbols, self._total, seconds))))
-            self._told = seconds
+    def take(self, metrics: dict[str, Any], symbols: int) -> tuple[int, int]:
+        """Return the needed and the executed FLOPs, and remove the token counts from the metrics.
+
+        Args:
+            metrics: metrics of an update, with those of ``tokenv.training.losses.count_tokens``.
+            symbols: training symbols of the update.
+        """
+        counted = [
+            Tokens(round(metrics.pop(f"tokens{padded}")), round(metrics.pop(f"tokens_forward{padded}")))
+            for padded in ("", "_padded")
+        ]
+        needed, executed = (
+            self._optimizer + update_flops(self._lm, symbols, tokens, self._policy, self._passes, recompute=recompute)
+            for tokens, recompute in zip(counted, (False, self._recompute), strict=True)
+        )
+        return needed, executed
 
 
-def read_progress(folder: Path) -> Progress | None:
-    """What a run told last.
+class MetricsLogger:
+    """Log the metrics of updates, and show the progress of the run; a context manager, which closes the bar.
 
     Args:
-        folder: of the run's checkpoints.
-
-    Returns:
-        None if it has told nothing yet.
+        state: state of the run; its history and its FLOPs grow with every update.
+        log: function called with a metric's name, its value and the training symbols so far.
+        folder: folder of the run's checkpoints.
+        total: training symbols of the whole run.
+        symbols_per_update: training symbols of one update.
+        progress: whether to show a bar.
+        writes: whether this process writes the progress file.
     """
-    try:
-        return Progress(**read_json(folder / FILE))
-    except (OSError, ValueError, TypeError):  # none, or another version's
-        return None
+
+    def __init__(
+        self,
+        state: RunState,
+        log: Log,
+        *,
+        folder: Path,
+        total: int,
+        symbols_per_update: int,
+        progress: bool,
+        writes: bool,
+    ) -> None:
+        self._state, self._log, self._folder = state, log, folder
+        self._symbols_per_update = symbols_per_update
+        self._pending: list[PendingUpdate] = []
+        self._bar = tqdm(
+            total=total, initial=state.symbols, unit="B", unit_scale=True, desc="training", disable=not progress
+        )
+        self._file = ProgressFile(folder, total) if writes else None
+
+    def __enter__(self) -> MetricsLogger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, update: PendingUpdate) -> None:
+        """Queue an update whose metrics the next ``flush`` logs."""
+        self._pending.append(update)
+
+    def flush(self) -> None:
+        """Log all pending updates.
+
+        Raises:
+            NotFiniteError: the loss or a gradient of one of them is infinite or NaN.
+        """
+        while self._pending:
+            self._log_update(self._pending.pop(0))
+
+    def _log_update(self, update: PendingUpdate) -> None:
+        state, unit = self._state, self._state.unit
+        metrics = update.check(self._folder)
+        needed, executed = update.flops.take(metrics, self._symbols_per_update)
+        state.flops, state.flops_executed = state.flops + needed, state.flops_executed + executed
+        metrics |= {
+            "learning_rate": update.learning_rate,
+            "flops": state.flops,
+            "flops_executed": state.flops_executed,
+            "symbols_per_second": self._symbols_per_update / update.seconds,
+        }
+        state.record("train", metrics, self._log, update.symbols)
+        self._bar.update(self._symbols_per_update)
+        if self._file is not None:
+            self._file.update(update.symbols)
+        self._bar.set_postfix_str(
+            f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
+            f"entropy {metrics['entropy']:.3f}"
+        )

@@ -1,9 +1,11 @@
 """The training loop: ``Trainer.run`` reads from top to bottom."""
 
+from __future__ import annotations
+
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from tensordict import TensorDictBase
 from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, LossConfig, TrainConfig
+from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.data.chunks import SequenceBatch
-from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.corpus import load_corpus
 from tokenv.data.sources import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
@@ -24,25 +27,23 @@ from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import Evaluation, evaluate
 from tokenv.evaluation.run_state import History, Log, RunState
 from tokenv.storage import checkpoints
-from tokenv.training import fsdp
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
-from tokenv.training.data_parallel import RankStream
+from tokenv.training.data_parallel import DataParallelGroup, RankStream
+from tokenv.training.fsdp import apply_fsdp
 from tokenv.training.interrupt import GracefulStop
-from tokenv.training.metrics_logger import MetricsLogger, PendingUpdate
-from tokenv.training.process_group import Ranks
-from tokenv.training.update import (
-    accumulate_gradients,
+from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
+from tokenv.training.optimizers import (
     learning_rate,
     make_optimizer,
-    micro_batch_seed,
     optimizer_flops,
     optimizer_step,
-    policy_epochs,
+    set_learning_rate,
     skip_if_nonfinite,
 )
-from tokenv.training.update_flops import UpdateFlops
+from tokenv.training.process_group import Ranks
+from tokenv.training.update import accumulate_gradients, micro_batch_seed, policy_epochs
 
-ASYNC_DEVICES = ("cuda",)  # devices on which the metrics of an update are read when the next update is under way
+ASYNC_DEVICES = ("cuda",)  # devices on which the metrics of an update are read while the next update is computed
 
 
 def train(
@@ -57,9 +58,9 @@ def train(
     """Train a language model which draws its own token boundaries.
 
     Args:
-        config: the run, complete and checked.
-        folder: for checkpoints and for ``progress.json``; only rank 0 writes there.
-        log: called with a metric's name, its value and the number of training symbols so far.
+        config: complete and checked configuration of the run.
+        folder: folder for checkpoints and ``progress.json``; only rank 0 writes there.
+        log: function called with a metric's name, its value and the number of training symbols so far.
         resume: checkpoint to resume from; the run then equals one that never stopped, except for its timings.
         progress: whether to show progress bars.
         ranks: the processes which train this run together, each of which calls this; None for a single process.
@@ -69,8 +70,8 @@ def train(
 
     Raises:
         NotFiniteError: the loss is infinite or NaN.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the step was finished and saved.
-        LostRankError: another process has ended, or does not answer.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the step has been finished and saved.
+        LostRankError: another process has ended or does not answer.
         ValueError: the configuration does not fit the data or the machine.
     """
     try:
@@ -79,6 +80,26 @@ def train(
     except LostRankError as error:
         GracefulStop.ignore_signals()  # torchrun ends all processes as soon as one has ended
         raise LostRankError(f"{error}; {latest_checkpoint(folder)}") from error
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What an update minimises, and what that costs.
+
+    Attributes:
+        components: language model, agent, estimator and rate target.
+        loss: weights of the losses.
+        flops: counter of an update's FLOPs.
+    """
+
+    components: Components
+    loss: LossConfig
+    flops: UpdateFlops
+
+    @classmethod
+    def of(cls, components: Components, loss: LossConfig, train: TrainConfig) -> Objective:
+        """Make the counter of FLOPs which belongs to the components."""
+        return cls(components, loss, UpdateFlops(components, optimizer_flops(train, components)))
 
 
 class Trainer:
@@ -94,9 +115,9 @@ class Trainer:
 
     Attributes:
         components: language model, agent, estimator and rate target.
-        optimizer: of all trained parameters.
-        state: the progress of the run.
-        group: which sequences of every update are this process's.
+        optimizer: optimizer of all trained parameters.
+        state: progress of the run.
+        group: this process's share of every update.
     """
 
     def __init__(
@@ -110,25 +131,27 @@ class Trainer:
         ranks: Ranks,
     ) -> None:
         self.config, self.folder, self.log, self.progress, self.ranks = config, folder, log, progress, ranks
-        self.setup = setup = ranks.run_on_all_ranks(partial(set_up, config, resume, ranks, progress))
-        self.components, self.optimizer, self.state = setup.components, setup.optimizer, setup.state
-        ranks.assert_consistent({"the data's fingerprint": setup.corpus.fingerprint})
+        ranks.run_on_all_ranks(partial(self.build, resume))
+        ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
         ranks.broadcast_parameters(self.components.modules.values())
-        self.shard = config.hardware.fsdp_size if ranks.size > 1 else 1
-        if self.shard > 1:
-            self.optimizer = fsdp.apply_fsdp(self.components, self.optimizer, config, ranks)
+        self.fsdp_size = config.hardware.fsdp_size if ranks.size > 1 else 1
+        if self.fsdp_size > 1:
+            self.optimizer = apply_fsdp(self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
-        self.group = ranks.team(config.train, together=self.components.has_cross_step_state)
+        self.group = DataParallelGroup.create(ranks, config.train, together=self.components.has_cross_step_state)
         self.symbols_per_update = (
-            config.train.batch_size * config.train.gradient_accumulation_steps * setup.corpus.seq_len
+            config.train.batch_size * config.train.gradient_accumulation_steps * self.corpus.seq_len
         )
-        device = self.components.lm.head.weight.device.type
         # The fused optimizer's flag which skips a step does not support DTensor.
-        self.asynchronous = device in ASYNC_DEVICES and self.shard == 1
+        self.asynchronous = self.device.type in ASYNC_DEVICES and self.fsdp_size == 1
+        self.objective = Objective.of(self.components, config.loss, config.train)
+        self.imitation: Objective | None = None
+        if self.components.imitation is not None:
+            weights = replace(config.loss, policy=config.imitation.weight, rate=0.0)
+            self.imitation = Objective.of(self.components.imitating(), weights, config.train)
         self.metrics = MetricsLogger(
             self.state,
             log,
-            UpdateFlops(self.components, optimizer_flops(config.train, self.components)),
             total=config.train.symbols,
             symbols_per_update=self.symbols_per_update,
             progress=progress,
@@ -137,14 +160,35 @@ class Trainer:
         )
         self.state.replay(log)
         if resume is None:
-            overlap = setup.corpus.overlap
+            overlap = self.corpus.overlap
             self.state.record("data", {"overlap": None if math.isnan(overlap) else overlap}, log)
+
+    def build(self, resume: checkpoints.Checkpoint | None) -> None:
+        """Build components, data, optimizer and state, or restore them from a checkpoint."""
+        config = self.config
+        prepare(config.hardware)
+        device = self.ranks.device(config.hardware.device)
+        self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
+        self.device = self.components.lm.head.weight.device
+        self.corpus = load_corpus(config.data, progress=self.progress)
+        self.calibration: SequenceBatch | None = None
+        self.held_out = self.corpus.validation(config.validation.sequences)
+        if config.validation.calibrate:
+            self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
+        assignment = BatchAssignment.of(config.train, together=self.components.has_cross_step_state)
+        self.streams = self.corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
+        self.optimizer: torch.optim.Optimizer = make_optimizer(config.train, self.components.named_parameters())
+        if resume is None:
+            self.state = RunState(config.as_dict(), self.components.lm.codec.unit)
+        else:
+            self.state = restore(resume, config.train, self.components, self.optimizer, self.streams)
+            self.state.config = config.as_dict()
 
     def run(self) -> tuple[Evaluation, History]:
         """Train to the end; return the last validation and all metrics."""
         self.components.train()
-        with self.metrics, open_source(self.setup, self.group.slots) as self.source, GracefulStop() as stop:
-            agent, rows = self.components.agent, len(self.group.slots.rows)
+        with self.metrics, self.open_source() as self.source, GracefulStop() as stop:
+            agent, rows = self.components.agent, len(self.group.assignment.rows)
             self.env = TokenizationEnv(self.components.lm, self.source, rows, window=agent.window, rates=agent.rates)
             if self.finished:  # the run was killed after its last update, before its end was recorded
                 self.save()
@@ -156,9 +200,16 @@ class Trainer:
                 if self.finished or stopping or self.crossed(self.config.checkpoint.every_symbols):
                     self.save()
                 if stopping and not self.finished:
-                    stop.stop()
+                    stop.raise_interrupt()
         assert self.state.validation is not None
         return self.state.validation, self.state.history
+
+    def open_source(self) -> AbstractContextManager[ResumableSource]:
+        """Open this rank's training sequences; a thread reads them ahead from disk, or for a GPU."""
+        source = RankStream(self.streams, self.group.assignment)
+        if self.corpus.streamed or self.device.type == "cuda":
+            return PrefetchedSource(source, len(self.group.assignment.rows), self.device)
+        return nullcontext(source)
 
     @property
     def finished(self) -> bool:
@@ -173,110 +224,67 @@ class Trainer:
     def train_step(self) -> None:
         """Make one update: gradients of all its passes, then a step of the optimizer."""
         started, state, train = time.perf_counter(), self.state, self.config.train
-        rate = learning_rate(train, state.symbols + self.symbols_per_update)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["share"] * rate
-        values, rollouts = accumulate_gradients(self.rollout, self.components, self.config.loss, self.group)
+        symbols = state.symbols + self.symbols_per_update
+        rate = learning_rate(train, symbols)
+        set_learning_rate(self.optimizer, rate)
+        objective = self.current_objective()
+        components, one_pass = objective.components, partial(self.rollout, objective.components.sampling)
+        values, rollouts = accumulate_gradients(one_pass, components, objective.loss, self.group)
         self.metrics.flush()  # the update before this one, while the device computes
-        update = PendingUpdate(state.step, state.symbols + self.symbols_per_update, rate, values, self.env.origin)
+        update = PendingUpdate(state.step, symbols, rate, values, objective.flops, self.env.origin)
         if not self.asynchronous:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
-            policy_epochs(self.optimizer, rollouts, self.components, self.config, self.group)
-        state.step, state.symbols = state.step + 1, update.symbols
+            policy_epochs(self.optimizer, rollouts, components, self.config, self.group)
+        state.step, state.symbols = state.step + 1, symbols
         update.seconds = time.perf_counter() - started
         self.metrics.add(update)
         if not self.asynchronous:
             self.metrics.flush()
 
-    def rollout(self, number: int) -> TensorDictBase:
-        """Return the rollout of one pass of the present update, with the noise that belongs to it."""
+    def current_objective(self) -> Objective:
+        """Return what the next update minimises: the imitation of a teacher first, if there is one."""
+        until = self.config.imitation.symbols(self.config.train.symbols)
+        return self.objective if self.imitation is None or self.state.symbols >= until else self.imitation
+
+    def rollout(self, sampling: Sampling, number: int) -> TensorDictBase:
+        """Return the rollout of one pass of the present update, with the noise which belongs to it."""
         self.env.set_seed(micro_batch_seed(self.config.seed, self.state.step, number))
-        return self.env.one_pass(self.components.agent, self.components.sampling)
+        return self.env.one_pass(self.components.agent, sampling)
 
     def validate(self) -> None:
-        """Evaluate on held-out sequences, and once more at exactly the target rate where that is asked for."""
+        """Evaluate on held-out sequences, and once more calibrated to the target rate if ``calibrate`` is set."""
         self.metrics.flush()
-        wanted, setup, state = self.config.validation, self.setup, self.state
-        evaluate_held_out = partial(
-            evaluate,
+        self.state.validation = self.evaluate()
+        self.state.record("validation", self.state.validation.metrics(), self.log)
+        if self.calibration is None:
+            return
+        batch_size = self.config.validation.batch_size
+        find_bias = partial(calibrate, self.components, self.calibration, self.config.rate, batch_size=batch_size)
+        bias = self.ranks.from_rank0(find_bias, run_on_all=self.fsdp_size > 1)
+        calibrated = self.evaluate(bias or 0.0)
+        self.state.record("calibrated", calibrated.metrics() | {"logit_bias": bias}, self.log)
+
+    def evaluate(self, logit_bias: float = 0.0) -> Evaluation:
+        """Evaluate on held-out sequences, which all ranks share; ``logit_bias`` is added to the policy's logits."""
+        return evaluate(
             self.components,
-            setup.held_out,
-            batch_size=wanted.batch_size,
+            self.held_out,
+            batch_size=self.config.validation.batch_size,
             tolerance=self.config.data.tolerance,
+            logit_bias=logit_bias,
             progress=self.progress,
             group=self.ranks.control,
-            shard=self.shard,
+            shard=self.fsdp_size,
         )
-        state.validation = evaluate_held_out()
-        state.record("validation", state.validation.metrics(), self.log)
-        if setup.calibration is None:
-            return
-        find_bias = partial(
-            calibrate, self.components, setup.calibration, self.config.rate, batch_size=wanted.batch_size
-        )
-        bias = self.ranks.from_rank0(find_bias, all_work=self.shard > 1)
-        at_rate = evaluate_held_out(logit_bias=bias or 0.0)
-        state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, self.log)
 
     def save(self) -> None:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""
         self.metrics.flush()
         cursors = self.ranks.control.all_gather_object(self.source.state_dict())
         self.state.data = Streams.joined(cursors)
-        if self.ranks.is_first or self.shard > 1:
+        if self.ranks.is_first or self.fsdp_size > 1:
             checkpoint = make_checkpoint(self.state, self.components, self.optimizer)
         if self.ranks.is_first:
             checkpoints.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """What a run trains with, before its next update.
-
-    Attributes:
-        components: language model, agent, estimator and rate target.
-        corpus: the data.
-        held_out: sequences to validate on.
-        calibration: further held-out sequences, on which the logit bias is fitted; None where there is no calibration.
-        streams: of training sequences.
-        optimizer: of all trained parameters.
-        state: the progress of the run.
-    """
-
-    components: Components
-    corpus: Corpus
-    held_out: SequenceBatch
-    calibration: SequenceBatch | None
-    streams: Streams
-    optimizer: torch.optim.Optimizer
-    state: RunState
-
-
-def set_up(config: Config, resume: checkpoints.Checkpoint | None, ranks: Ranks, progress: bool) -> TrainingSetup:
-    """Build what a run trains with, or restore it from a checkpoint; the arguments are those of ``train``."""
-    prepare(config.hardware)
-    device = ranks.device(config.hardware.device)
-    components = build_components(config, device, pretrained=resume is None, world=ranks.size)
-    corpus = load_corpus(config.data, progress=progress)
-    held_out, calibration = corpus.validation(config.validation.sequences), None
-    if config.validation.calibrate:
-        held_out, calibration = split_for_calibration(corpus, config.validation.sequences)
-    assignment = BatchAssignment.of(config.train, together=components.has_cross_step_state)
-    streams = corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
-    optimizer = make_optimizer(config.train, components.named_parameters())
-    if resume is None:
-        state = RunState(config.as_dict(), components.lm.codec.unit)
-    else:
-        state = restore(resume, config.train, components, optimizer, streams)
-        state.config = config.as_dict()
-    return TrainingSetup(components, corpus, held_out, calibration, streams, optimizer, state)
-
-
-def open_source(setup: TrainingSetup, assignment: BatchAssignment) -> AbstractContextManager[ResumableSource]:
-    """Open this rank's training sequences, read ahead by a thread where that saves time: from disk, or for a GPU."""
-    source, device = RankStream(setup.streams, assignment), setup.components.lm.head.weight.device
-    if setup.corpus.streamed or device.type == "cuda":
-        return PrefetchedSource(source, len(assignment.rows), device)
-    return nullcontext(source)

@@ -1,4 +1,4 @@
-"""Yardsticks and peers: what everybody has for nothing, the season, and a linear model."""
+"""Baselines: naive ones, the estimated season, and a linear model."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,8 @@ from test_forecast import config, histories, only
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import SeriesData, SplitBorders, series_of
+from tokenv.forecasting.baselines import check_season, find_season, fit_dlinear, naive_baselines
 from tokenv.forecasting.contexts import ContextBatch, held_out_windows
-from tokenv.forecasting.dlinear import fit_dlinear
-from tokenv.forecasting.naive_baselines import check_season, find_season, naive_baselines
 
 
 def series(*values):

@@ -1,0 +1,130 @@
+"""Reports of ``tokenv bench``: tables of speed and cost; of scaling a table, a CSV file and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from rich.table import Column, Table
+
+from tokenv.config.components import Components
+from tokenv.config.schema import Config
+from tokenv.lm.flops import matrix_parameters
+from tokenv.plotting.canvas import save_png
+from tokenv.plotting.console import write_csv
+from tokenv.plotting.theme import LINES, MARKERS
+
+FIGURES = {
+    "symbols_per_second": "bytes per second",
+    "peak_memory_gib": "peak GiB",
+    "step_seconds": "seconds a step",
+    "model_flops_utilisation": "of matrix peak",
+    "plain_over_learned": "seconds of the plain transformer over ours",
+}
+
+
+def peak_matrix_size(device: torch.device) -> int:
+    """Return the size of the square matrices whose product measures the peak speed."""
+    return 8192 if device.type == "cuda" else 2048
+
+
+def speed_tables(
+    figures: dict[str, Any], components: Components, config: Config, device: torch.device
+) -> dict[str, dict[str, str]]:
+    """Return printable rows by title.
+
+    Args:
+        figures: figures of ``tokenv.lab.speed.bench``.
+        components: components which were measured.
+        config: configuration of the run.
+        device: device which was measured.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    model = config.model
+    size = sum(p.numel() for p in components.lm.parameters())
+    speed_rows = {
+        "machine": f"{name}, torch {torch.__version__}",
+        "model": f"{size / 1e6:.1f}M parameters ({matrix_parameters(components.lm) / 1e6:.1f}M in matrices), width "
+        f"{model.width}, {model.down_layers}/{model.mid_layers}/{model.up_layers} layers",
+        "batch": f"{config.train.batch_size} x {config.data.seq_len} bytes, {components.lm.compute_dtype}",
+        "step": f"{figures['step_seconds']:.3f} s ({figures['step_seconds_min']:.3f} to "
+        f"{figures['step_seconds_max']:.3f})",
+        "speed": f"{figures['symbols_per_second']:,.0f} bytes per second",
+        "peak memory": f"{figures['peak_memory_gib']:.2f} GiB",
+        "utilisation": f"{figures['model_flops_utilisation']:.1%} of {figures['matrix_peak_tflops_per_second']:.3g} "
+        f"TFLOP/s, measured: a matrix product of {peak_matrix_size(device):,} squared",
+    }
+    if "plain_over_learned" in figures:
+        speed_rows["plain transformer"] = f"{figures['plain_over_learned']:.2f} times the seconds a step"
+    cost = {
+        "drawing boundaries": f"{figures['draw_share']:.1%} of a step",
+        "time over given boundaries": f"{figures['time_over_given'] - 1:+.1%}",
+        "the same, early exit in both": f"{figures['time_over_given_with_early_exit'] - 1:+.1%}",
+        "FLOPs of the policy": f"{figures['flops_policy_share']:.4%} of the model with given boundaries",
+        "FLOPs of the early exit": f"{figures['flops_early_exit_share']:.3%} of it",
+    }
+    if "stepping_over_one_pass" in figures:
+        cost["stepping over one pass"] = f"{figures['stepping_over_one_pass']:.0f} times the seconds"
+    tables = {"speed": speed_rows, "cost of learning the boundaries": cost}
+    if "rates" in figures:
+        tables["bytes per second by rate, boundaries evenly spaced"] = {
+            f"rate {rate}, {of['flops']:,.0f} FLOPs": f"reading {of['reading']:,.0f}, writing {of['writing']:,.0f}"
+            for rate, of in figures["rates"].items()
+        }
+    differences = figures.get("stepping_differences", {})
+    if differences:
+        rows = {stage: f"{mean:.2g}, at most {most:.2g}" for stage, (mean, most) in differences.items()}
+        tables["mean difference between stepping and one pass"] = rows
+    return tables
+
+
+def scaling_table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table with one row for each size."""
+    names = [name for name in FIGURES if any(name in row for row in rows)]
+    table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
+    for row in rows:
+        table.add_row(f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names))
+    return table
+
+
+def _format(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if name == "model_flops_utilisation" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
+    """Write all figures as ``OUT.csv``, and plots of speed and memory against every size as ``OUT.png``."""
+    numbers = (name for row in rows for name, value in row.items() if isinstance(value, int | float))
+    names = list(dict.fromkeys(["key", "value", *numbers]))
+    table = write_csv(Path(f"{out}.csv"), names, ([row.get(name, "") for name in names] for row in rows))
+    keys = list(dict.fromkeys(row["key"] for row in rows))
+    figure = Figure(figsize=(8, 3.2 * len(keys)), layout="constrained")
+    for line, key in zip(figure.subplots(len(keys), 2, squeeze=False), keys, strict=True):
+        of_key = [row for row in rows if row["key"] == key]
+        for axes, name in zip(line, ("symbols_per_second", "peak_memory_gib"), strict=True):
+            _draw(axes, of_key, name)
+    return table, save_png(figure, Path(f"{out}.png"))
+
+
+def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
+    value = [row["value"] for row in rows]
+    axes.plot(value, [row[name] for row in rows], color=LINES[0], marker=MARKERS[0], label="learned boundaries")
+    if name == "symbols_per_second" and "plain_over_learned" in rows[0]:
+        plain = [row[name] / row["plain_over_learned"] for row in rows]
+        axes.plot(value, plain, color=LINES[1], marker=MARKERS[1], label="plain transformer")
+        axes.legend()
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(value, [f"{each:,}" for each in value])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    for each in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        each(FuncFormatter(lambda y, _: f"{y:,.3g}" if y < 1000 else f"{y:,.0f}"))
+    axes.set_xlabel(rows[0]["key"])
+    axes.set_ylabel(FIGURES[name])
+    axes.margins(y=0.15)
+    axes.grid(visible=True, alpha=0.3)
