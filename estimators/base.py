@@ -65,7 +65,6 @@ class Stage(TensorDictModuleBase, ABC):
         head_epochs: further steps of the agent alone on each rollout, after these; see ``ClippedSurrogate``.
         trains_through: ``loss`` for parts whose ``loss_policy`` carries the policy's gradient, ``likelihood`` for those
             that carry it through ``log_likelihood``.
-        teacher: agent whose boundaries it wants the policy to be scored with; None for no such agent.
     """
 
     in_keys: list[Any]
@@ -78,11 +77,15 @@ class Stage(TensorDictModuleBase, ABC):
     num_epochs: int = 1
     head_epochs: int = 0
     trains_through: Route = "loss"
-    teacher: BoundaryAgent | None = None
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read ``in_keys`` of a rollout, write ``out_keys`` into it, and give it back."""
+
+    @property
+    def teacher(self) -> BoundaryAgent | None:
+        """Agent whose boundaries the policy is scored with in a rollout; None for no such agent."""
+        return None
 
     @property
     def flops(self) -> int:

@@ -33,7 +33,12 @@ class Imitation(Stage):
         super().__init__()
         if isinstance(teacher, nn.Module):
             teacher.requires_grad_(requires_grad=False)
-        self.teacher = teacher
+        self._teacher = teacher
+
+    @property
+    def teacher(self) -> BoundaryAgent:
+        """Agent which is imitated."""
+        return self._teacher
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``, [.., T]."""

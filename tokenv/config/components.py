@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,16 +279,15 @@ def _build_learners(
 
     rates = config.rate if isinstance(config.rate, RateRange) else None
     context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
-    build = partial(
-        build_agent,
-        **context | {"seq_len": config.cut_len},
-        rates=rates,
-        train_tokenizer=train_tokenizer,
-        codec=codec,
-        compute_dtype=precision,
-        read_parameters=pretrained,
-    )
-    agent = build(config.agent)
+    of_agents = context | {
+        "seq_len": config.cut_len,
+        "rates": rates,
+        "train_tokenizer": train_tokenizer,
+        "codec": codec,
+        "compute_dtype": precision,
+        "read_parameters": pretrained,
+    }
+    agent = build_agent(config.agent, **of_agents)
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if rates is not None:
@@ -311,15 +309,17 @@ def _build_learners(
     if not agent.learns:
         if config.imitation.teacher:
             raise UserError(
-                f"imitation.teacher with agent.name = {config.agent['name']!r}, which does not learn: expected an agent "
-                "with a policy, such as learned, or no teacher (imitation.teacher={})"
+                f"imitation.teacher with agent.name = {config.agent['name']!r}, which does not learn: expected an "
+                "agent with a policy, such as learned, or no teacher (imitation.teacher={})"
             )
         return agent, None, None, None
     try:
         check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:
         raise UserError(str(error)) from error
-    imitation = chain(Imitation(build(config.imitation.teacher))) if config.imitation.teacher else None
+    imitation = None
+    if config.imitation.teacher:
+        imitation = chain(Imitation(build_agent(config.imitation.teacher, **of_agents)))
     return agent, estimator, rate_target, imitation
 
 

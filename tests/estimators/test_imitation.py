@@ -1,0 +1,153 @@
+"""Imitation of a teacher: the gradient is that of the cross-entropy, and training begins with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny import settings
+from torch import Tensor
+
+from tokenv.agents.heuristic import Whitespace
+from tokenv.agents.learned import Learned
+from tokenv.config.components import build_components
+from tokenv.config.files import merge, resolve
+from tokenv.core import keys
+from tokenv.env.rollout import rollout
+from tokenv.estimators import Imitation, ScoreFunction, chain
+from tokenv.estimators.statistics import mean_over_decisions
+from tokenv.lm.unet import UNet
+from tokenv.storage import checkpoints
+from tokenv.training.trainer import train
+
+TEXT = torch.tensor([list(b"ab c d"), list(b"a  bcd")])
+
+
+def gradients(loss: Tensor, lm: UNet, agent: Learned) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [*agent.parameters(), *lm.down.parameters()]))
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(tiny_lm: UNet, window: int) -> None:
+    agent, teacher = Learned(width=16, rate=0.3, window=window).double(), Whitespace()
+    estimator = chain(Imitation(teacher))
+    td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling))
+    found = gradients(mean_over_decisions(td, keys.LOSS_POLICY), tiny_lm, agent)
+
+    # The reference steps through the positions, with the teacher's boundaries as the last actions.
+    x_BND, length = tiny_lm.encode(TEXT), TEXT.shape[1] - 1
+    taught_BT = teacher.draw(td.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.NOISE])[keys.ACTION]
+    log_probs = []
+    for i in range(1, length):
+        last = [taught_BT[:, i - j] if i >= j else torch.zeros(2) for j in range(1, window + 1)]
+        here = {
+            keys.SYMBOL: TEXT[:, i],
+            keys.ENCODING: x_BND[:, i],
+            keys.LAST_ACTIONS: torch.stack(last, -1).float() if last else torch.zeros(2, 0),
+            keys.POSITION: torch.full((2,), i),
+            keys.TOKEN_COUNT: taught_BT[:, :i].sum(-1),
+            keys.DECISION_MASK: torch.ones(2, dtype=torch.bool),
+        }
+        log_probs.append(agent.get_dist(TensorDict(here, batch_size=[2])).log_prob(taught_BT[:, i]))
+    expected = gradients(-torch.stack(log_probs).mean(), tiny_lm, agent)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny_lm: UNet) -> None:
+    agent, rate = Learned(width=16, rate=0.3, window=0).double(), 0.4
+    estimator, length = chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double())), TEXT.shape[1] - 1
+    total = [0.0] * len(list([*agent.parameters(), *tiny_lm.down.parameters()]))
+    for number in range(2 ** (length - 1)):  # every draw of the teacher, with its probability
+        bits = [number >> i & 1 for i in range(length - 1)]
+        noise = torch.tensor([0.5] + [0.0 if bit else 1.0 for bit in bits], dtype=torch.float64).expand(2, -1)
+        chance = rate ** sum(bits) * (1 - rate) ** (length - 1 - sum(bits))
+        td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling, noise=noise))
+        each = gradients(mean_over_decisions(td, keys.LOSS_POLICY), tiny_lm, agent)
+        total = [one + chance * other for one, other in zip(total, each, strict=True)]
+    td = rollout(tiny_lm, agent, TEXT)
+    logit = td[keys.BOUNDARY_LOGITS]
+    nats = -(rate * torch.nn.functional.logsigmoid(logit) + (1 - rate) * torch.nn.functional.logsigmoid(-logit))
+    expected = gradients(nats[:, 1:].mean(), tiny_lm, agent)
+    for one, other in zip(total, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+
+
+def test_the_model_reads_the_policys_own_boundaries(tiny_lm: UNet) -> None:
+    agent = Learned(width=16, rate=0.3).double()
+    noise = torch.rand(2, TEXT.shape[1] - 1, dtype=torch.float64)
+    with_teacher = rollout(tiny_lm, agent, TEXT, chain(Imitation(Whitespace())).sampling, noise=noise)
+    without = rollout(tiny_lm, agent, TEXT, noise=noise)
+    for key in (keys.ACTION, keys.LOG_LIKELIHOOD, keys.REWARD):
+        assert torch.equal(with_teacher[key], without[key])
+
+
+def test_a_chain_has_one_teacher() -> None:
+    with pytest.raises(ValueError, match="two parts have a teacher"):
+        chain(Imitation(Whitespace()), Imitation(Whitespace()))
+    with pytest.raises(ValueError, match="advantage"):
+        chain(Imitation(Whitespace()), ScoreFunction())
+
+
+TEACHERS: dict[str, dict[str, Any]] = {
+    "whitespace": {"name": "whitespace"},
+    "bpe": {"name": "bpe", "vocabulary_size": 300},
+    "entropy": {"name": "entropy"},
+}
+
+
+def run(config: Any, folder: Path, resume: checkpoints.Checkpoint | None = None) -> dict[str, list[float]]:
+    logged: dict[str, list[float]] = {}
+    train(config, folder, lambda name, value, _: logged.setdefault(name, []).append(value), resume=resume)
+    return logged
+
+
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_training_begins_with_imitation_and_resumes_inside_it(tmp_path: Path, teacher: str) -> None:
+    changes = {
+        "imitation": {"teacher": TEACHERS[teacher], "fraction": 0.5},
+        "estimator": {"name": "rloo", "num_samples": 2},
+        "checkpoint": {"every_symbols": 512},
+    }
+    config = resolve([], merge(settings(), changes))
+    whole = run(config, tmp_path / "whole")
+    updates = len(whole["train/bits_per_byte"])
+    assert len(whole["train/imitation_nats"]) == updates // 2
+    assert len(whole["train/loss_policy"]) == updates - updates // 2
+    first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole")[0])
+    assert first.state["symbols"] < 0.5 * config.train.symbols
+    resumed = run(resolve([], {}, first.state["config"]), tmp_path / "resumed", first)
+    for name in ("train/imitation_nats", "train/loss_policy", "validation/bits_per_byte", "train/flops"):
+        assert resumed[name] == whole[name]
+
+
+def test_one_sample_is_drawn_until_the_estimator_begins(tmp_path: Path) -> None:
+    changes = {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.5}, "estimator": {"name": "rloo"}}
+    flops = run(resolve([], merge(settings(), changes)), tmp_path)["train/flops"]
+    steps = [after - before for before, after in zip([0.0, *flops], flops, strict=False)]
+    assert max(steps[:5]) < min(steps[5:])
+
+
+def test_a_run_may_imitate_throughout_and_needs_no_early_exit(tmp_path: Path) -> None:
+    changes = {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 1.0}, "train": {"learning_rate": 0.02}}
+    config = resolve([], merge(settings(), changes))
+    logged = run(config, tmp_path)
+    assert not build_components(config).early_exit
+    assert logged["train/imitation_nats"][-1] < logged["train/imitation_nats"][0]
+    assert "train/loss_policy" not in logged
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"imitation": {"teacher": {"name": "whitespce"}}}, "whitespce' is unknown: did you mean 'whitespace'"),
+        ({"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.0}}, r"imitation\.fraction = 0\.0: expected"),
+        ({"imitation": {"weight": 0.0}}, r"imitation\.weight = 0\.0: expected"),
+        ({"imitation": {"teacher": {"options": 1}}}, r"imitation\.teacher\.name = None: expected"),
+        ({"imitation": {"teacher": {"name": "bpe"}}, "agent": {"name": "uniform"}}, "which does not learn"),
+    ],
+)
+def test_mistakes_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_components(resolve([], merge(settings(), wrong)))
