@@ -96,6 +96,10 @@ class Trainer:
         group: this process's share of every update.
     """
 
+    optimizer: torch.optim.Optimizer
+    state: RunState
+    calibration: SequenceBatch | None = None  # held-out sequences which fit the logit bias
+
     def __init__(
         self,
         config: Config,
@@ -143,13 +147,12 @@ class Trainer:
         self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
         self.corpus = load_corpus(config.data, progress=self.progress)
-        self.calibration: SequenceBatch | None = None
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
         assignment = BatchAssignment.of(config.train, together=self.components.has_cross_step_state)
         self.streams = self.corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
-        self.optimizer: torch.optim.Optimizer = make_optimizer(config.train, self.components.named_parameters())
+        self.optimizer = make_optimizer(config.train, self.components.named_parameters())
         if resume is None:
             self.state = RunState(config.as_dict(), self.components.lm.codec.unit)
         else:
