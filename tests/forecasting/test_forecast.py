@@ -19,7 +19,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import load_series
-from tokenv.forecasting.baselines import naive_baselines
+from tokenv.forecasting.baseline_models import naive_baselines
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
 from tokenv.forecasting.forecaster import forecast

@@ -245,7 +245,7 @@ def test_the_report_of_a_study(options, tmp_path, capsys):
     print_variance(result)
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed
-    assert "Truth: enumeration" in printed
+    assert "True gradient: enumeration" in printed
     lines = write_variance(result, tmp_path / "v.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 * 3
     for picture in (draw_progress, draw_cost, draw_credit):
