@@ -243,14 +243,14 @@ class Trainer:
             tolerance=self.config.data.tolerance,
             logit_bias=logit_bias,
             progress=self.progress,
-            group=self.ranks.control,
+            group=self.ranks.cpu_group,
             shard=self.fsdp_size,
         )
 
     def save(self) -> None:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""
         self.metrics.flush()
-        cursors = self.ranks.control.all_gather_object(self.source.state_dict())
+        cursors = self.ranks.cpu_group.all_gather_object(self.source.state_dict())
         self.state.data = Streams.joined(cursors)
         if self.ranks.is_first or self.fsdp_size > 1:
             checkpoint = make_checkpoint(self.state, self.components, self.optimizer)
