@@ -214,7 +214,7 @@ def test_histories_are_as_long_as_the_model_allows():
     assert found.names == ["a", "b"]
     assert found.symbol_BL.shape == (2, 14, 1, 5)
     assert found.symbol_BL[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
-    with pytest.raises(ValueError, match=r"x\.csv has 1 rows: expected more than .* whole history of 14"):
+    with pytest.raises(ValueError, match=r"x\.csv has 1 rows: expected more than .* full history of 14"):
         histories(np.zeros((1, 1)), 10)
     with pytest.raises(ValueError, match=r"column 'a' of x\.csv holds no value"):
         histories(np.full((30, 1), np.nan), 10)
