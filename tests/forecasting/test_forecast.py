@@ -19,7 +19,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import load_series
-from tokenv.forecasting.baselines import naive_baselines
+from tokenv.forecasting.baseline_models import naive_baselines
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
 from tokenv.forecasting.forecaster import forecast
@@ -70,7 +70,7 @@ def only(of):
 
 
 @given(st.lists(VALUES, min_size=2, max_size=8), VALUES)
-def test_crps_is_its_definition(sample, truth):
+def test_crps_equals_its_definition(sample, truth):
     sample_S = np.array(sample)
     pairs = [abs(a - b) for i, a in enumerate(sample) for j, b in enumerate(sample) if i != j]
     expected = np.abs(sample_S - truth).mean() - np.mean(pairs) / 2
@@ -84,7 +84,7 @@ def test_crps_of_a_normal_forecast():
     assert crps(sample_S, np.zeros(200)).mean() == pytest.approx(expected, abs=0.003)
 
 
-def test_intervals_of_draws_hold_what_they_say():
+def test_intervals_of_samples_have_their_coverage():
     """A further draw is inside of them as often: 25 draws, whose 10% and 90% points plain interpolation puts inside."""
     draw = np.random.default_rng(0).normal(size=(40_000, 26))
     quantile_BQ = SampleForecast(draw[:, :25, None, None]).quantile([0.1, 0.9])[..., 0, 0]
@@ -94,7 +94,7 @@ def test_intervals_of_draws_hold_what_they_say():
 
 @settings(deadline=None, max_examples=5)
 @given(shift=st.floats(-50, 50), scale=st.floats(0.1, 20))
-def test_forecasts_move_and_stretch_with_the_data(parts, shift, scale):
+def test_forecasts_shift_and_scale_with_the_data(parts, shift, scale):
     value_LC = np.random.default_rng(0).normal(size=(19, 2)).cumsum(0)
 
     def continued(value):
@@ -110,7 +110,7 @@ def test_forecasts_move_and_stretch_with_the_data(parts, shift, scale):
     assert len(np.unique(plain.distribution.sample_BSHC[0, :, 0, 0])) == 3
 
 
-def test_held_out_windows_are_one_a_step_and_end_in_the_test_range():
+def test_there_is_one_held_out_window_per_step_of_the_test_range():
     data = load_series(config().data)
     found = only(held_out_windows(data, 8))
     border = data.series[0].borders
@@ -129,7 +129,7 @@ def test_held_out_windows_are_one_a_step_and_end_in_the_test_range():
 
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("residual", [False, True])
-def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
+def test_direct_forecasts_equal_the_densities_of_the_direct_head(residual, density):
     """In units of the frame: location (or the last value) plus scale times the density's own quantile."""
     parts = parts_with(horizon=6, residual=residual, density=density)
     codec, value_LC = parts.lm.codec, 100 + np.random.default_rng(0).normal(size=(24, 3)).cumsum(0)
@@ -162,7 +162,7 @@ def test_direct_forecasts_are_the_direct_heads_densities(residual, density):
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_model_of_every_rate_forecasts_at_the_one_it_is_told(direct):
+def test_a_rate_conditioned_model_forecasts_at_the_given_rate(direct):
     made = parts_with(horizon=6)
     made.agent = Learned(16, window=1, rates=RateRange(0.1, 0.6)).double().eval()
     batch = only(histories(np.random.default_rng(0).normal(size=(60, 4)).cumsum(0), 6))
@@ -176,7 +176,7 @@ def test_a_model_of_every_rate_forecasts_at_the_one_it_is_told(direct):
     assert (few[1] != many[1]).any()
 
 
-def test_windows_some_at_a_time_are_all_at_once():
+def test_windows_in_batches_equal_all_at_once():
     """Forecasts and scores, to rounding: noise is drawn window by window."""
     parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
     scored = []
@@ -199,7 +199,7 @@ def test_windows_some_at_a_time_are_all_at_once():
         np.testing.assert_allclose(others, figures, rtol=1e-9)
 
 
-def test_a_head_that_is_too_short_is_named():
+def test_a_direct_head_which_is_too_short_is_reported():
     batch = only(histories(np.arange(48.0).reshape(24, 2), 7))
     with pytest.raises(ValueError, match=r"direct head reaches 6 steps: train one with model\.horizon=7"):
         forecast(parts_with(horizon=6), batch, 7, direct=True)
@@ -214,13 +214,13 @@ def test_histories_are_as_long_as_the_model_allows():
     assert found.names == ["a", "b"]
     assert found.symbol_BL.shape == (2, 14, 1, 5)
     assert found.symbol_BL[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
-    with pytest.raises(ValueError, match=r"x\.csv has 1 rows: expected more than .* whole history of 14"):
+    with pytest.raises(ValueError, match=r"x\.csv has 1 rows: expected more than .* full history of 14"):
         histories(np.zeros((1, 1)), 10)
     with pytest.raises(ValueError, match=r"column 'a' of x\.csv holds no value"):
         histories(np.full((30, 1), np.nan), 10)
 
 
-def test_histories_of_several_lengths_are_batches_of_their_own():
+def test_histories_of_different_lengths_are_in_different_batches():
     long, short, same = (Recording(name, [""], np.arange(float(n))[:, None]) for name, n in
                          (("long", 40), ("short", 11), ("same", 35)))  # fmt: skip
     batches = list(last_windows([long, short, same], config(), 10).batches(8))

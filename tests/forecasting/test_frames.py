@@ -39,7 +39,7 @@ def long(**lengths):
     )
 
 
-def test_many_series_of_different_length_go_on(model):
+def test_many_series_of_different_length_are_continued(model):
     frame = long(b=60, a=20, c=45)
     found = model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
     assert list(found.columns) == ["unique_id", "ds", "mean", "q0.05", "q0.5", "q0.95"]
@@ -62,7 +62,7 @@ def test_wide_frames_and_those_without_dates(model):
     assert np.isfinite(found[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
 
 
-def test_what_is_wrong_is_named(model):
+def test_mistakes_are_reported(model):
     frame = long(a=40, b=40)
     gap = frame.drop(index=10)
     twice = pd.concat([frame, frame.iloc[[45]]], ignore_index=True).sort_values(["unique_id", "ds"])

@@ -39,7 +39,7 @@ def added(law, batch, points, parts):
     return scores.result()
 
 
-def test_batches_add_up_and_leave_out_what_is_missing():
+def test_batches_add_up_and_leave_out_missing_values():
     dice = np.random.default_rng(0)
     law, truth_BHC = SampleForecast(dice.normal(size=(9, 5, 4, 2))), dice.normal(size=(9, 4, 2))
     truth_BHC[0, 2:] = np.nan
@@ -66,7 +66,7 @@ def test_batches_add_up_and_leave_out_what_is_missing():
     assert whole.against["zero"].skill_mse == pytest.approx(1 - np.mean(squares) / zero)
 
 
-def test_a_true_density_covers_what_it_says():
+def test_a_true_density_has_its_coverage():
     """Standard normal densities, and values drawn from them: coverage, scores and skill in closed form."""
     count, codec = 4000, SeriesCodec(4, density="gaussian")
     raw = torch.zeros(count, 5, 2, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_a_true_density_covers_what_it_says():
     assert found.against["far"].z_score > 20
 
 
-def test_few_windows_are_said_to_be_few():
+def test_too_few_windows_are_reported():
     dice = np.random.default_rng(1)
     law, truth_BHC = SampleForecast(dice.normal(size=(6, 30, 4, 1))), dice.normal(size=(6, 4, 1))
     near = law.mean_BHC + 0.01 * dice.normal(size=(6, 4, 1))
@@ -98,7 +98,7 @@ def test_few_windows_are_said_to_be_few():
     assert "from far" in warnings_of(one, 100)[0]
 
 
-def test_nothing_to_score_is_nothing():
+def test_no_windows_score_nan():
     law = SampleForecast(np.zeros((2, 3, 4, 1)))
     found = added(law, batch_of(np.full((2, 4, 1), np.nan)), {}, [slice(None)])
     assert found.windows == 0

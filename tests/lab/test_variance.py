@@ -54,7 +54,7 @@ def build(text, scene, options):
     return variance_study._build(options, scene.device, parse(text, 0.8))
 
 
-def test_moments_of_known_gaussians():
+def test_statistics_of_known_gaussians():
     torch.manual_seed(0)
     true = torch.randn(40, dtype=torch.float64)
     mean = 0.5 * true + 0.1 * torch.randn(40)
@@ -133,7 +133,7 @@ def test_freezing_changes_no_gradient_and_is_undone(scene, options):
     assert all(p.requires_grad for p in scene.components.lm.parameters())
 
 
-def test_effects_have_no_size_where_tokens_say_nothing(scene):
+def test_effects_vanish_without_token_layers(scene):
     generator = torch.Generator().manual_seed(0)
     some = credit_by_distance(scene, 3, generator)
     assert max(some.rms) > 0
@@ -149,7 +149,7 @@ def test_effects_have_no_size_where_tokens_say_nothing(scene):
     assert none.pairs == sorted(none.pairs, reverse=True)
 
 
-def test_costs_count_what_is_done(scene, options):
+def test_costs_count_the_executed_work(scene, options):
     texts = ("reinforce", "rloo(num_samples=3)", "rloo(num_samples=3, reward_only=True)", "rebar", "ppo")
     built = {text: build(text, scene, options) for text in texts}
     costs = measure_costs(scene.components, built, scene.symbol_BN, rate=0.5, repeats=1)
@@ -163,7 +163,7 @@ def test_costs_count_what_is_done(scene, options):
     assert all(cost.fastest <= cost.seconds <= cost.slowest for cost in costs.values())
 
 
-def test_a_comparison_goes_on_where_it_stopped(options, tmp_path, monkeypatch):
+def test_a_study_resumes_where_it_stopped(options, tmp_path, monkeypatch):
     whole = variance_study.run_variance_study(options, tmp_path / "whole")
     score, calls = VarianceStudy.score, []
 
@@ -193,7 +193,7 @@ def flip(file):
     file.write_bytes(content)
 
 
-def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
+def test_damaged_or_foreign_figures_are_rejected(options, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
         variance_study.run_variance_study(options_of, folder)
@@ -217,7 +217,7 @@ def test_damaged_or_foreign_figures_are_not_taken(options, tmp_path):
     variance_study.run_variance_study(more, one)
 
 
-def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
+def test_a_trajectory_of_another_run_is_rejected(options, tmp_path):
     variance_study.run_variance_study(options, tmp_path)
     other = replace(options, config=replace(options.config, seed=9))
     (tmp_path / "variance.json").unlink()
@@ -225,7 +225,7 @@ def test_a_trajectory_of_another_run_is_not_taken(options, tmp_path):
         variance_study.run_variance_study(other, tmp_path)
 
 
-def test_what_earlier_versions_stored_is_read(options, tmp_path):
+def test_studies_of_earlier_versions_are_read(options, tmp_path):
     """Their files have no digests."""
     whole = variance_study.run_variance_study(options, tmp_path)
     path = tmp_path / "variance.json"
@@ -240,12 +240,12 @@ def test_what_earlier_versions_stored_is_read(options, tmp_path):
     )
 
 
-def test_the_report_of_a_comparison(options, tmp_path, capsys):
+def test_the_report_of_a_study(options, tmp_path, capsys):
     result = variance_study.run_variance_study(options, tmp_path)
     print_variance(result)
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed
-    assert "Truth: enumeration" in printed
+    assert "True gradient: enumeration" in printed
     lines = write_variance(result, tmp_path / "v.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 * 3
     for picture in (draw_progress, draw_cost, draw_credit):
@@ -305,7 +305,7 @@ def faces(axes):
     return [container[0].get_markerfacecolor() for container in axes.containers]
 
 
-def test_bias_of_direction_is_told_as_it_was_estimated(monkeypatch):
+def test_bias_of_direction_is_drawn_as_estimated(monkeypatch):
     for turn in (-0.7, 1.8):
         axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[turn, 0.3]))
         assert f"other  [{turn:.2f} ± 0.30]" in texts
@@ -324,7 +324,7 @@ def test_a_bias_that_may_be_zero_is_grey(monkeypatch, turn):
     assert axes.figure.axes[-1].get_ylim() == (0.0, pytest.approx(0.1))
 
 
-def test_what_one_pair_says_has_no_error_and_is_left_out(monkeypatch):
+def test_distances_with_one_pair_have_no_error_and_are_left_out(monkeypatch):
     axes, _, _ = drawn(monkeypatch, draw_credit, a_result())
     rms, noise = (line.get_ydata() for line in axes.lines)
     assert rms[:2].tolist() == [1.0, 0.5]
@@ -333,7 +333,7 @@ def test_what_one_pair_says_has_no_error_and_is_left_out(monkeypatch):
     assert "errors were not measured" in axes.figure.get_supxlabel()
 
 
-def test_products_are_relative_to_the_papers_estimator():
+def test_noise_flops_are_relative_to_the_papers_estimator():
     def found(noise):
         return {"components": {"policy": {"noise": [noise, 0.1]}}}
 
@@ -344,7 +344,7 @@ def test_products_are_relative_to_the_papers_estimator():
     assert all(math.isnan(product) for product in noise_flops(result, nothing).values())
 
 
-def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
+def test_estimators_refuse_autoregressive_policies(options, tmp_path):
     config = replace(options.config, agent={"name": "learned", "window": 1})
     result = variance_study.run_variance_study(
         replace(options, config=config, estimators=("reinforce", "arm"), checkpoints=1), tmp_path
@@ -353,7 +353,7 @@ def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
     assert list(result["costs"]) == ["reinforce"]
 
 
-def test_long_sequences_are_measured_against_unbiased_draws(options, tmp_path):
+def test_long_sequences_are_compared_with_unbiased_draws(options, tmp_path):
     config = replace(options.config, data=replace(options.config.data, seq_len=24))
     long = replace(options, config=config, checkpoints=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
     assert variance_study.run_variance_study(long, tmp_path / "long")["reference"] == long.reference
@@ -400,7 +400,7 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
         ("-" * 100_000 + "1", "cannot be read"),
     ],
 )
-def test_estimators_that_cannot_be_read_say_why(text, message):
+def test_unreadable_estimators_are_reported(text, message):
     with pytest.raises(ValueError, match=message):
         parse(text, 0.9)
 
@@ -423,7 +423,7 @@ def test_specifications_are_calls():
         ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),
     ],
 )
-def test_options_out_of_range_are_refused(options, change, message):
+def test_options_out_of_range_are_rejected(options, change, message):
     with pytest.raises(ValueError, match=message):
         replace(options, **change)
 
@@ -440,6 +440,6 @@ def test_options_out_of_range_are_refused(options, change, message):
         ("reference=reinforce", "is biased: expected an unbiased"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_work_starts(word, message):
+def test_impossible_studies_are_rejected_before_work_starts(word, message):
     with pytest.raises(UserError, match=message):
         run_command("variance", ["with", "quick", word, "-u"])

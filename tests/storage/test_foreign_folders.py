@@ -28,7 +28,7 @@ from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.storage import atomic, checkpoints, checksummed, regular_files
 from tokenv.storage.checksums import DIGESTS, verify, write_digests
-from tokenv.storage.progress import read_progress
+from tokenv.storage.progress_file import read_progress
 from tokenv.training.trainer import train
 
 SECRET = "the user's own"

@@ -49,10 +49,10 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         (["nohup"], [("loop", HUP), ("loop", INT)]),
     ],
 )
-def test_every_way_of_stopping_is_one_interrupt_that_is_written_down(
+def test_every_stop_signal_is_one_interrupt_which_is_recorded(
     words: list[str], signals: list[tuple[str, signal.Signals]]
 ) -> None:
-    """Each signal is sent when the process has said a word."""
+    """Send each signal when the process has printed a word."""
     with subprocess.Popen(
         [sys.executable, "-c", LOOP, *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
     ) as process:

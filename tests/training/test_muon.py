@@ -30,14 +30,14 @@ shapes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, m
 
 
 @given(shapes, st.integers(0, 2**32), st.sampled_from([1e-9, 1.0, 1e6]))
-def test_orthogonal_moves_singular_values_alone(shapes: list[tuple[int, int]], seed: int, scale: float) -> None:
+def test_orthogonalize_changes_singular_values_alone(shapes: list[tuple[int, int]], seed: int, scale: float) -> None:
     numbers = torch.Generator().manual_seed(seed)
     matrices = [scale * torch.randn(shape, generator=numbers, dtype=torch.float64) for shape in shapes]
     for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
         assert torch.allclose(found, reference(matrix), atol=1e-8)
 
 
-def test_singular_values_come_near_one_and_nothing_stays_nothing() -> None:
+def test_singular_values_come_near_one_and_zero_stays_zero() -> None:
     wide = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalize([wide])[0])
     assert values.min() > 0.65
@@ -46,7 +46,7 @@ def test_singular_values_come_near_one_and_nothing_stays_nothing() -> None:
 
 
 def some_steps(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> list[dict[str, Tensor]]:
-    """Make three steps; what gradients they were made with."""
+    """Make three steps, and return their gradients."""
     optimizer, numbers, made = optimizers.make_optimizer(config, parameters), torch.Generator().manual_seed(0), []
     for _ in range(3):
         made.append({name: torch.randn(p.shape, generator=numbers, dtype=p.dtype) for name, p in parameters.items()})
@@ -57,7 +57,7 @@ def some_steps(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -
 
 
 def after_steps(start: Tensor, gradients: list[Tensor]) -> Tensor:
-    """Of one matrix, with a learning rate of 0.01, a weight decay of 0.1 and a momentum of 0.8."""
+    """One matrix, with a learning rate of 0.01, a weight decay of 0.1 and a momentum of 0.8."""
     matrix, momentum = start, torch.zeros_like(start)
     for gradient in gradients:
         momentum = 0.8 * momentum + 0.2 * gradient
@@ -66,7 +66,7 @@ def after_steps(start: Tensor, gradients: list[Tensor]) -> Tensor:
     return matrix
 
 
-def test_muon_learns_the_matrices_of_layers_and_adamw_all_else(tiny_settings: dict[str, Any]) -> None:
+def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(tiny_settings: dict[str, Any]) -> None:
     tiny_settings["hardware"]["precision"] = "float64"
     tiny_settings["train"] |= {"learning_rate": 0.01, "agent_learning_rate": 2e-3, "weight_decay": 0.1, "beta1": 0.8}
     found: dict[str, dict[str, torch.nn.Parameter]] = {}
@@ -86,7 +86,7 @@ def test_muon_learns_the_matrices_of_layers_and_adamw_all_else(tiny_settings: di
         assert torch.allclose(found["muon"][name], expected, atol=1e-9), name
 
 
-def test_steps_are_torchs() -> None:
+def test_steps_equal_those_of_torch() -> None:
     """Torch's Muon, which computes in bfloat16, on a parameter of one matrix."""
     numbers = torch.Generator().manual_seed(0)
     start = torch.randn(24, 32, generator=numbers)
@@ -101,7 +101,7 @@ def test_steps_are_torchs() -> None:
     assert (moved - expected).norm() < 0.02 * expected.norm()
 
 
-def test_moments_of_the_other_optimizer_are_refused(tiny_settings: dict[str, Any]) -> None:
+def test_moments_of_another_optimizer_are_rejected(tiny_settings: dict[str, Any]) -> None:
     both = {}
     for name in ("adamw", "muon"):
         config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"optimizer": name}})

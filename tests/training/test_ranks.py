@@ -67,7 +67,7 @@ def of_estimator(name, accumulate, **options):
 
 
 def every_case(folder):
-    """By name: settings, and whether sequences are of different lengths. Updates of 4 and of 8 sequences."""
+    """Return cases by name: settings, and whether sequences have different lengths; updates of 4 and of 8 sequences."""
     gaps = folder / "gaps.csv"
     support.write_series(gaps)
     series = merge(SERIES, {"data": {"source": str(gaps)}})
@@ -123,7 +123,7 @@ def trained(ranks, settings, folder, resume=None):
 
 
 def ended(ranks, work):
-    """How something ended."""
+    """Return the result of a function, or its error as text."""
     try:
         return work()
     except (Exception, KeyboardInterrupt) as error:
@@ -223,14 +223,14 @@ def assert_alike(name, one, several):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_two_ranks_are_one(pair, name):
+def test_two_ranks_equal_one(pair, name):
     found, cases, _ = pair
     case, how = cases[name]
     assert_alike(name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in found])
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_so_are_two_that_hold_one_model_between_them(pair, name):
+def test_two_ranks_with_a_sharded_model_equal_one(pair, name):
     found, cases, _ = pair
     case, how = cases[name]
     assert_alike(name, support.updates(Ranks(), case, **how), [each["sharded updates"][name] for each in found])
@@ -238,7 +238,7 @@ def test_so_are_two_that_hold_one_model_between_them(pair, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "shard"), [(2, 1), (4, 1), (2, 2), (4, 2)])
-def test_so_are_two_and_four_with_whatever_there_is(tmp_path, world, shard):
+def test_two_and_four_ranks_equal_one_for_every_component(tmp_path, world, shard):
     cases = every_case(tmp_path)
     cases = {name: (merge(case, {"hardware": {"fsdp_size": shard}}), how) for name, (case, how) in cases.items()}
     found = support.in_processes(world, support.all_updates, tmp_path / "told", cases)
@@ -255,7 +255,7 @@ def assert_same_run(history, expected):
 
 
 @pytest.mark.parametrize("kind", ["run", "sharded"])
-def test_a_run_of_two_is_the_run_of_one(pair, alone, kind):
+def test_a_run_of_two_ranks_equals_the_run_of_one(pair, alone, kind):
     found, _, folder = pair
     for each in found:
         assert_same_run(each[kind], alone[0])
@@ -269,7 +269,7 @@ def test_a_run_of_two_is_the_run_of_one(pair, alone, kind):
 
 
 @pytest.mark.parametrize(("kind", "resumed"), [("run", "resumed"), ("sharded", "sharded, resumed")])
-def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_path, kind, resumed):
+def test_one_and_two_ranks_resume_from_each_others_checkpoints(pair, alone, tmp_path, kind, resumed):
     found, _, folder = pair
     for each in found:
         assert_same_run(each[resumed], alone[0])
@@ -277,7 +277,7 @@ def test_what_one_saved_two_go_on_with_and_the_other_way_round(pair, alone, tmp_
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
 
 
-def test_a_streamed_run_of_two_is_that_of_one_and_goes_on_at_either(pair, streamed_alone, tmp_path):
+def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(pair, streamed_alone, tmp_path):
     found, _, folder = pair
     history, saved_alone, tables = streamed_alone
     for each in found:
@@ -294,13 +294,13 @@ def test_a_streamed_run_of_two_is_that_of_one_and_goes_on_at_either(pair, stream
 
 
 @pytest.mark.slow
-def test_what_two_saved_four_go_on_with(pair, alone, tmp_path):
+def test_four_ranks_resume_from_a_checkpoint_of_two(pair, alone, tmp_path):
     saved = checkpoints.list_complete(pair[2] / "run")[0]
     for history in support.in_processes(4, trained, tmp_path / "told", RUN, tmp_path / "run", saved):
         assert_same_run(history, alone[0])
 
 
-def test_one_rank_that_is_not_finite_stops_all(pair):
+def test_a_nonfinite_loss_on_one_rank_stops_all(pair):
     found, _, folder = pair
     for each in found:
         assert each["not finite"].startswith("NotFiniteError: step 1: ")
@@ -316,24 +316,24 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(pa
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved[-1]), alone[0])
 
 
-def test_what_fails_on_one_rank_is_told_by_the_first(pair):
+def test_an_error_on_one_rank_is_reported_by_the_first(pair):
     found, *_ = pair
     assert [each["one fails"] for each in found] == ["RanksError: rank 1: no such file"] * 2
     assert [each["none fails"] for each in found] == [0, 1]
 
 
-def test_ranks_that_differ_are_refused(pair):
+def test_different_ranks_are_rejected(pair):
     for each in pair[0]:
         assert each["different"].startswith("RanksError: rank 0 has b = 0, and rank 1 has 1: expected the same")
 
 
-def test_a_world_that_does_not_divide_is_refused(pair):
+def test_a_number_of_ranks_which_does_not_divide_is_rejected(pair):
     for each in pair[0]:
         assert "2 processes cannot share the 3 sequences of an update evenly" in each["uneven"]
         assert "such as 1" in each["uneven"]
 
 
-def test_what_remembers_needs_a_world_that_divides_the_batch():
+def test_cross_step_state_needs_ranks_which_divide_the_batch():
     config = resolve([], of_estimator("moving_average", 2))
     check_components(config, 4)
     with pytest.raises(UserError, match=r"8 processes with train.batch_size = 4: .* remembers .* such as 4"):
@@ -343,7 +343,7 @@ def test_what_remembers_needs_a_world_that_divides_the_batch():
         check_components(resolve([], of_estimator("reinforce", 2)), 16)
 
 
-def test_who_remembers():
+def test_which_components_have_cross_step_state():
     remembering = {
         name
         for name in registry.ESTIMATORS
@@ -354,7 +354,7 @@ def test_who_remembers():
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
-def test_every_sequence_is_somebodys_and_nobody_elses(accumulate, batch_size, world, together):
+def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, world, together):
     fits = batch_size % world == 0 if together else (accumulate * batch_size) % world == 0
     if not fits:
         with pytest.raises(UserError, match=f"{world} processes"):
@@ -372,7 +372,7 @@ def test_every_sequence_is_somebodys_and_nobody_elses(accumulate, batch_size, wo
 
 
 @pytest.mark.parametrize(("accumulate", "batch_size", "world"), [(1, 4, 2), (2, 4, 2), (2, 4, 8), (3, 4, 6), (4, 1, 2)])
-def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
+def test_ranks_together_read_the_sequences_of_one(accumulate, batch_size, world):
     corpus = load_corpus(resolve([], TINY).data)
     whole = corpus.train(seed=1)
     ranks = [BatchAssignment(accumulate, batch_size, rank, world) for rank in range(world)]
@@ -386,7 +386,7 @@ def test_ranks_together_read_what_one_reads(accumulate, batch_size, world):
         assert all(source.state_dict() == whole.state_dict() for source in sources)
 
 
-def test_half_an_environment_is_refused():
+def test_an_incomplete_environment_is_rejected():
     with (
         pytest.raises(UserError, match="WORLD_SIZE = 2 and no RANK in the environment"),
         init_from_torchrun({"WORLD_SIZE": "2"}),

@@ -66,7 +66,7 @@ def assert_same_run(run: str, expected: str) -> None:
         assert found[name][1] == pytest.approx(values, rel=1e-6, abs=1e-9, nan_ok=True), name
 
 
-def test_two_are_one_are_stopped_are_lost_and_go_on() -> None:
+def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
     run_command("train", ["with", "tiny.yaml"])
     whole = start(2, "-m", "tokenv", "train", "with", "tiny.yaml")
     assert messages(whole) == []
@@ -107,7 +107,7 @@ def test_two_are_one_are_stopped_are_lost_and_go_on() -> None:
         (2, ["evaluate", "with", "run=runs/1"], "tokenv evaluate works in one process"),
     ],
 )
-def test_what_cannot_be_is_one_message_and_no_run(count: int, words: list[str], said: str) -> None:
+def test_an_impossible_run_is_one_message_and_no_run(count: int, words: list[str], said: str) -> None:
     Path("each.sh").write_text(f"exec {sys.executable} -W ignore -m tokenv {' '.join(words)}\n")
     process = start(count, "--no-python", "sh", "each.sh")
     (message,) = messages(process)
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_one_message_and_no_run(count: int, words: list[str], 
     assert not Path("runs").exists()
 
 
-def test_other_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="tokenv bench works in one process"):

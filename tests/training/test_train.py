@@ -209,17 +209,17 @@ def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_p
     assert isinstance(config, Config)
 
 
-def asked_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, which is not waited for: how an update went is heard when the next one is on its way."""
+def read_metrics_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read metrics late, as on a GPU: those of an update while the next one is computed."""
     monkeypatch.setattr(training, "ASYNC_DEVICES", ("cpu",))
 
 
-def test_hearing_late_how_updates_went_changes_nothing(
+def test_reading_metrics_late_changes_nothing(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_settings["train"]["symbols"] = 1536
     _, logged = run(tiny_settings, tmp_path / "soon")
-    asked_late(monkeypatch)
+    read_metrics_late(monkeypatch)
     _, late = run(tiny_settings, tmp_path / "late")
     assert without_clock(late) == without_clock(logged)
     soon, later = (checkpoints.list_complete(tmp_path / name) for name in ("soon", "late"))
@@ -237,7 +237,7 @@ def without_clock_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("bad", [3, 5])  # right before a checkpoint, and in the last update
-def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkpoint(
+def test_a_nonfinite_update_read_late_changes_no_parameter_and_no_checkpoint(
     bad: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, total, parameters = 0, update.total_loss, []
@@ -254,7 +254,7 @@ def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkp
 
     tiny_settings["train"]["symbols"] = 1536
     tiny_settings["validation"]["every_symbols"] = 10_000  # which would ask, too
-    asked_late(monkeypatch)
+    read_metrics_late(monkeypatch)
     monkeypatch.setattr(update, "total_loss", broken)
     monkeypatch.setattr(training, "make_optimizer", kept)
     with pytest.raises(NotFiniteError, match=rf"step {bad}: grad_norm_lm = nan.*words"):
@@ -266,8 +266,8 @@ def test_what_is_not_finite_and_heard_of_late_reaches_no_parameter_and_no_checkp
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_step_that_is_spared_changes_nothing(name: str, tiny_settings: dict[str, Any]) -> None:
-    """Neither parameters nor moments nor the count of steps, where the device says so; else it is the step it was."""
+def test_a_skipped_step_changes_nothing(name: str, tiny_settings: dict[str, Any]) -> None:
+    """A skipped step changes neither parameters nor moments nor the number of steps; other steps are unchanged."""
     tiny_settings["train"]["optimizer"] = name
     config = resolve([], tiny_settings)
     found = []

@@ -74,12 +74,12 @@ def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, ag
 
 
 @pytest.mark.parametrize("estimator", sorted(PAST))
-def test_what_is_not_valid_is_refused(tiny_settings, tmp_path, estimator):
+def test_invalid_options_are_rejected(tiny_settings, tmp_path, estimator):
     with pytest.raises(ValueError, match="give the learned agent window=0"):
         run(configure(tiny_settings, estimator, "window 2"), tmp_path)
 
 
-def test_an_agent_without_its_pooling_is_refused(tiny_settings, tmp_path):
+def test_an_agent_without_its_pooling_is_rejected(tiny_settings, tmp_path):
     config = resolve([], merge(tiny_settings, {"agent": {"name": "hnet"}, "estimator": {"name": "path"}}))
     with pytest.raises(ValueError, match=r"expected model\.pooling=smooth"):
         run(config, tmp_path)
@@ -90,7 +90,7 @@ def test_importance_weights_are_logged(tiny_settings, tmp_path):
     assert all(0 < size <= 1 for size in logged["train/effective_sample_size"])
 
 
-def test_steps_of_the_head_move_the_policy_alone_and_cost_next_to_nothing(tiny_settings, tmp_path):
+def test_head_epochs_change_the_policy_alone_at_little_cost(tiny_settings, tmp_path):
     first, flops = {}, {}
     for steps in (0, 3):
         changes = {"estimator": {"name": "reinforce", "head_epochs": steps}, "checkpoint": {"every_symbols": 128}}

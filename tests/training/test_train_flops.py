@@ -29,7 +29,7 @@ BATCH, LENGTH = 4, 32
 
 @pytest.fixture
 def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention without products of queries, keys and values, which are left out of the account."""
+    """Compute attention without products of queries, keys and values, which are not counted."""
 
     def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, gate_BN: Tensor | None = None) -> Tensor:
         mixed = v + 0 * (q + k)
@@ -41,7 +41,7 @@ def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_update(config: Config) -> tuple[Components, int, int, int]:
-    """Make one update; the FLOPs that it needs, those it executes by our account, and those that torch counts."""
+    """Make one update; return its needed and executed FLOPs by our count, and those which torch counts."""
     parts = build_components(config)
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
@@ -98,7 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("_no_scores")
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_executed_is_what_torch_counts(name: str) -> None:
+def test_executed_flops_equal_those_which_torch_counts(name: str) -> None:
     changes = settings(
         train={"batch_size": BATCH, "gradient_accumulation_steps": 1}, hardware={"activation_checkpointing": "off"}
     )
@@ -113,7 +113,7 @@ def spent(changes: dict[str, Any], **sections: Any) -> tuple[int, int]:
     return needed, executed
 
 
-def test_padding_recomputed_layers_and_an_early_exit_of_no_use_are_not_needed() -> None:
+def test_needed_flops_exclude_padding_recomputation_and_an_unused_early_exit() -> None:
     changes = settings(train={"batch_size": BATCH, "gradient_accumulation_steps": 1})
     plain, packed, again = (
         spent(changes, hardware={"sequence_packing": pack, "activation_checkpointing": recompute})

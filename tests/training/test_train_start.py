@@ -39,7 +39,7 @@ def old(tiny_settings, tmp_path):
 
 @pytest.fixture
 def settings(tiny_settings, old):
-    """Of a run that starts from it; it says nothing of model and codec."""
+    """Return the settings of a run which starts from another one, without model and codec."""
     of_run = {key: value for key, value in tiny_settings.items() if key != "model"}
     return merge(of_run, {"seed": 1, "init_from": str(old)})
 
@@ -70,7 +70,7 @@ def test_a_frozen_pass_costs_a_third(settings):
     )
 
 
-def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_settings, old):
+def test_a_trained_on_model_begins_where_the_other_ended(settings, tiny_settings, old):
     config, best = resolve([], settings), checkpoints.find(old, "best")
     tensors = build_components(config).state_dict()
     assert config.init_from == str(best.resolve())
@@ -81,7 +81,7 @@ def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_sett
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, old, tmp_path, frozen):
+def test_the_first_run_may_be_deleted_and_resuming_equals_never_having_stopped(settings, old, tmp_path, frozen):
     config = resolve([], merge(settings, {"freeze_lm": frozen, "train": {"agent_learning_rate": 1e-2}}))
     whole = run(config, tmp_path / "whole")
     shutil.rmtree(old)
@@ -94,7 +94,7 @@ def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, o
         build_components(config)
 
 
-def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
+def test_runs_stored_before_start_existed_are_read(settings, old):
     stored = checkpoints.load_state(checkpoints.find(old))["config"]
     del stored["init_from"], stored["freeze_lm"], stored["train"]["agent_learning_rate"]
     assert resolve([], {}, stored).init_from is None
@@ -112,7 +112,7 @@ def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
         ({"init_from": "nowhere"}, r"no complete checkpoint in nowhere"),
     ],
 )
-def test_mistakes_are_told(settings, wrong, message):
+def test_mistakes_are_reported(settings, wrong, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         build_components(resolve([], merge(settings, wrong)))
     assert resolve([], merge(settings, {"model": {"width": 16}})).model.width == 16  # the same is no mistake
@@ -134,7 +134,7 @@ def test_a_model_of_another_type_is_refused_by_one_message(old):
         load_pretrained_lm(lm, str(path))
 
 
-def test_a_flat_policy_draws_at_the_rate():
+def test_a_zero_initialised_policy_draws_at_the_rate():
     torch.manual_seed(0)
     agent = Learned(8, rate=0.3, window=2, zero_init=True).eval()
     td = {keys.ENCODING: torch.randn(4, 8), keys.LAST_ACTIONS: torch.ones(4, 2), keys.DECISION_MASK: torch.ones(4) > 0}

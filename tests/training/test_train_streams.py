@@ -25,7 +25,7 @@ def config(tmp_path_factory):
 
 
 def trained(config, folder, *, resume=None, log=lambda *_: None):
-    """History without the clock, and the last checkpoint's cursors."""
+    """Return the history without timings, and the stream positions of the last checkpoint."""
     _, history = train(config, folder, log, resume=resume)
     state = checkpoints.load(checkpoints.list_complete(folder)[-1]).state["data"]
     return {name: values for name, values in history.items() if "per_second" not in name}, state
@@ -57,7 +57,7 @@ def test_reading_ahead_changes_no_bit(config, whole, tmp_path, monkeypatch):
     assert max(seen) == 0
 
 
-def test_stopped_and_gone_on_with_it_is_the_same_run(config, whole, tmp_path):
+def test_a_stopped_and_resumed_run_is_the_same(config, whole, tmp_path):
     def interrupt(name, _, seen):
         if name == "train/flops" and seen == 768:
             os.kill(os.getpid(), signal.SIGINT)
@@ -70,7 +70,7 @@ def test_stopped_and_gone_on_with_it_is_the_same_run(config, whole, tmp_path):
     assert trained(config, tmp_path / "two", resume=checkpoints.load(saved)) == whole
 
 
-def test_what_cannot_be_read_is_the_users_own_message(config, tmp_path, monkeypatch):
+def test_unreadable_data_is_reported_to_the_user(config, tmp_path, monkeypatch):
     real = Shards.rows
 
     def broken(self, shard, first=0):

@@ -19,8 +19,8 @@ from tokenv.training.process_group import Ranks
 from tokenv.training.update import accumulate_gradients, policy_epochs
 
 
-class Asked(TorchDispatchMode):
-    """Counts what a GPU would be waited for: values that Python reads, and shapes that depend on values."""
+class WaitCounter(TorchDispatchMode):
+    """Count operations which wait for a GPU: values read by Python, and shapes which depend on values."""
 
     tags = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -36,8 +36,8 @@ class Asked(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Listed(TorchFunctionMode):
-    """Counts what torch does behind a dispatcher's back on a CPU."""
+class ReadCounter(TorchFunctionMode):
+    """Count reads which the dispatcher does not see on a CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Listed(TorchFunctionMode):
 
 
 class Source(TensorSource):
-    """Sequences at hand: what reading asks is asked of the CPU."""
+    """Source in memory, whose reads do not count."""
 
     def next(self, count: int) -> Any:
         with torch._C.DisableTorchFunction():
@@ -58,7 +58,9 @@ class Source(TensorSource):
 
 
 @pytest.mark.parametrize(("estimator", "reads_tokens"), [("reinforce", 1), ("rloo_clipped", 2), ("straight", 0)])
-def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int, tiny_settings: dict[str, Any]) -> None:
+def test_an_update_waits_for_the_device_twice_a_pass(
+    estimator: str, reads_tokens: int, tiny_settings: dict[str, Any]
+) -> None:
     """Whether the draws have settled, and how many tokens came of them; how the update went, nobody asks here.
 
     Samples that only earn a reward are read out apart, and relaxed boundaries have no number of tokens.
@@ -83,15 +85,15 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
         policy_epochs(optimizer, rollouts, parts, config, team)
 
     update()
-    with Asked() as asked, Listed() as listed:
+    with WaitCounter() as asked, ReadCounter() as listed:
         update()
     assert asked.number == {"equal.default": passes}
     assert listed.number == {"tolist": passes * reads_tokens} or (not reads_tokens and not listed.number)
 
 
-def test_what_asks_is_counted() -> None:
+def test_waiting_operations_are_counted() -> None:
     x = torch.arange(4.0)
-    with Asked() as asked, Listed() as listed:
+    with WaitCounter() as asked, ReadCounter() as listed:
         assert x.sum().item() == 6
         assert bool(x[1] > 0)
         assert torch.equal(x[x > 1], x[2:])

@@ -20,7 +20,7 @@ from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
 from tokenv.evaluation.requested_rate import resolve_rate
-from tokenv.forecasting.baselines import Baselines, find_season, fit_peers, naive_baselines
+from tokenv.forecasting.baseline_models import Baselines, find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.report import (

@@ -17,7 +17,7 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData
-from tokenv.forecasting.baselines import find_season, fit_peers, naive_baselines
+from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import Array, held_out_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.scores import ScoreAccumulator as ForecastScores

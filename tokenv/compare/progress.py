@@ -16,7 +16,7 @@ from tokenv.compare.store import same_runs
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
 from tokenv.plotting.terminology import TERMINOLOGY
-from tokenv.storage.progress import read_progress
+from tokenv.storage.progress_file import read_progress
 
 
 class EtaEstimator:

@@ -20,7 +20,7 @@ from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.requested_rate import resolve_rate
-from tokenv.forecasting.baselines import Baselines, check_season
+from tokenv.forecasting.baseline_models import Baselines, check_season
 from tokenv.forecasting.config import check_request
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, PredictiveDistribution, SampleForecast

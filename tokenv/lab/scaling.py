@@ -77,7 +77,7 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
 
     device = components.lm.head.weight.device
     seconds = interleave({"update": update}, options.repeats, device)["update"]
-    memory = sum(ranks.control.all_gather_object(peak_memory(device)))
+    memory = sum(ranks.cpu_group.all_gather_object(peak_memory(device)))
     symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
     return time_figures(seconds, symbols) | {"peak_memory_gib": memory}
 

@@ -59,7 +59,7 @@ class DataParallelGroup:
         pass_group = SINGLE_PROCESS
         for first in range(0, ranks.size, assignment.members):
             members = list(range(first, first + assignment.members))
-            handle = dist.new_group(members) if len(members) < ranks.size else ranks.world.handle
+            handle = dist.new_group(members) if len(members) < ranks.size else ranks.device_group.handle
             if ranks.rank in members:
                 pass_group = Group(ranks.rank - first, len(members), handle)
         return cls(ranks, assignment, pass_group)
@@ -73,7 +73,7 @@ class DataParallelGroup:
             return
         parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         has_gradient = torch.tensor([int(parameter.grad is not None) for parameter in parameters])
-        counts = self.ranks.control.all_reduce_(has_gradient).tolist()
+        counts = self.ranks.cpu_group.all_reduce_(has_gradient).tolist()
         gradients = []
         for parameter, count in zip(parameters, counts, strict=True):
             if count:
@@ -81,7 +81,7 @@ class DataParallelGroup:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         for bucket in _buckets(gradients):
-            total = self.ranks.world.all_reduce_(torch.cat([gradient.flatten() for gradient in bucket]))
+            total = self.ranks.device_group.all_reduce_(torch.cat([gradient.flatten() for gradient in bucket]))
             pieces = total.split([gradient.numel() for gradient in bucket])
             for gradient, piece in zip(bucket, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
@@ -91,7 +91,7 @@ class DataParallelGroup:
         if self.ranks.size == 1:
             return dict(sums)
         own = torch.stack([value.double() for value in sums.values()])
-        total = self.ranks.world.all_reduce_(own if self.pass_group.rank == 0 else torch.zeros_like(own))
+        total = self.ranks.device_group.all_reduce_(own if self.pass_group.rank == 0 else torch.zeros_like(own))
         return dict(zip(sums, total.unbind(), strict=True))
 
 

@@ -35,24 +35,24 @@ class Ranks:
     """All processes of a run.
 
     Attributes:
-        world: group which sends tensors on the model's device.
-        control: group which sends small objects from CPU to CPU.
-        local: number of this process on its machine.
+        device_group: group which sends tensors on the model's device.
+        cpu_group: group which sends small objects from CPU to CPU.
+        local_rank: number of this process on its machine.
     """
 
-    world: Group = SINGLE_PROCESS
-    control: Group = SINGLE_PROCESS
-    local: int = 0
+    device_group: Group = SINGLE_PROCESS
+    cpu_group: Group = SINGLE_PROCESS
+    local_rank: int = 0
 
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return self.world.rank
+        return self.device_group.rank
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self.world.size
+        return self.device_group.size
 
     @property
     def is_first(self) -> bool:
@@ -73,26 +73,26 @@ class Ranks:
                 f"hardware.device = {name!r} with {self.size} processes: expected auto, cuda or cpu, for every process "
                 "takes a GPU of its own"
             )
-        if self.local >= torch.cuda.device_count():
+        if self.local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"process {self.local} of this machine finds {torch.cuda.device_count()} GPUs: expected one for each: "
-                "lower torchrun's --nproc-per-node, or choose hardware.device=cpu"
+                f"process {self.local_rank} of this machine finds {torch.cuda.device_count()} GPUs: expected one for "
+                "each: lower torchrun's --nproc-per-node, or choose hardware.device=cpu"
             )
-        return torch.device("cuda", self.local)
+        return torch.device("cuda", self.local_rank)
 
     def broadcast_parameters(self, modules: Iterable[torch.nn.Module]) -> None:
         """Copy rank 0's parameters and buffers to all ranks."""
         for module in modules:
             for tensor in (*module.parameters(), *module.buffers()):
-                self.world.first(tensor.detach())
+                self.device_group.first(tensor.detach())
 
     def any(self, flag: bool) -> bool:
         """Return whether ``flag`` is True on any rank."""
-        return bool(self.control.all_reduce_(torch.tensor(int(flag))))
+        return bool(self.cpu_group.all_reduce_(torch.tensor(int(flag))))
 
     def from_rank0(self, work: Callable[[], T], *, run_on_all: bool = False) -> T:
         """Return the result of ``work`` on rank 0, a small object; other ranks run it only if ``run_on_all``."""
-        return cast(T, self.control.all_gather_object(work() if self.is_first or run_on_all else None)[0])
+        return cast(T, self.cpu_group.all_gather_object(work() if self.is_first or run_on_all else None)[0])
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Return the result of ``work`` once it has succeeded on every rank.
@@ -105,7 +105,7 @@ class Ranks:
             result = work()
         except (UserError, RunFailedError, OSError) as error:
             failure = error
-        messages = self.control.all_gather_object(None if failure is None else str(failure))
+        messages = self.cpu_group.all_gather_object(None if failure is None else str(failure))
         if failure is not None and self.is_first:
             raise failure
         for rank, message in enumerate(messages):
@@ -122,7 +122,7 @@ class Ranks:
         Raises:
             RanksError: two ranks differ; the message names the first difference.
         """
-        of_ranks = self.control.all_gather_object(dict(facts))
+        of_ranks = self.cpu_group.all_gather_object(dict(facts))
         for rank, theirs in enumerate(of_ranks):
             for name in sorted(of_ranks[0].keys() | theirs.keys()):
                 one, other = of_ranks[0].get(name), theirs.get(name)
@@ -153,13 +153,13 @@ def init_from_torchrun(environment: Mapping[str, str] = os.environ) -> Iterator[
             f"WORLD_SIZE = {size} and no {missing[0]} in the environment: expected what torchrun sets: start with "
             "torchrun --nproc-per-node=2 -m tokenv train with ..., or unset WORLD_SIZE to train in one process"
         )
-    local, cuda = int(environment["LOCAL_RANK"]), torch.cuda.is_available()
-    if cuda and local < torch.cuda.device_count():
-        torch.cuda.set_device(local)
+    local_rank, cuda = int(environment["LOCAL_RANK"]), torch.cuda.is_available()
+    if cuda and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     try:
         rank = dist.get_rank()
-        control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        yield Ranks(Group(rank, size, dist.group.WORLD), Group(rank, size, control), local)
+        cpu_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        yield Ranks(Group(rank, size, dist.group.WORLD), Group(rank, size, cpu_group), local_rank)
     finally:
         dist.destroy_process_group()

@@ -120,6 +120,10 @@ class Trainer:
         group: this process's share of every update.
     """
 
+    optimizer: torch.optim.Optimizer
+    state: RunState
+    calibration: SequenceBatch | None = None  # held-out sequences which fit the logit bias
+
     def __init__(
         self,
         config: Config,
@@ -171,13 +175,12 @@ class Trainer:
         self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
         self.corpus = load_corpus(config.data, progress=self.progress)
-        self.calibration: SequenceBatch | None = None
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
         assignment = BatchAssignment.of(config.train, together=self.components.has_cross_step_state)
         self.streams = self.corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
-        self.optimizer: torch.optim.Optimizer = make_optimizer(config.train, self.components.named_parameters())
+        self.optimizer = make_optimizer(config.train, self.components.named_parameters())
         if resume is None:
             self.state = RunState(config.as_dict(), self.components.lm.codec.unit)
         else:
@@ -275,14 +278,14 @@ class Trainer:
             tolerance=self.config.data.tolerance,
             logit_bias=logit_bias,
             progress=self.progress,
-            group=self.ranks.control,
+            group=self.ranks.cpu_group,
             shard=self.fsdp_size,
         )
 
     def save(self) -> None:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""
         self.metrics.flush()
-        cursors = self.ranks.control.all_gather_object(self.source.state_dict())
+        cursors = self.ranks.cpu_group.all_gather_object(self.source.state_dict())
         self.state.data = Streams.joined(cursors)
         if self.ranks.is_first or self.fsdp_size > 1:
             checkpoint = make_checkpoint(self.state, self.components, self.optimizer)

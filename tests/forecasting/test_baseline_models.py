@@ -9,7 +9,7 @@ from test_forecast import config, histories, only
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import SeriesData, SplitBorders, series_of
-from tokenv.forecasting.baselines import check_season, find_season, fit_dlinear, naive_baselines
+from tokenv.forecasting.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
 from tokenv.forecasting.contexts import ContextBatch, held_out_windows
 
 
@@ -23,7 +23,7 @@ def series(*values):
     ]
 
 
-def test_yardsticks_are_what_their_names_say():
+def test_naive_baselines_have_known_values():
     value_LC = np.stack([np.arange(24.0), np.arange(24.0) ** 2], 1)
     value_LC[22, 1] = np.nan
     batch = only(histories(value_LC, 7))  # 17 steps of history, from 7 on
@@ -47,7 +47,7 @@ def test_the_season_is_found_under_noise_and_a_trend(period):
     assert find_season(series(value, dice.normal(size=300)), 100) == period
 
 
-def test_there_need_be_no_season():
+def test_a_series_without_season_has_none():
     dice = np.random.default_rng(0)
     for value in (dice.normal(size=500), dice.normal(size=500).cumsum(), np.ones(500), np.arange(500.0), np.ones(3)):
         assert find_season(series(value), 100) == 1
@@ -69,7 +69,7 @@ class Both(torch.nn.Module):
         return self.trend(average_BL) + self.rest(x_BL - average_BL)
 
 
-def test_it_is_where_dlinears_training_leads():
+def test_the_exact_solution_is_the_limit_of_training_dlinear():
     """Trained by gradients on the same windows for long, DLinear comes near its error and not below."""
     dice = np.random.default_rng(0)
     value_L = np.sin(np.arange(400) / 3) + 0.5 * dice.normal(size=400).cumsum()
@@ -97,7 +97,7 @@ def test_it_is_where_dlinears_training_leads():
     assert loss().item() == pytest.approx(least, rel=0.05)
 
 
-def test_a_linear_model_learns_what_is_linear():
+def test_a_linear_model_forecasts_a_linear_series():
     """A wave without noise is a linear function of any of its histories."""
     step = np.arange(900)
     value_L = np.sin(2 * np.pi * step / 8) + 0.5 * np.sin(2 * np.pi * step / 5)

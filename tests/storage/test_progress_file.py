@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from tokenv.storage import progress
-from tokenv.storage.progress import FILE, ProgressFile, read_progress
+from tokenv.storage import progress_file
+from tokenv.storage.progress_file import FILE, ProgressFile, read_progress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Give a clock which the test sets."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_file.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -21,7 +21,7 @@ def test_it_is_written_once_a_second_and_at_the_end(tmp_path, clock):
     assert read_progress(folder) is None
     writer = ProgressFile(folder, total=100)
     writer.update(10)
-    assert read_progress(folder) == progress.Progress(10, 100, 0.0)
+    assert read_progress(folder) == progress_file.Progress(10, 100, 0.0)
     clock[0] += 0.9
     writer.update(20)
     assert read_progress(folder).symbols == 10
