@@ -73,13 +73,13 @@ def draw_sequentially(agent, observation, noise_BT):
     return torch.tensor(actions), torch.tensor(logits, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("foreseen", [torch.zeros, torch.ones, torch.rand])
-def test_rounds_that_only_foresee_change_no_draw(foreseen):
-    """Compiled rounds may be rounded otherwise, or too few: what is drawn has settled in the arithmetic of the rest."""
+@pytest.mark.parametrize("start", [torch.zeros, torch.ones, torch.rand])
+def test_compiled_rounds_change_no_draw(start):
+    """Compiled rounds may be rounded otherwise, or too few: the actions have converged in the arithmetic of the rest."""
     agent, observation, noise = make_learned(3), random_observation(2, 30), torch.rand(2, 29, dtype=torch.float64)
     observation = observation[:, :-1]
     expected = agent.draw(observation, noise)
-    agent._foresee = lambda action, *_: (foreseen(2, 29).round().long(), action)
+    agent._compiled_rounds = lambda action, *_: (start(2, 29).round().long(), action)
     got = agent.draw(observation, noise)
     assert torch.equal(got[keys.ACTION], expected[keys.ACTION])
     assert torch.equal(got[keys.BOUNDARY_LOGITS], expected[keys.BOUNDARY_LOGITS])
@@ -126,7 +126,7 @@ def test_drawing_settles_however_long_the_chain_of_consequences():
         assert length - 8 <= len(rounds) <= length + 8
 
 
-def test_ordinary_weights_settle_in_a_few_rounds():
+def test_ordinary_weights_converge_in_a_few_rounds():
     agent = make_learned(8, spread=1.0)
     rounds = []
     logits = agent._logits

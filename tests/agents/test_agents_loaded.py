@@ -27,9 +27,8 @@ from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import EncoderStepper
-from tokenv.lm.unet import UNet
+from tokenv.lm.unet import Encoder, UNet
 from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 

@@ -11,11 +11,10 @@ from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy, Whitespace
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.nawrot import Nawrot
 from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tokenv.agents.boundary_predictors import HNet
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.core import keys

@@ -34,11 +34,10 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Entropy, Whitespace
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.nawrot import Nawrot
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 from tokenv.data.sources import TensorSource

@@ -277,13 +277,13 @@ class Oddity(Stage):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((ScoreFunction(),), r"part 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before"),
+        ((ScoreFunction(),), r"stage 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before"),
         (
             (EarlyExit(), BatchCentre(), Discount()),
-            r"part 1 \(BatchCentre\) reads 'advantage'.*move Discount before it",
+            r"stage 1 \(BatchCentre\) reads 'advantage'.*move Discount before it",
         ),
-        ((EarlyExit(), Odd()), r"part 1 \(Odd\) reads 'oddity'.*put a part that writes it before"),
-        ((Odd(), Oddity()), r"part 0 \(Odd\) reads 'oddity'.*move Oddity before it"),
+        ((EarlyExit(), Odd()), r"stage 1 \(Odd\) reads 'oddity'.*put a stage which writes it before"),
+        ((Odd(), Oddity()), r"stage 0 \(Odd\) reads 'oddity'.*move Oddity before it"),
         ((), "at least one, such as"),
     ],
 )

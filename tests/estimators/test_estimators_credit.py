@@ -8,9 +8,8 @@ from tensordict import TensorDict
 
 from tokenv.core import keys
 from tokenv.estimators import recipes
-from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut
+from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut, TextCritic
 from tokenv.estimators.credit import BoundaryCredit, Discount
-from tokenv.estimators.critic import TextCritic
 
 
 def credited(reward, action, gamma, boundaries):

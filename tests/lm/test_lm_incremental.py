@@ -115,7 +115,7 @@ def test_rows_left_out_keep_their_state():
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
 def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, all_rows):
     """Several rows at once, memory growing on the way: still the one-pass model. All rows at work, as on a GPU, too."""
-    monkeypatch.setattr(incremental, "FIRST_SLOTS", 2)
+    monkeypatch.setattr(incremental, "INITIAL_SLOTS", 2)
     batch, length = 3, 30
     sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
     lm = UNet(UNetConfig(**sizes, pooling=pooling)).double()

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.chunking.select import distribute, segment, select
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import EPSILON, MLP, DecoderLayer, RMSNorm, RotaryTable
+from tokenv.lm.segments import distribute, segment, select
 from tokenv.lm.unet import UNet
 
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.chunking.select import SortedGather, segment
 from tokenv.lm.config import POOLINGS, UNetConfig
 from tokenv.lm.incremental import Decoder
+from tokenv.lm.segments import SortedGather, segment
 from tokenv.lm.unet import UNet
 
 LENGTH = 12

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.lm.attention import causal_attention
-from tokenv.lm.chunking.relaxed import ema, relaxed_attention
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.segments import ema, relaxed_attention
 from tokenv.lm.unet import UNet
 
 LENGTH = 9

@@ -12,11 +12,11 @@ from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import reinforce
-from tokenv.lm.chunking.select import segment, select
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters
 from tokenv.lm.layers import Linear
+from tokenv.lm.segments import segment, select
 from tokenv.lm.unet import UNet
 
 LENGTH = 14

@@ -24,10 +24,9 @@ from tokenv.lab.generation_speed import reading_and_writing, speeds
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import make_layers
 from tokenv.lm.flops import early_exit_share, matrix_parameters, policy_flops, policy_share, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
-from tokenv.lm.unet import UNet
+from tokenv.lm.unet import UNet, make_layers
 from tokenv.training.update import backward, make_optimizer, optimizer_flops, optimizer_step
 
 STAGES = {
