@@ -19,6 +19,33 @@ def forced_action(observation: TensorDictBase) -> Tensor:
     return (observation[keys.POSITION] == 0).long()
 
 
+def agent_output(
+    action: Tensor, prob: Tensor, log_prob: Tensor | None = None, entropy: Tensor | None = None, **further: Tensor
+) -> TensorDict:
+    """Return the outputs of an agent as a TensorDict of the action's shape.
+
+    Args:
+        action: int64 [..].
+        prob: boundary probabilities, [..].
+        log_prob: log-probabilities of the actions in nats, [..]; None for 0.
+        entropy: entropies in nats, [..]; None for 0.
+        further: further outputs by their keys, such as ``boundary_logits``.
+    """
+    outputs = {
+        keys.ACTION: action,
+        keys.ACTION_LOG_PROB: torch.zeros_like(prob) if log_prob is None else log_prob,
+        keys.BOUNDARY_PROB: prob,
+        keys.ENTROPY: torch.zeros_like(prob) if entropy is None else entropy,
+    }
+    return TensorDict(outputs | further, batch_size=action.shape)
+
+
+def draw_noise(tensordict: TensorDictBase) -> Tensor:
+    """Return the noise of single positions, [..]; draw it if the observation holds none."""
+    noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
+    return torch.rand(position.shape, device=position.device) if noise is None else noise
+
+
 def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
     """Return the outputs of a deterministic agent.
 
@@ -31,16 +58,7 @@ def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: t
         ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
     """
     action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
-    prob = action.to(dtype)
-    return TensorDict(
-        {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: torch.zeros_like(prob),
-            keys.BOUNDARY_PROB: prob,
-            keys.ENTROPY: torch.zeros_like(prob),
-        },
-        batch_size=action.shape,
-    )
+    return agent_output(action, action.to(dtype))
 
 
 def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
@@ -123,16 +141,8 @@ class BoundaryDistribution(Distribution):
     def answer(self, action: Tensor) -> TensorDict:
         """Return the outputs of a policy with this distribution: action, log-probability and the rest, [.., B, T]."""
         dist = BoundaryDistribution(self.logits.expand(action.shape), self.decision_mask, self.forced)
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: dist.log_prob(action),
-                keys.BOUNDARY_PROB: dist.mean.detach(),
-                keys.BOUNDARY_LOGITS: dist.logits,
-                keys.ENTROPY: dist.entropy(),
-            },
-            batch_size=action.shape,
-        )
+        logits = {keys.BOUNDARY_LOGITS: dist.logits}
+        return agent_output(action, dist.mean.detach(), dist.log_prob(action), dist.entropy(), **logits)
 
 
 def check_exact_count(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:

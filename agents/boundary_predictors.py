@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import Agent, BoundaryDistribution, Policy, StepState, forced_action
+from tokenv.agents.base import Agent, BoundaryDistribution, Policy, StepState, agent_output, forced_action
 from tokenv.core import keys
 
 MARGIN = 1e-4  # distance from 0 and 1 of the probability whose logit is written
@@ -93,17 +93,8 @@ class HNet(Agent):
     @staticmethod
     def _output(prob: Tensor, action: Tensor) -> TensorDict:
         prob = prob.expand(action.shape)
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: torch.zeros_like(prob),
-                keys.BOUNDARY_PROB: prob,
-                keys.BOUNDARY: prob,
-                keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit(),
-                keys.ENTROPY: torch.zeros_like(prob),
-            },
-            batch_size=action.shape,
-        )
+        further = {keys.BOUNDARY: prob, keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit()}
+        return agent_output(action, prob, **further)
 
     def _probabilities(self, observation: TensorDictBase) -> Tensor:
         encoding = observation[keys.ENCODING]

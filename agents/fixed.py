@@ -4,7 +4,16 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, StepState, boundary_count, boundary_counts, deterministic_output, forced_action
+from tokenv.agents.base import (
+    Agent,
+    StepState,
+    agent_output,
+    boundary_count,
+    boundary_counts,
+    deterministic_output,
+    draw_noise,
+    forced_action,
+)
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
@@ -15,15 +24,7 @@ ALIGNMENTS = ("start", "end")
 def _output(action: Tensor, prob: Tensor) -> TensorDict:
     """Return the outputs of an agent which draws with given probabilities: [..], [..]."""
     log_prob = torch.where(action.bool(), prob, 1 - prob).log()
-    return TensorDict(
-        {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: log_prob,
-            keys.BOUNDARY_PROB: prob,
-            keys.ENTROPY: torch.distributions.Bernoulli(prob).entropy(),
-        },
-        batch_size=action.shape,
-    )
+    return agent_output(action, prob, log_prob, torch.distributions.Bernoulli(prob).entropy())
 
 
 class _Fixed(Agent):
@@ -98,12 +99,10 @@ class _Fixed(Agent):
         Raises:
             ValueError: with ``rounding="random"``, a row is neither at the position after the last call's nor at 0.
         """
-        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
-        if noise is None:
-            noise = torch.rand(tensordict.batch_size, device=position.device)
+        noise = draw_noise(tensordict)
         count = self._count(noise, tensordict)
         if self.rounding == "random":
-            count = self._state.keep(count, position)
+            count = self._state.keep(count, tensordict[keys.POSITION])
         return tensordict.update(_output(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
 
 
@@ -198,10 +197,9 @@ class RandomRate(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
-        if noise is None:
-            noise = torch.rand(position.shape, device=position.device)
-        return tensordict.update(self._act(tensordict, self._state.keep(self._rate(noise), position), noise))
+        noise = draw_noise(tensordict)
+        rate = self._state.keep(self._rate(noise), tensordict[keys.POSITION])
+        return tensordict.update(self._act(tensordict, rate, noise))
 
 
 class NoBoundaries(Agent):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenv.lm.attention import AttentionFn
 from tokenv.lm.unet import Encoder, UNet
 
 INITIAL_SLOTS = 64  # tokens in the first cache, which is doubled whenever it is full
@@ -42,50 +43,34 @@ class _Cache:
         """Repeat each row ``times`` times, side by side."""
         self.keys, self.values = (store.repeat_interleave(times, 1) for store in (self.keys, self.values))
 
-    def attend(
+    def attention(
         self, layer: int, slot_R: Tensor, visible_RS: Tensor, write_R: Tensor | None = None, rows: Tensor | None = None
-    ) -> "_CachedAttention":
-        return _CachedAttention(self, layer, slot_R, visible_RS, write_R, rows)
+    ) -> AttentionFn:
+        """Return attention which writes this step's key and value, and attends to visible ones of the first S slots.
 
+        Args:
+            layer: index of the layer.
+            slot_R: slots to write.
+            visible_RS: slots to attend to.
+            write_R: False where the cache stays unchanged; None writes everywhere.
+            rows: the R rows of the batch which are computed; None for all.
+        """
 
-class _CachedAttention:
-    """Attention which writes this step's key and value, and attends to the visible ones of the first S slots.
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            used = visible_RS.shape[1]
+            row_R = torch.arange(q.shape[0], device=q.device) if rows is None else rows
+            cached = []
+            for store, new in ((self.keys, k[:, :, 0]), (self.values, v[:, :, 0])):
+                if write_R is not None:
+                    new = torch.where(write_R[:, None, None], new, store[layer, row_R, :, slot_R])
+                store[layer, row_R, :, slot_R] = new
+                slots = store[layer, :, :, :used]
+                cached.append(slots if rows is None else slots[row_R])
+            k, v = cached
+            scores = self.softcap * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / self.softcap)
+            return scores.masked_fill(~visible_RS[:, None, None], -math.inf).softmax(-1) @ v
 
-    Args:
-        cache: cache of the layers.
-        layer: index of the layer.
-        slot_R: slots to write.
-        visible_RS: slots to attend to.
-        write_R: False where the cache stays unchanged; None writes everywhere.
-        rows: the R rows of the batch which are computed; None for all.
-    """
-
-    def __init__(
-        self,
-        cache: _Cache,
-        layer: int,
-        slot_R: Tensor,
-        visible_RS: Tensor,
-        write_R: Tensor | None,
-        rows: Tensor | None,
-    ) -> None:
-        self.cache, self.layer, self.slot_R, self.write_R = cache, layer, slot_R, write_R
-        self.visible_RS, self.rows = visible_RS, rows
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        used = self.visible_RS.shape[1]
-        rows = torch.arange(q.shape[0], device=q.device) if self.rows is None else self.rows
-        cached = []
-        for store, new in ((self.cache.keys, k[:, :, 0]), (self.cache.values, v[:, :, 0])):
-            if self.write_R is not None:
-                new = torch.where(self.write_R[:, None, None], new, store[self.layer, rows, :, self.slot_R])
-            store[self.layer, rows, :, self.slot_R] = new
-            layer = store[self.layer, :, :, :used]
-            cached.append(layer if self.rows is None else layer[rows])
-        k, v = cached
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        scores = self.cache.softcap * torch.tanh(scores / self.cache.softcap)
-        return scores.masked_fill(~self.visible_RS[:, None, None], -math.inf).softmax(-1) @ v
+        return attend
 
 
 class CachedLayers:
@@ -118,7 +103,7 @@ class CachedLayers:
         visible_BS = torch.arange(self.window, device=x_BD.device) <= position_B[:, None]
         rotary, y = self.model.rotary(position_B[:, None], x_BD.dtype), x_BD.unsqueeze(1)
         for index, layer in enumerate(self.layers):
-            y = layer(y, rotary, self.cache.attend(index, slot_B, visible_BS, rows_B))
+            y = layer(y, rotary, self.cache.attention(index, slot_B, visible_BS, rows_B))
         return y[:, 0]
 
 
@@ -260,5 +245,5 @@ class Decoder:
         visible = torch.arange(used, device=slot.device) <= slot[:, None]
         rotary, y = self.lm.rotary(position[:, None], token.dtype), token.unsqueeze(1)
         for index, layer in enumerate(self.lm.mid):
-            y = layer(y, rotary, self.tokens.attend(index, slot, visible, write, None if all_rows else rows))
+            y = layer(y, rotary, self.tokens.attention(index, slot, visible, write, None if all_rows else rows))
         return y[:, 0] if all_rows else token_BD.index_copy(0, rows, y[:, 0].to(token_BD.dtype))
