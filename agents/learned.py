@@ -59,7 +59,7 @@ class Learned(Policy):
         window: earlier boundaries w >= 0 which a decision reads.
         scale: divisor of the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
-        flat: whether probabilities start exactly at the rate, instead of near it.
+        zero_init: whether probabilities start exactly at the rate, instead of near it.
         rates: range of the target rates, which then replace ``rate``.
 
     Raises:
@@ -75,7 +75,7 @@ class Learned(Policy):
         window: int = 8,
         scale: float = 16.0,
         softcap: float = 15.0,
-        flat: bool = False,
+        zero_init: bool = False,
         rates: RateRange | None = None,
     ) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Learned(Policy):
         self.bias = math.log(rate / (1 - rate))
         self._compiled_rounds: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.projection = nn.Linear(width, window + 1, bias=False)
-        if flat:
+        if zero_init:
             nn.init.zeros_(self.projection.weight)
         if rates is not None:
             self.rates, self.bias = rates, 0.0
