@@ -75,7 +75,7 @@ def draw_sequentially(agent, observation, noise_BT):
 
 @pytest.mark.parametrize("start", [torch.zeros, torch.ones, torch.rand])
 def test_compiled_rounds_change_no_draw(start):
-    """Compiled rounds may be rounded otherwise, or too few: the actions have converged in the arithmetic of the rest."""
+    """Compiled rounds may round differently, or be too few: the actions converge in the arithmetic of the rest."""
     agent, observation, noise = make_learned(3), random_observation(2, 30), torch.rand(2, 29, dtype=torch.float64)
     observation = observation[:, :-1]
     expected = agent.draw(observation, noise)
