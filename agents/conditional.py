@@ -100,7 +100,7 @@ class ConditionalBernoulli(Policy):
             raise ValueError(f"agent.reach = {reach}, agent.hidden = {hidden}: expected at least 1")
         if softcap <= 0:
             raise ValueError(f"agent.softcap = {softcap}: expected a positive number")
-        self.places, self.count = boundary_count(rate, seq_len)
+        self.num_positions, self.count = boundary_count(rate, seq_len)
         self.reach, self.softcap = reach, softcap
         self.read = nn.Linear(width, hidden, bias=False)
         self.near = nn.Parameter(torch.randn(2 * reach + 1, hidden) * (2 * reach + 1) ** -0.5)

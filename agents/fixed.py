@@ -51,10 +51,10 @@ class _Fixed(Agent):
     def __init__(self, rate: float, seq_len: int, rounding: str = "down", rates: RateRange | None = None) -> None:
         super().__init__()
         self.seq_len = seq_len
-        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
-        self.rounding, self.mean = rounding, self.places * rate
+        self.rounding, self.mean = rounding, self.num_positions * rate
         self._state = StepState()
         if rates is not None:
             self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]
@@ -70,8 +70,8 @@ class _Fixed(Agent):
             if rate is not None:
                 return boundary_counts(rate, self.seq_len)
             return torch.full_like(first_noise, self.count, dtype=torch.long)
-        mean = self.mean if rate is None else self.places * rate
-        return (mean + first_noise).floor().long().clamp(1, self.places)
+        mean = self.mean if rate is None else self.num_positions * rate
+        return (mean + first_noise).floor().long().clamp(1, self.num_positions)
 
     def _act(
         self, observation: TensorDictBase, token_count: Tensor, count: Tensor, noise: Tensor
@@ -134,7 +134,7 @@ class Uniform(_Fixed):
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
         segments, start = (count, position) if self.align == "start" else (count - 1, position + 1)
-        return start * segments // self.places > (start - 1) * segments // self.places
+        return start * segments // self.num_positions > (start - 1) * segments // self.num_positions
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all positions at once: nothing depends on the count so far."""
@@ -146,7 +146,7 @@ class Random(_Fixed):
     """Boundaries at uniformly random positions, as many as ``rounding`` says, drawn without replacement."""
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
-        return (count - token_count) / (self.places - position).clamp(min=1)
+        return (count - token_count) / (self.num_positions - position).clamp(min=1)
 
 
 class RandomRate(Agent):

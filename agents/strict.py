@@ -57,7 +57,7 @@ class ExactCount(Learned):
     ) -> None:
         super().__init__(width, rate, window, scale, softcap, rates=rates)
         self.seq_len = seq_len
-        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
 
     @property
     def autoregressive(self) -> bool:
@@ -71,7 +71,7 @@ class ExactCount(Learned):
     def _tilt(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tilted logits, where a decision is free, and the actions where it is not."""
         left = (self._counts(observation) - token_count).clamp(min=0)
-        positions = (self.places - observation[keys.POSITION]).clamp(min=1)
+        positions = (self.num_positions - observation[keys.POSITION]).clamp(min=1)
         free = (left > 0) & (left < positions)
         odds = left.clamp(min=1) / (positions - left).clamp(min=1)
         start = self.bias if self.rates is None else self._initial_logit(observation)

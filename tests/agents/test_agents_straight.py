@@ -34,7 +34,7 @@ def observe(batch, length):
 
 
 def trained(kind):
-    """Weights far from where they start."""
+    """Build agents with weights far from the initial ones."""
     agent = kind(WIDTH).double()
     with torch.no_grad():
         for parameter in agent.parameters():

@@ -1,4 +1,4 @@
-"""What the estimators expect is the true gradient: enumerated over all boundaries of a tiny model, in float64."""
+"""Estimators have the true gradient as expectation: enumerated over all boundaries of a tiny model, in float64."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def test_language_model_and_policy_loss_expect_the_true_total_gradient(window, l
 
 
 def test_the_language_models_loss_alone_misses_the_policy():
-    """So the test above has teeth: without the policy loss the encoder's gradient is another one."""
+    """Without the policy loss the encoder's gradient differs, so the test above can fail."""
     world = Enumeration(2)
     td, prob_K = world.rollout()
     late_K = td[keys.LOG_LIKELIHOOD].sum((1, 2))
@@ -253,7 +253,7 @@ def test_advantages_take_no_gradient():
 
 
 class Odd(Stage):
-    """Reads what nobody writes."""
+    """A stage which reads a key that no stage writes."""
 
     in_keys = ["oddity"]
     out_keys = ["evenness"]

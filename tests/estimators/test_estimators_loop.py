@@ -72,7 +72,7 @@ def drawn(world, samples=None):
 
 
 def moved(world):
-    """The policy after somebody's step, the model as it was."""
+    """Return the policy after a step, with the model unchanged."""
     with torch.no_grad():
         world.agent.projection.weight.add_(0.3 * torch.randn_like(world.agent.projection.weight))
 

@@ -1,4 +1,4 @@
-"""Tokens that exist to some degree: equal to the hard pass at its corners, with the relaxed function's own gradient."""
+"""Relaxed tokens: equal to the hard pass for gates of 0 and 1, with the gradient of the relaxed function."""
 
 import math
 
