@@ -112,7 +112,7 @@ class BoundaryCredit(Stage):
 
     Args:
         gamma: discount factor in [0, 1].
-        boundaries: k.
+        boundaries: number k of boundaries until which rewards are credited.
         anneal: rollouts until alpha is 1; 0 for alpha = 1 from the start.
 
     Raises:

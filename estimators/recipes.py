@@ -87,7 +87,7 @@ def lambda_return(gamma: float = 0.99, lam: float = 0.9) -> Chain:
 
     Args:
         gamma: discount factor.
-        lam: lambda.
+        lam: lambda in [0, 1].
     """
     return chain(EarlyExit(), LambdaReturn(gamma, lam), ScoreFunction())
 
@@ -118,7 +118,7 @@ def rloo(
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
@@ -143,7 +143,7 @@ def rloo_clipped(
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         epsilon: clipping range.
         epochs: gradient steps on one rollout.
@@ -163,9 +163,9 @@ def boundary_credit(
 
     Args:
         gamma: discount factor.
-        boundaries: k.
+        boundaries: number k of boundaries until which rewards are credited.
         anneal: rollouts until the cut is complete.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
     """
     credit = BoundaryCredit(gamma, boundaries, anneal)
@@ -194,7 +194,7 @@ def text_critic(
         gamma: discount factor.
         hidden: hidden units of the critic.
         warmup: rollouts in which the critic is trained and nothing is subtracted.
-        num_samples: K; 1 compares with the other sequences of the batch.
+        num_samples: samples K per sequence; 1 compares with the other sequences of the batch.
         reward_only: with several samples, whether the language model learns from the first alone.
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
@@ -215,7 +215,7 @@ def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = Fals
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         centred_only: whether advantages are not divided by the group's standard deviation; see ``GroupRelative``.
     """
