@@ -12,9 +12,8 @@ Importing ``tokenv.env`` registers their ids, and loads no model::
 real-valued series as defaults.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -40,14 +39,20 @@ __all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "SeriesEnv", "
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
 
 
-def default_lm(*, series: bool = False) -> UNet:
-    """Build a small untrained model with fixed weights, of bytes or of univariate series with Student-t densities."""
+def _untrained_lm(*, series: bool) -> UNet:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return UNet(_SIZE, SeriesCodec(_SIZE.width) if series else None)
 
 
-default_series_lm = partial(default_lm, series=True)
+def default_lm() -> UNet:
+    """Build a small untrained model with fixed weights."""
+    return _untrained_lm(series=False)
+
+
+def default_series_lm() -> UNet:
+    """Build a small untrained model of univariate series, with Student-t densities and fixed weights."""
+    return _untrained_lm(series=True)
 
 
 # Training sequences of 128 bytes from the built-in ``python`` corpus, and windows of 128 steps of synthetic series.
@@ -90,7 +95,7 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
-    default_lm: Callable[[], UNet] = staticmethod(default_lm)
+    default_lm = staticmethod(default_lm)
     default_source = default_source
 
     def __init__(
@@ -187,7 +192,7 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
-    default_lm: Callable[[], UNet] = staticmethod(default_lm)
+    default_lm = staticmethod(default_lm)
     default_source = default_source
 
     def __init__(
