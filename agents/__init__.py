@@ -1,14 +1,13 @@
-"""Who draws the boundaries. Agents read TensorDict keys only and know neither model, environment nor estimator."""
+"""Agents, which draw the boundaries. They read TensorDict keys only: no model, environment or estimator."""
 
 from tokenv.core.lazy import lazy_exports
 
 CLASSES = {
-    "base": ("Agent", "BoundaryDistribution", "Policy"),
+    "base": ("Agent", "BoundaryDistribution", "Policy", "StepState"),
     "learned": ("Learned",),
     "strict": ("ExactCount",),
     "conditional": ("ConditionalBernoulli",),
-    "nawrot": ("Nawrot",),
-    "hnet": ("HNet",),
+    "boundary_predictors": ("HNet", "Nawrot"),
     "fixed": ("RandomRate", "NoBoundaries", "Random", "Uniform"),
     "heuristic": ("Entropy", "Whitespace"),
     "bpe": ("BPE",),
@@ -19,8 +18,8 @@ AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
     "strict": "tokenv.agents.strict:ExactCount",
     "conditional": "tokenv.agents.conditional:ConditionalBernoulli",
-    "nawrot": "tokenv.agents.nawrot:Nawrot",
-    "hnet": "tokenv.agents.hnet:HNet",
+    "nawrot": "tokenv.agents.boundary_predictors:Nawrot",
+    "hnet": "tokenv.agents.boundary_predictors:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",
     "random": "tokenv.agents.fixed:Random",
     "mixed": "tokenv.agents.fixed:RandomRate",

@@ -1,4 +1,4 @@
-"""What every agent does: draw the boundaries of whole sequences at once, or of one position at a time."""
+"""The base of all agents, which draw the boundaries of whole sequences at once, or of one position at a time."""
 
 from abc import ABC, abstractmethod
 
@@ -10,76 +10,93 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tokenv.agents.step_state import StepState
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
 
 def forced_action(observation: TensorDictBase) -> Tensor:
-    """What is drawn where nobody decides: a boundary at the first symbol, none in the padding. int64 [.., T]."""
+    """Return the actions where no decision is made: 1 at the first symbol, 0 in the padding. int64 [.., T]."""
     return (observation[keys.POSITION] == 0).long()
 
 
+def agent_output(
+    action: Tensor, prob: Tensor, log_prob: Tensor | None = None, entropy: Tensor | None = None, **further: Tensor
+) -> TensorDict:
+    """Return the outputs of an agent as a TensorDict of the action's shape.
+
+    Args:
+        action: int64 [..].
+        prob: boundary probabilities, [..].
+        log_prob: log-probabilities of the actions in nats, [..]; None for 0.
+        entropy: entropies in nats, [..]; None for 0.
+        further: further outputs by their keys, such as ``boundary_logits``.
+    """
+    outputs = {
+        keys.ACTION: action,
+        keys.ACTION_LOG_PROB: torch.zeros_like(prob) if log_prob is None else log_prob,
+        keys.BOUNDARY_PROB: prob,
+        keys.ENTROPY: torch.zeros_like(prob) if entropy is None else entropy,
+    }
+    return TensorDict(outputs | further, batch_size=action.shape)
+
+
+def draw_noise(tensordict: TensorDictBase) -> Tensor:
+    """Return the noise of single positions, [..]; draw it if the observation holds none."""
+    noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
+    return torch.rand(position.shape, device=position.device) if noise is None else noise
+
+
 def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
-    """What a deterministic agent answers.
+    """Return the outputs of a deterministic agent.
 
     Args:
         observation: ``position`` and ``decision_mask`` of batch size [..].
-        boundary: bool [K, ..] or [..]; overridden where nobody decides.
-        dtype: of the probabilities.
+        boundary: bool [K, ..] or [..]; overridden where no decision is made.
+        dtype: precision of the probabilities.
 
     Returns:
         ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
     """
     action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
-    prob = action.to(dtype)
-    return TensorDict(
-        {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: torch.zeros_like(prob),
-            keys.BOUNDARY_PROB: prob,
-            keys.ENTROPY: torch.zeros_like(prob),
-        },
-        batch_size=action.shape,
-    )
+    return agent_output(action, action.to(dtype))
 
 
 def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
-    """Places for a boundary in a sequence of N symbols, and the exact number floor(N * rate) to be drawn.
+    """Return the number of positions for a boundary in a sequence of N symbols, and the number floor(N * rate) to draw.
 
-    The last symbol's boundary would predict nothing, so the places are symbols 0 (forced) to N - 2, and N - 1
-    boundaries are the most.
+    A boundary at the last symbol would predict nothing, so the positions are 0 (forced) to N - 2, and at most N - 1
+    boundaries are drawn.
 
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
     """
     if not 0 < rate <= 1:
         raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
-    places = max(seq_len - 1, 1)
-    count = min(int(seq_len * rate + 1e-9), places)  # the tiny number undoes the rounding of 10 * 0.3 and its like
+    positions = max(seq_len - 1, 1)
+    count = min(int(seq_len * rate + 1e-9), positions)  # the small number undoes the rounding of products as 10 * 0.3
     if count < 1:
         raise ValueError(f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}")
-    return places, count
+    return positions, count
 
 
 def boundary_counts(rate: Tensor, seq_len: int) -> Tensor:
-    """The numbers floor(N * rate), at least 1, of sequences with rates of their own: float [..] -> int64 [..]."""
-    undo = 1 + 1e-6  # the rounding of float32, in which observations hold rates
-    return (seq_len * undo * rate.double()).floor().long().clamp(1, max(seq_len - 1, 1))
+    """Return the numbers floor(N * rate), at least 1, for the rates of several sequences: float [..] -> int64 [..]."""
+    correction = 1 + 1e-6  # undoes the rounding of float32, in which observations hold rates
+    return (seq_len * correction * rate.double()).floor().long().clamp(1, max(seq_len - 1, 1))
 
 
 class BoundaryDistribution(Distribution):
     """Bernoulli decisions with logits l, some of them forced (probability 1, so log-probability and entropy 0).
 
-    Unlike ``torch.distributions.Bernoulli`` it takes and gives integer actions of the logits' own shape.
+    Unlike those of ``torch.distributions.Bernoulli`` the actions are integers of the logits' shape.
 
     Args:
-        logits: [..].
+        logits: l, [..].
         decision_mask: False where the action is forced.
-        forced: the action there.
+        forced: forced actions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # torch declares it so
+    arg_constraints: dict[str, constraints.Constraint] = {}  # torch declares a dictionary
 
     def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
         self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
@@ -89,7 +106,7 @@ class BoundaryDistribution(Distribution):
         return torch.where(self.decision_mask, drawn.long(), self.forced)
 
     def from_noise(self, noise: Tensor) -> Tensor:
-        """The action that uniform numbers decide: ``a = [l > logit(u)]``, so that P(a = 1) = sigmoid(l)."""
+        """Return the actions which uniform numbers decide: ``a = [l > logit(u)]``, so that P(a = 1) = sigmoid(l)."""
         return self._choose(self.logits > torch.logit(noise))
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
@@ -112,41 +129,33 @@ class BoundaryDistribution(Distribution):
         return torch.where(self.decision_mask, self.logits.sigmoid(), self.forced.to(self.logits.dtype))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``log pi(a) = a l - log(1 + exp(l))`` in nats, with the logits' shape."""
+        """Return ``log pi(a) = a l - log(1 + exp(l))`` in nats, with the logits' shape."""
         log_prob = value * self.logits - F.softplus(self.logits)
         return torch.where(self.decision_mask, log_prob, 0.0)
 
     def entropy(self) -> Tensor:
-        """In nats, with the logits' shape."""
+        """Return the entropy in nats, with the logits' shape."""
         entropy = F.softplus(self.logits) - self.logits * self.logits.sigmoid()
         return torch.where(self.decision_mask, entropy, 0.0)
 
     def answer(self, action: Tensor) -> TensorDict:
-        """What a policy answers that draws from this: the action, its log-probability and their like, [.., B, T]."""
+        """Return the outputs of a policy with this distribution: action, log-probability and the rest, [.., B, T]."""
         dist = BoundaryDistribution(self.logits.expand(action.shape), self.decision_mask, self.forced)
-        return TensorDict(
-            {
-                keys.ACTION: action,
-                keys.ACTION_LOG_PROB: dist.log_prob(action),
-                keys.BOUNDARY_PROB: dist.mean.detach(),
-                keys.BOUNDARY_LOGITS: dist.logits,
-                keys.ENTROPY: dist.entropy(),
-            },
-            batch_size=action.shape,
-        )
+        logits = {keys.BOUNDARY_LOGITS: dist.logits}
+        return agent_output(action, dist.mean.detach(), dist.log_prob(action), dist.entropy(), **logits)
 
 
 def check_exact_count(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
-    """Refuse boundaries that a policy with an exact count would never draw.
+    """Check that a policy with an exact count can draw these boundaries.
 
     Args:
-        dist: of every decision, given the earlier ones.
-        action: what is to be scored.
-        name: of the agent.
-        count: how many it draws.
+        dist: distribution of every decision, given the earlier ones.
+        action: actions to be scored.
+        name: name of the agent.
+        count: number of boundaries which it draws.
 
     Raises:
-        ValueError: a forced decision is another.
+        ValueError: an action differs from the forced one.
     """
     if (~dist.decision_mask & (action != dist.forced)).any():
         raise ValueError(
@@ -155,20 +164,81 @@ def check_exact_count(dist: BoundaryDistribution, action: Tensor, name: str, cou
         )
 
 
-class Agent(TensorDictModuleBase, ABC):
-    """Draws boundaries.
+class StepState:
+    """Values of earlier positions, for agents which compare neighbours or decide something at the start of a sequence.
 
-    Two faces must agree for equal ``noise``: ``draw`` for whole sequences in one pass, and ``forward`` for one
-    position (a TorchRL policy: it reads an observation and writes ``action``).
+    An observation holds one position only, so an agent which acts at one position at a time must read the positions of
+    every row in order from 0 on (0 at any time starts a row anew), and steps through one batch at a time.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor] | None = None  # values and positions
+
+    def exchange(self, value: Tensor, position: Tensor) -> Tensor:
+        """Return the values of the previous positions, and store these (detached) for the next call.
+
+        Args:
+            value: values at ``position``, [.., *shape].
+            position: positions, [..].
+
+        Returns:
+            The values one position earlier, [.., *shape]; arbitrary at position 0.
+
+        Raises:
+            ValueError: a row is neither at the position after the last call's nor at 0.
+        """
+        previous = self._previous(value, position)
+        self._last = value.detach().clone(), position.clone()
+        return previous
+
+    def keep(self, value: Tensor, position: Tensor) -> Tensor:
+        """Return the values which were passed at position 0 of each row, [.., *shape].
+
+        Args:
+            value: values, of which only those at position 0 are read, [.., *shape].
+            position: positions, [..].
+
+        Raises:
+            ValueError: as ``exchange``.
+        """
+        start = (position == 0).view(*position.shape, *(1,) * (value.dim() - position.dim()))
+        initial = value.detach().where(start, self._previous(value, position))
+        self._last = initial, position.clone()
+        return initial
+
+    def repeat(self, times: int) -> None:
+        """Repeat the values of each row ``times`` times, side by side."""
+        if self._last is not None:
+            value, position = self._last
+            self._last = value.repeat_interleave(times, 0), position.repeat_interleave(times, 0)
+
+    def _previous(self, value: Tensor, position: Tensor) -> Tensor:
+        previous = value.detach(), position.new_full(position.shape, -1)
+        if self._last is not None and self._last[1].shape == position.shape:
+            previous = self._last
+        if bool(((position > 0) & (position != previous[1] + 1)).any()):
+            raise ValueError(
+                f"position = {position.tolist()} after {previous[1].tolist()}: this agent reads the position before, "
+                "so it expected the next position or 0 in every row; step through sequences from their start, or pass "
+                "whole sequences to draw"
+            )
+        return previous[0]
+
+
+class Agent(TensorDictModuleBase, ABC):
+    """Base class of agents, which draw boundaries.
+
+    ``draw``, for whole sequences in one pass, and ``forward``, for one position (a TorchRL policy, which reads an
+    observation and writes ``action``), must agree for equal ``noise``.
 
     Attributes:
-        in_keys: what it reads of an observation.
-        window: number w of earlier actions it reads; 0 for a policy that ignores its past.
-        learns: whether it has a policy to be trained by an estimator.
-        pooling: the ``model.pooling`` that it is made for; None for any.
-        rates: those that an agent is trained for which is told them, by ``target_rate`` among its ``in_keys``; None for
-            one that is not. A constructor that takes ``rates`` is given the run's range.
-        whole: whether a decision reads all symbols that are decided at, later ones too, so that none of them may be
+        in_keys: observation keys which it reads.
+        window: number w of earlier actions which it reads; 0 for a policy which ignores its past.
+        learns: whether it has a policy which an estimator can train.
+        pooling: the ``model.pooling`` which it requires; None for any.
+        rates: range of target rates which it is trained for, if ``target_rate`` is among its ``in_keys``; else None. A
+            constructor with an argument ``rates`` receives the run's range.
+        whole: whether a decision reads all symbols of the history, later ones too, so that none of them may be
             predicted (``tokenv.core.contracts.check_causal``).
     """
 
@@ -189,12 +259,12 @@ class Agent(TensorDictModuleBase, ABC):
             noise: uniform numbers in (0, 1), [B, T] or, for K samples, [K, B, T].
 
         Returns:
-            ``action``, ``action_log_prob``, ``boundary_prob`` and ``entropy`` (and ``boundary_logits`` where there
-            are some) with the noise's shape; gradients flow into the encoding.
+            ``action``, ``action_log_prob``, ``boundary_prob`` and ``entropy`` (and ``boundary_logits``, if the agent
+            has them) with the noise's shape; gradients flow into the encoding.
         """
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """What ``draw`` gives, but for given boundaries: int64 [.., B, T]. Only policies can.
+        """Return the outputs of ``draw`` for given boundaries, int64 [.., B, T].
 
         Raises:
             ValueError: this agent has no policy.
@@ -210,18 +280,18 @@ class Agent(TensorDictModuleBase, ABC):
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act at one position: read an observation (and ``noise``, where given), write ``action`` and its like."""
+        """Act at one position: read an observation (and ``noise``, if present), write ``action`` and other outputs."""
 
     def compile_draw(self) -> None:
-        """From now on draw through compiled functions, where there is something to compile: the same actions."""
+        """Compile the functions by which boundaries are drawn, if there are any; the actions stay the same."""
         for child in self.children():
             if isinstance(child, Agent):
                 child.compile_draw()
 
     def repeat_rows(self, times: int) -> None:
-        """Go on acting for ``times`` rows, side by side, in place of each: what was remembered of it holds for all.
+        """Repeat the state of each row ``times`` times, side by side.
 
-        An agent that remembers otherwise than in a ``tokenv.agents.step_state.StepState`` of its own repeats that, too.
+        An agent whose state is not in a ``StepState`` overrides this method.
         """
         for module in self.modules():
             for value in vars(module).values():
@@ -230,19 +300,19 @@ class Agent(TensorDictModuleBase, ABC):
 
 
 class Policy(Agent):
-    """An agent that learns: its decisions are drawn from a ``BoundaryDistribution``."""
+    """An agent which learns: its decisions are drawn from a ``BoundaryDistribution``."""
 
     out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
-    dist_sample_keys = [keys.ACTION]  # where TorchRL's losses look for what was drawn,
-    log_prob_keys = [keys.ACTION_LOG_PROB]  # and for its log-probability
+    dist_sample_keys = [keys.ACTION]  # key of the actions in TorchRL's losses,
+    log_prob_keys = [keys.ACTION_LOG_PROB]  # and of their log-probabilities
     learns = True
 
     @abstractmethod
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
-        """The distribution of the actions, given observations of any batch shape (TorchRL's actor face)."""
+        """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act at one position; TorchRL's exploration type decides between a draw and the more probable action."""
+        """Act at one position; TorchRL's exploration type decides between a draw and the most probable action."""
         dist, noise = self.get_dist(tensordict), tensordict.get(keys.NOISE)
         if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
             action = dist.mode

@@ -1,4 +1,4 @@
-"""Boundaries from a tokenizer that was trained before (paper, appendix D.1)."""
+"""Boundaries from a trained BPE tokenizer (paper, appendix D.1)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tokenv.core.errors import UserError
 class BPE(Agent):
     """BPE guidance: a boundary at the last byte of every BPE token, and then all of them one byte later.
 
-    An unshifted boundary would tell that the next byte begins a token; a_i says that x_i has begun one. (The first
+    An unshifted boundary would reveal that the next byte begins a token; a_i says that x_i has begun one. (The first
     byte, which the shift leaves without a boundary, always draws one here.) Deterministic: noise is ignored. The rate
-    is the tokenizer's own; the vocabulary's size is the only way to choose it.
+    is that of the tokenizer; it can only be chosen through the size of the vocabulary.
 
-    **It reads ahead.** Where BPE ends a token depends on the bytes that follow, to the end of the word, so that even
-    shifted boundaries tell something of bytes not yet predicted, and its bits per byte flatter it. That is the paper's
-    baseline. For the same reason it cannot act one position at a time: stepping and generating are refused.
+    **It reads ahead.** The end of a BPE token depends on the bytes which follow, to the end of the word, so that even
+    shifted boundaries reveal something of bytes not yet predicted, and its bits per byte are too low. It is the paper's
+    baseline. For the same reason it cannot act one position at a time: stepping and generating raise an error.
 
     The state dict holds the tokenizer, so that a trained model needs neither file nor corpus.
 
     Args:
-        vocabulary_size: tokens of a tokenizer that is trained on the training data when boundaries are first drawn
+        vocabulary_size: tokens of a tokenizer which is trained on the training data when boundaries are first drawn
             (200,000 in the paper).
         tokenizer: file of a tokenizer to use instead, as ``tokenv.data.text.tokenizer.train_bpe`` writes it.
-        train_tokenizer: from a vocabulary size to such a file; ``tokenv train`` brings it.
+        train_tokenizer: function from a vocabulary size to such a file; ``tokenv train`` passes it.
 
     Raises:
         ValueError: neither ``tokenizer`` nor ``train_tokenizer`` is given, or the file holds another kind of tokenizer.
@@ -51,30 +51,30 @@ class BPE(Agent):
         if tokenizer is None and train_tokenizer is None:
             raise ValueError("agent.tokenizer is missing: expected the file of a tokenizer, as train_bpe writes it")
         self.vocabulary_size, self._train_tokenizer = vocabulary_size, train_tokenizer
-        self._tokenizer = None if tokenizer is None else _read(Path(tokenizer))
+        self._tokenizer = None if tokenizer is None else _read_tokenizer(Path(tokenizer))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, trained now if there was none."""
+        """Tokenizer, trained at the first use if there is no file."""
         if self._tokenizer is None:
             assert self._train_tokenizer is not None
-            self._tokenizer = _read(Path(self._train_tokenizer(self.vocabulary_size)))
+            self._tokenizer = _read_tokenizer(Path(self._train_tokenizer(self.vocabulary_size)))
         return self._tokenizer
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Tokenize whole sequences, padding left out; K samples are K times the same."""
         symbol_BT, decided_BT = observation[keys.SYMBOL], observation[keys.DECISION_MASK]
-        length_B = 1 + decided_BT.sum(-1)  # all but the first and the padding is decided
+        length_B = 1 + decided_BT.sum(-1)  # a decision is made at all symbols but the first and the padding
         rows = zip(symbol_BT.tolist(), length_B.tolist(), strict=True)
         texts = [bytes(row[:length]).decode("latin-1") for row, length in rows]
-        begins_BT = torch.zeros(symbol_BT.shape, dtype=torch.bool)
-        for begins_T, encoding in zip(begins_BT, self.tokenizer.encode_batch(texts), strict=True):
-            begins_T[[begin for begin, _ in encoding.offsets]] = True
-        boundary_BT = begins_BT.to(symbol_BT.device)
+        is_start_BT = torch.zeros(symbol_BT.shape, dtype=torch.bool)
+        for is_start_T, encoding in zip(is_start_BT, self.tokenizer.encode_batch(texts), strict=True):
+            is_start_T[[start for start, _ in encoding.offsets]] = True
+        boundary_BT = is_start_BT.to(symbol_BT.device)
         return deterministic_output(observation, boundary_BT.expand(noise.shape), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse to act at one position.
+        """Raise an error: this agent cannot act at one position.
 
         Raises:
             UserError: always.
@@ -85,36 +85,36 @@ class BPE(Agent):
         )
 
     def get_extra_state(self) -> Tensor:
-        """The tokenizer as bytes, uint8 [..]; none before it was needed."""
+        """Return the tokenizer as bytes, uint8 [..]; empty before its first use."""
         if self._tokenizer is None:
             return torch.zeros(0, dtype=torch.uint8)
         return torch.frombuffer(bytearray(self._tokenizer.to_str().encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what ``get_extra_state`` gave.
+        """Set the tokenizer from the bytes of ``get_extra_state``.
 
         Raises:
-            ValueError: it is no tokenizer of bytes.
+            ValueError: the bytes are not a tokenizer of bytes.
         """
         if len(state):
-            self._tokenizer = _parsed(state.cpu().numpy().tobytes(), "the stored tokenizer")
+            self._tokenizer = _parse_tokenizer(state.cpu().numpy().tobytes(), "the stored tokenizer")
 
 
-def _read(path: Path) -> Tokenizer:
+def _read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"agent.tokenizer = {str(path)!r}: there is no such file")
-    return _parsed(path.read_bytes(), f"agent.tokenizer = {str(path)!r}")
+    return _parse_tokenizer(path.read_bytes(), f"agent.tokenizer = {str(path)!r}")
 
 
-def _parsed(content: bytes, whence: str) -> Tokenizer:
+def _parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{whence}: expected a tokenizer's JSON file: {error}") from error
+        raise ValueError(f"{origin}: expected a tokenizer's JSON file: {error}") from error
     missing = [byte for byte in range(256) if tokenizer.token_to_id(chr(byte)) is None]
     if missing:
         raise ValueError(
-            f"{whence} has no token for byte {missing[0]}: expected one whose symbols are the characters 0 to 255, one "
+            f"{origin} has no token for byte {missing[0]}: expected one whose symbols are the characters 0 to 255, one "
             "for each byte: train it with tokenv.data.text.tokenizer.train_bpe"
         )
     return tokenizer

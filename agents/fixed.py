@@ -1,11 +1,19 @@
-"""Agents that learn nothing and read nothing: the yardsticks."""
+"""Baseline agents, which neither learn nor read the text."""
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, boundary_count, boundary_counts, deterministic_output, forced_action
-from tokenv.agents.step_state import StepState
+from tokenv.agents.base import (
+    Agent,
+    StepState,
+    agent_output,
+    boundary_count,
+    boundary_counts,
+    deterministic_output,
+    draw_noise,
+    forced_action,
+)
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
@@ -14,33 +22,24 @@ ALIGNMENTS = ("start", "end")
 
 
 def _output(action: Tensor, prob: Tensor) -> TensorDict:
-    """What an agent answers that draws with given probabilities: [..], [..]."""
+    """Return the outputs of an agent which draws with given probabilities: [..], [..]."""
     log_prob = torch.where(action.bool(), prob, 1 - prob).log()
-    return TensorDict(
-        {
-            keys.ACTION: action,
-            keys.ACTION_LOG_PROB: log_prob,
-            keys.BOUNDARY_PROB: prob,
-            keys.ENTROPY: torch.distributions.Bernoulli(prob).entropy(),
-        },
-        batch_size=action.shape,
-    )
+    return agent_output(action, prob, log_prob, torch.distributions.Bernoulli(prob).entropy())
 
 
 class _Fixed(Agent):
-    """Common to agents that draw a given number of boundaries per sequence.
+    """Common to agents which draw a given number of boundaries per sequence.
 
-    Acting at one position with ``rounding="random"`` remembers every row's number; see
-    ``tokenv.agents.step_state.StepState``.
+    Acting at one position with ``rounding="random"`` stores the number of every row in a ``StepState``.
 
     Args:
         rate: boundaries per symbol.
         seq_len: symbols N of a sequence.
         rounding: ``down`` draws exactly floor(N * rate) boundaries, the first symbol's included, in every sequence.
-            ``random`` draws floor((N - 1) * rate + u_0), u_0 being the noise at the first symbol, where nobody decides:
-            the mean over sequences is then the rate itself, per symbol that predicts another, as that of a calibrated
-            policy (``tokenv.evaluation.calibration``).
-        rates: range of the rates that it is told, every sequence its own; ``rate`` then counts for nothing.
+            ``random`` draws floor((N - 1) * rate + u_0), u_0 being the noise at the first symbol, where no decision is
+            made: the mean over sequences is then the rate itself, per symbol which predicts another, as that of a
+            calibrated policy (``tokenv.evaluation.calibration``).
+        rates: range of the target rates, one for each sequence, which then replace ``rate``.
 
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary; or another
@@ -52,27 +51,27 @@ class _Fixed(Agent):
     def __init__(self, rate: float, seq_len: int, rounding: str = "down", rates: RateRange | None = None) -> None:
         super().__init__()
         self.seq_len = seq_len
-        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
-        self.rounding, self.mean = rounding, self.places * rate
-        self._memory = StepState()
+        self.rounding, self.mean = rounding, self.num_positions * rate
+        self._state = StepState()
         if rates is not None:
             self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
-        """P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
+        """Return P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
         raise NotImplementedError
 
     def _count(self, first_noise: Tensor, observation: TensorDictBase) -> Tensor:
-        """Boundaries of the whole sequence, int64 of the noise's shape."""
+        """Return the number of boundaries of the whole sequence, int64 of the noise's shape."""
         rate = None if self.rates is None else observation[keys.TARGET_RATE].expand(first_noise.shape)
         if self.rounding == "down":
             if rate is not None:
                 return boundary_counts(rate, self.seq_len)
             return torch.full_like(first_noise, self.count, dtype=torch.long)
-        mean = self.mean if rate is None else self.places * rate
-        return (mean + first_noise).floor().long().clamp(1, self.places)
+        mean = self.mean if rate is None else self.num_positions * rate
+        return (mean + first_noise).floor().long().clamp(1, self.num_positions)
 
     def _act(
         self, observation: TensorDictBase, token_count: Tensor, count: Tensor, noise: Tensor
@@ -83,7 +82,7 @@ class _Fixed(Agent):
         return (noise < prob).long(), prob
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """One position after the other: the count so far decides, and no matrix product is in the way."""
+        """Draw one position after the other, because the count so far matters; no matrix product is involved."""
         count = self._count(noise[..., 0], observation[..., 0])
         so_far = torch.zeros_like(count)
         actions, probs = [], []
@@ -100,12 +99,10 @@ class _Fixed(Agent):
         Raises:
             ValueError: with ``rounding="random"``, a row is neither at the position after the last call's nor at 0.
         """
-        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
-        if noise is None:
-            noise = torch.rand(tensordict.batch_size, device=position.device)
+        noise = draw_noise(tensordict)
         count = self._count(noise, tensordict)
         if self.rounding == "random":
-            count = self._memory.keep(count, position)
+            count = self._state.keep(count, tensordict[keys.POSITION])
         return tensordict.update(_output(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
 
 
@@ -114,9 +111,9 @@ class Uniform(_Fixed):
 
     Args:
         rate: boundaries per symbol; see ``_Fixed`` for ``seq_len``, ``rounding`` and ``rates``.
-        align: ``start`` puts a boundary at the first symbol of each even stretch. ``end`` puts those that follow the
-            first symbol's at the last symbol of each of one stretch less, so that the last place is a boundary: patches
-            of a history then end where a direct forecast begins.
+        align: ``start`` draws a boundary at the first symbol of each segment of equal length. ``end`` draws the
+            boundaries after the first symbol's at the last symbol of each of one segment less, so that the last
+            position is a boundary: patches of a history then end where a direct forecast begins.
 
     Raises:
         ValueError: see ``_Fixed``; or another ``align``.
@@ -136,34 +133,35 @@ class Uniform(_Fixed):
         self.align = align
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
-        stretches, begin = (count, position) if self.align == "start" else (count - 1, position + 1)
-        return begin * stretches // self.places > (begin - 1) * stretches // self.places
+        segments, start = (count, position) if self.align == "start" else (count - 1, position + 1)
+        return start * segments // self.num_positions > (start - 1) * segments // self.num_positions
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """All positions at once: nothing depends on the count so far."""
+        """Draw all positions at once: nothing depends on the count so far."""
         count = self._count(noise[..., :1], observation[..., :1])
         return _output(*self._act(observation, torch.zeros_like(count), count, noise))
 
 
 class Random(_Fixed):
-    """Boundaries at uniformly random places, as many as ``rounding`` says: drawn without replacement, left to right."""
+    """Boundaries at uniformly random positions, as many as ``rounding`` says, drawn without replacement."""
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
-        return (count - token_count) / (self.places - position).clamp(min=1)
+        return (count - token_count) / (self.num_positions - position).clamp(min=1)
 
 
 class RandomRate(Agent):
-    """Independent boundaries at a rate that each sequence draws for itself, uniformly between two bounds.
+    """Independent boundaries at a rate which is drawn for each sequence, uniformly between two bounds.
 
-    ``rate = low + (high - low) u_0``, ``a_i = [u_i < rate]``: the noise at the first symbol, where nobody decides, is
-    the sequence's rate, so that boundaries are a function of the noise and every sample of a text has its own rate. A
-    language model that is trained so serves boundaries of all these rates: a start for comparing estimators.
+    ``rate = low + (high - low) u_0``, ``a_i = [u_i < rate]``: the noise at the first symbol, where no decision is made,
+    determines the rate of the sequence, so that boundaries are a function of the noise and every sample of a text has
+    its own rate. A language model which is trained in this way works at all these rates: a start for comparing
+    estimators.
 
-    Acting at one position remembers every row's rate; see ``tokenv.agents.step_state.StepState``.
+    Acting at one position stores the rate of every row in a ``StepState``.
 
     Args:
-        low: smallest boundaries per symbol.
-        high: largest.
+        low: smallest rate in boundaries per symbol.
+        high: largest rate.
 
     Raises:
         ValueError: not 0 <= ``low`` <= ``high`` <= 1.
@@ -179,7 +177,7 @@ class RandomRate(Agent):
                 "such as 0.05 and 0.4"
             )
         self.low, self.high = low, high
-        self._memory = StepState()
+        self._state = StepState()
 
     def _rate(self, first_noise: Tensor) -> Tensor:
         return self.low + (self.high - self.low) * first_noise
@@ -199,25 +197,24 @@ class RandomRate(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
-        if noise is None:
-            noise = torch.rand(position.shape, device=position.device)
-        return tensordict.update(self._act(tensordict, self._memory.keep(self._rate(noise), position), noise))
+        noise = draw_noise(tensordict)
+        rate = self._state.keep(self._rate(noise), tensordict[keys.POSITION])
+        return tensordict.update(self._act(tensordict, rate, noise))
 
 
 class NoBoundaries(Agent):
-    """No boundary but the first symbol's: one token, which says next to nothing.
+    """No boundary but the first symbol's: one token, with hardly any information.
 
     With attention over the whole sequence (``model.window`` of ``data.seq_len``) the U-Net is then a plain
-    byte-level transformer of down_layers + up_layers layers, an outside yardstick.
+    byte-level transformer of down_layers + up_layers layers, an external baseline.
     """
 
     in_keys = [keys.POSITION, keys.DECISION_MASK]
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """Draw nothing, everywhere at once."""
+        """Draw no boundary at any position."""
         return deterministic_output(observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Draw nothing at one position."""
+        """Draw no boundary at one position."""
         return tensordict.update(self.draw(tensordict, torch.zeros_like(tensordict[keys.POSITION], dtype=torch.float)))

@@ -1,4 +1,4 @@
-"""Agents that learn nothing and read the text: a boundary where a rule says so."""
+"""Agents which follow a fixed rule on the text."""
 
 import math
 from abc import abstractmethod
@@ -7,13 +7,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, deterministic_output
-from tokenv.agents.step_state import StepState
+from tokenv.agents.base import Agent, StepState, deterministic_output
 from tokenv.core import keys
 from tokenv.core.distributed import current_group
 
-# Spacelike bytes end and others begin, in turns: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z | { to DEL |
-# UTF-8 continuation bytes | the first bytes of UTF-8 characters.
+# Edges of alternating ranges of spacelike and other bytes: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z |
+# { to DEL | UTF-8 continuation bytes | the first bytes of UTF-8 characters.
 SPACELIKE_EDGES = (0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B, 0x80, 0xC0)
 MODES = ("global", "monotonic")
 
@@ -21,24 +20,23 @@ MODES = ("global", "monotonic")
 class Rule(Agent):
     """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
 
-    Acting at one position (``forward``) remembers the value of the position before: see
-    ``tokenv.agents.step_state.StepState``.
+    Acting at one position (``forward``) stores the value of the previous position in a ``StepState``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._memory = StepState()
+        self._state = StepState()
 
     @abstractmethod
     def _value(self, observation: TensorDictBase) -> Tensor:
-        """v, [..]."""
+        """Return v, [..]."""
 
     @abstractmethod
     def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
-        """The rule: v_i and v_{i-1}, [..] each -> bool [..]."""
+        """Apply the rule: v_i and v_{i-1}, [..] each -> bool [..]."""
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """Draw all boundaries at once; K samples are K times the same."""
+        """Draw all boundaries at once; all K samples are equal."""
         value = self._value(observation)
         # The first symbol's neighbour is arbitrary: its boundary is forced.
         previous = torch.cat([value[..., :1], value[..., :-1]], -1)
@@ -51,7 +49,7 @@ class Rule(Agent):
             ValueError: a row is at any other position.
         """
         value, noise = self._value(tensordict), tensordict.get(keys.NOISE)
-        boundary = self._boundary(value, self._memory.exchange(value, tensordict[keys.POSITION]))
+        boundary = self._boundary(value, self._state.exchange(value, tensordict[keys.POSITION]))
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
         return tensordict.update(deterministic_output(tensordict, boundary, dtype))
 
@@ -59,9 +57,9 @@ class Rule(Agent):
 class Whitespace(Rule):
     """SpaceByte's rule (Slagle 2024, arXiv 2404.14408): a boundary at the first byte after a word.
 
-    ``a_i = [x_i is spacelike and x_{i-1} is not]``, and at the first byte always. Spacelike is what is neither an
-    ASCII letter or digit nor a UTF-8 continuation byte: 0x00-0x2F, 0x3A-0x40, 0x5B-0x60, 0x7B-0x7F, 0xC0-0xFF (and
-    special symbols from 256 on). The rate is the text's own.
+    ``a_i = [x_i is spacelike and x_{i-1} is not]``, and at the first byte always. A byte is spacelike if it is neither
+    an ASCII letter or digit nor a UTF-8 continuation byte: 0x00-0x2F, 0x3A-0x40, 0x5B-0x60, 0x7B-0x7F, 0xC0-0xFF (and
+    special symbols from 256 on). The rate is determined by the text.
     """
 
     in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
@@ -76,20 +74,21 @@ class Whitespace(Rule):
 
 
 class Entropy(Rule):
-    """BLT's rule (Pagnoni et al. 2024, arXiv 2412.09871): a boundary where the next byte is hard to guess.
+    """BLT's rule (Pagnoni et al. 2024, arXiv 2412.09871): a boundary where the entropy of the next byte is high.
 
     With H_i the entropy of p(x_{i+1} | x_<=i) in nats, ``a_i = [H_i > theta]`` (global) or
     ``a_i = [H_i - H_{i-1} > theta]`` (monotonic), and at the first byte always. BLT trains a model of its own for H;
-    here it is the early exit's (``early_entropy``: a rollout computes it, and an environment with ``optional_keys=["early_entropy"]``).
+    here it is the early exit's (``early_entropy``, which rollouts compute, and environments with it among their
+    ``optional_keys``).
 
-    theta follows the (1 - rate) quantile of what it is compared with: whenever whole sequences are drawn in training
-    mode, and after they are, ``theta <- momentum theta + (1 - momentum) quantile`` over all that is decided. Before
-    the first time it is infinite, and only the first symbols draw boundaries. The state dict holds it.
+    theta follows the (1 - rate) quantile of what it is compared with: after each draw of whole sequences in training
+    mode, ``theta <- momentum theta + (1 - momentum) quantile`` over all decisions. Before the first draw it is
+    infinite, and only the first symbols draw boundaries. The state dict holds it.
 
     Args:
         rate: boundaries per decision.
         mode: ``global`` or ``monotonic``.
-        momentum: of theta, in [0, 1).
+        momentum: momentum of theta, in [0, 1).
 
     Raises:
         ValueError: ``rate`` outside (0, 1), ``momentum`` outside [0, 1), or another ``mode``.
@@ -125,7 +124,7 @@ class Entropy(Rule):
         return self._compared(value, previous) > self.theta
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """Draw all boundaries at once, K samples K times the same; in training mode, theta then learns from them."""
+        """Draw all boundaries at once, all K samples equal; in training mode, then update theta."""
         drawn = super().draw(observation, noise)
         if self.training:
             value, batch = self._value(observation), current_group()
@@ -138,5 +137,5 @@ class Entropy(Rule):
         if not len(compared):
             return
         quantile = torch.quantile(compared, 1 - self.rate).to(self.theta)
-        kept = torch.where(self.theta.isinf(), quantile, self.theta)
-        self.theta.copy_(self.momentum * kept + (1 - self.momentum) * quantile)
+        previous = torch.where(self.theta.isinf(), quantile, self.theta)
+        self.theta.copy_(self.momentum * previous + (1 - self.momentum) * quantile)

@@ -1,4 +1,4 @@
-"""The windowed Bernoulli policy that the estimators train (paper, section 2.5, eq. 19-23)."""
+"""The windowed Bernoulli policy which the estimators train (paper, section 2.5, eq. 19-23)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,30 +17,30 @@ class RateFiLM(nn.Module):
     """Gains and shifts of a policy's outputs as functions of the rate (FiLM, Perez et al. 2018, arXiv 1709.07871).
 
     ``(g, h) = V tanh(U z + b)`` with ``z = (logit(rate) - m) / r``, -1 and 1 at the ends of the range; V starts at 0,
-    so that nothing is changed at the start.
+    so that gains and shifts start at 0.
 
     Args:
-        rates: the range.
-        outputs: of the policy.
-        hidden: units.
+        rates: range of the target rates.
+        outputs: number of the policy's outputs.
+        hidden: hidden units.
     """
 
     def __init__(self, rates: RateRange, outputs: int, hidden: int = 16) -> None:
         super().__init__()
         low, high = (math.log(rate / (1 - rate)) for rate in (rates.min, rates.max))
-        self.middle, self.reach = (low + high) / 2, (high - low) / 2
+        self.centre, self.half_width = (low + high) / 2, (high - low) / 2
         self.hidden, self.last = nn.Linear(1, hidden), nn.Linear(hidden, 2 * outputs, bias=False)
         nn.init.zeros_(self.last.weight)
 
     def forward(self, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Rates [..] to gains and shifts, [.., outputs] each."""
-        z = (torch.logit(rate) - self.middle) / self.reach
+        """Return gains and shifts, [.., outputs] each, for rates [..]."""
+        z = (torch.logit(rate) - self.centre) / self.half_width
         gain, shift = self.last(torch.tanh(self.hidden(z.unsqueeze(-1)))).chunk(2, -1)
         return gain, shift
 
 
-ROUNDS_PER_CHECK = 4  # asking a GPU whether all is settled costs more than a few rounds
-COMPILED_ROUNDS = 16  # of a kernel each
+ROUNDS_PER_CHECK = 4  # reading from a GPU whether the iteration has converged costs more than a few rounds
+COMPILED_ROUNDS = 16  # one kernel each
 
 
 class Learned(Policy):
@@ -49,18 +49,18 @@ class Learned(Policy):
     ``l_raw_i = W_0 X_i + sum_{j=1..w} a_{i-j} (W_j X_i)`` (eq. 21), ``l = softcap(l_raw / scale + logit(rate))``
     (eq. 22, 23; no softcap in evaluation), ``a_i ~ Bernoulli(sigmoid(l_i))``.
 
-    With ``rates`` it is told the rate of every sequence: with z a number that stands for it (``RateFiLM``),
-    ``W_j X_i`` becomes ``(1 + g_j(z)) W_j X_i + scale h_j(z)``, and ``logit(rate)`` is that rate's own. g and h are
-    learned and start at 0, where this is the policy of that one rate.
+    With ``rates`` it reads the target rate of every sequence: with z a normalised rate (``RateFiLM``), ``W_j X_i``
+    becomes ``(1 + g_j(z)) W_j X_i + scale h_j(z)``, and ``logit(rate)`` is that of the target. g and h are learned and
+    start at 0, where this is the policy of one rate.
 
     Args:
         width: model width D.
         rate: target boundary rate; probabilities start near it.
-        window: w >= 0 earlier boundaries that a decision reads.
-        scale: divides the raw logits (16 in the paper).
+        window: earlier boundaries w >= 0 which a decision reads.
+        scale: divisor of the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
-        zero_init: start with the rate as the probability everywhere, instead of near it.
-        rates: range of the rates that it is told; ``rate`` then counts for nothing.
+        zero_init: whether probabilities start exactly at the rate, instead of near it.
+        rates: range of the target rates, which then replace ``rate``.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), negative ``window``, ``scale`` or ``softcap`` not positive.
@@ -87,7 +87,7 @@ class Learned(Policy):
             raise ValueError(f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers")
         self.window, self.scale, self.softcap = window, scale, softcap
         self.bias = math.log(rate / (1 - rate))
-        self._foresee: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._compiled_rounds: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.projection = nn.Linear(width, window + 1, bias=False)
         if zero_init:
             nn.init.zeros_(self.projection.weight)
@@ -97,24 +97,24 @@ class Learned(Policy):
             self.told = RateFiLM(rates, window + 1)
 
     def _project(self, encoding: Tensor) -> Tensor:
-        """All W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
+        """Return all W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
         return self.projection(encoding.to(self.projection.weight.dtype))
 
     def _condition_on_rate(self, observation: TensorDictBase) -> Tensor:
-        """All W_j X_i, and where the policy is told a rate, what becomes of them: [.., w + 1]."""
+        """Return all W_j X_i, modulated by the target rate if the policy reads one: [.., w + 1]."""
         projected = self._project(observation[keys.ENCODING])
         if self.rates is None:
             return projected
         gain, shift = self.told(observation[keys.TARGET_RATE].to(projected.dtype))
-        start = F.pad(self._start(observation).unsqueeze(-1), (0, self.window))
+        start = F.pad(self._initial_logit(observation).unsqueeze(-1), (0, self.window))
         return projected * (1 + gain) + self.scale * (shift + start)
 
-    def _start(self, observation: TensorDictBase) -> Tensor:
-        """logit(rate), where logits start, of the rates that the policy is told: [..]."""
+    def _initial_logit(self, observation: TensorDictBase) -> Tensor:
+        """Return the logits of the target rates, at which the logits of the policy start: [..]."""
         return torch.logit(observation[keys.TARGET_RATE].to(self.projection.weight.dtype))
 
     def _logits(self, projected: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """[.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..].
+        """Return the logits: [.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..].
 
         The sum is a loop of elementwise operations, so that its rounding, hence every drawn action, is the same
         for one position and for all of them.
@@ -126,7 +126,7 @@ class Learned(Policy):
         return self.softcap * torch.tanh(scaled / self.softcap) if self.training else scaled
 
     def _earlier(self, action_T: Tensor) -> list[Tensor]:
-        """a_{i-1}, ..., a_{i-w} of every position; 0 before the start."""
+        """Return a_{i-1}, ..., a_{i-w} of every position; 0 before the start."""
         length = action_T.shape[-1]
         return [F.pad(action_T, (j, 0))[..., :length] for j in range(1, self.window + 1)]
 
@@ -134,53 +134,56 @@ class Learned(Policy):
     def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
         """Solve ``a_i = [l_i(a_{i-1}, ..., a_{i-w}) > logit(u_i)]`` for all i at once.
 
-        The system is triangular, so it has exactly one solution and Jacobi iteration ends there: after r rounds at
-        least the first r actions are right. A neighbour rarely flips a decision, so a handful of rounds will do.
+        The system is triangular, so it has exactly one solution, to which Jacobi iteration converges: after r rounds at
+        least the first r actions are right. A neighbour rarely changes a decision, so a few rounds suffice.
 
-        Compiled rounds only say where to begin: what is returned has settled in the arithmetic of ``_given``.
+        Compiled rounds only give the starting point: the result has converged in the arithmetic of
+        ``_distribution_given``.
         """
         system = projected, torch.logit(noise), observation[keys.DECISION_MASK], forced_action(observation)
-        action, at_once = system[-1].expand(noise.shape), ROUNDS_PER_CHECK
-        if self._foresee is not None:
-            action, at_once = self._foresee(action, COMPILED_ROUNDS, *system)[0], 1
-        for _ in range(0, noise.shape[-1] + 1, at_once):
-            action, before = self._rounds(action, at_once, *system)
-            if torch.equal(action, before):
+        action, rounds = system[-1].expand(noise.shape), ROUNDS_PER_CHECK
+        if self._compiled_rounds is not None:
+            action, rounds = self._compiled_rounds(action, COMPILED_ROUNDS, *system)[0], 1
+        for _ in range(0, noise.shape[-1] + 1, rounds):
+            action, previous = self._jacobi_rounds(action, rounds, *system)
+            if torch.equal(action, previous):
                 return action
-        raise AssertionError("Jacobi iteration must settle within N rounds: the logits hold NaN")
+        raise AssertionError("Jacobi iteration must converge within N rounds: the logits hold NaN")
 
-    def _rounds(
+    def _jacobi_rounds(
         self, action: Tensor, count: int, projected: Tensor, threshold: Tensor, decision_mask: Tensor, forced: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Actions after ``count`` rounds of Jacobi iteration, and those before the last round."""
-        before = action
+        """Return the actions after ``count`` rounds of Jacobi iteration, and those before the last round."""
+        previous = action
         for _ in range(count):
-            before = action
-            drawn = self._logits(projected, self._earlier(before)) > threshold
+            previous = action
+            drawn = self._logits(projected, self._earlier(previous)) > threshold
             action = torch.where(decision_mask, drawn.long(), forced)
-        return action, before
+        return action, previous
 
     def compile_draw(self) -> None:
         """Compile most of the rounds of Jacobi iteration; see ``_solve_actions``."""
-        self._foresee = torch.compile(self._rounds, dynamic=False)
+        self._compiled_rounds = torch.compile(self._jacobi_rounds, dynamic=False)
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
-        """Draw all boundaries at once; the same actions as one position after the other for the same noise."""
+        """Draw all boundaries at once; the actions are those of ``forward`` for the same noise."""
         projected = self._condition_on_rate(observation)
         action = self._solve_actions(projected.detach(), noise, observation)
-        return self._given(projected, action, observation).answer(action)
+        return self._distribution_given(projected, action, observation).answer(action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
-        return self._given(self._condition_on_rate(observation), action, observation).answer(action)
+        """Return the outputs for given boundaries, int64 [.., B, T], in parallel."""
+        return self._distribution_given(self._condition_on_rate(observation), action, observation).answer(action)
 
-    def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
-        """The distribution of every decision, given all earlier ones."""
+    def _distribution_given(
+        self, projected: Tensor, action: Tensor, observation: TensorDictBase
+    ) -> BoundaryDistribution:
+        """Return the distribution of every decision, given all earlier ones."""
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
         return BoundaryDistribution(logits, observation[keys.DECISION_MASK], forced_action(observation))
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
-        """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face).
+        """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface).
 
         Raises:
             ValueError: the observations hold fewer earlier actions than the policy reads.

@@ -1,4 +1,4 @@
-"""An agent that another model was trained with, at work on a new one."""
+"""An agent which was trained with another model, used with a new one."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,54 +7,54 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent
-from tokenv.agents.step_state import StepState
+from tokenv.agents.base import Agent, StepState
 from tokenv.core import keys
 
 
-class Reads(Protocol):
-    """What reads one symbol after the other."""
+class StepEncoder(Protocol):
+    """Encoder of one symbol after the other; see ``tokenv.lm.incremental.EncoderStepper``."""
 
     def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
-        """[B, *symbol_shape], [B] -> encodings [B, D]."""
+        """Return encodings: [B, *symbol_shape], [B] -> [B, D]."""
 
     def repeat(self, times: int) -> None:
-        """Let each row stand for ``times`` rows."""
+        """Repeat the state of each row ``times`` times."""
 
 
-class Encodes(Protocol):
-    """What ``PretrainedAgent`` asks of an encoder, which is a module; see ``tokenv.lm.encoder.Encoder``."""
+class SequenceEncoder(Protocol):
+    """Encoder of whole sequences, which is a module; see ``tokenv.lm.unet.Encoder``."""
 
     def encode(self, symbol_BN: Tensor) -> Tensor:
-        """[B, N, *symbol_shape] -> [B, N, D]."""
+        """Return encodings: [B, N, *symbol_shape] -> [B, N, D]."""
 
     def early_entropy(self, x: Tensor) -> Tensor:
-        """[.., D] -> [..]."""
+        """Return the entropy of the early exit in nats: [.., D] -> [..]."""
 
 
 class PretrainedAgent(Agent):
-    """An agent together with the encoder that it was trained on, so that it knows nothing of the model at work.
+    """An agent with the encoder which it was trained on, so that it is independent of the model.
 
     It reads symbols, encodes them itself, and decides as it did for its old model (ReinPatch, arXiv 2603.26097,
-    detaches its patcher from the backbone for this end). Its encoder costs one more forward pass of these layers.
+    detaches its patcher from the backbone for this purpose). Its encoder costs one more forward pass of these layers.
 
-    Acting at one position (``forward``) remembers what was read: positions must come in order, as in
-    ``tokenv.agents.step_state.StepState``. TorchRL's ``get_dist`` is not there: stored single observations cannot be
-    encoded.
+    Acting at one position (``forward``) has a state: positions must come in order, as for a ``StepState``. There is no
+    ``get_dist`` of TorchRL's, because stored single observations cannot be encoded.
 
     Args:
-        agent: what decides.
-        encoder: what it reads through; a module.
-        reader: makes what encodes symbol by symbol, for a number of rows.
-        frozen: whether nothing of it learns; else estimator and rate target train both policy and encoder.
+        agent: agent which decides.
+        encoder: module which encodes the symbols for it.
+        reader: function from a number of rows to an encoder of one symbol after the other.
+        frozen: whether its parameters stay fixed; else estimator and rate target train both policy and encoder.
     """
 
-    def __init__(self, agent: Agent, encoder: Encodes, reader: Callable[[int], Reads], *, frozen: bool = True) -> None:
+    def __init__(
+        self, agent: Agent, encoder: SequenceEncoder, reader: Callable[[int], StepEncoder], *, frozen: bool = True
+    ) -> None:
         super().__init__()
         self.agent, self.encoder, self.frozen = agent, encoder, frozen
-        own = (keys.SYMBOL, keys.POSITION, keys.DECISION_MASK)
-        made = (*own, keys.ENCODING, keys.EARLY_ENTROPY)
-        self.in_keys = [*own, *(key for key in agent.in_keys if key not in made)]
+        required = (keys.SYMBOL, keys.POSITION, keys.DECISION_MASK)
+        computed = (keys.ENCODING, keys.EARLY_ENTROPY)
+        self.in_keys = [*required, *(key for key in agent.in_keys if key not in (*required, *computed))]
         self.out_keys = list(agent.out_keys)
         self.window, self.pooling, self.whole = agent.window, agent.pooling, agent.whole
         self.rates = agent.rates
@@ -67,26 +67,27 @@ class PretrainedAgent(Agent):
 
     @property
     def autoregressive(self) -> bool:
-        """As the agent's."""
+        """Whether a decision of the agent depends on earlier ones."""
         return self.agent.autoregressive
 
     def train(self, mode: bool = True) -> "PretrainedAgent":
-        """Frozen, it stays in evaluation mode."""
+        """Set the training mode; a frozen agent stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
     def _observe(self, observation: TensorDictBase, encoding: Tensor) -> TensorDictBase:
-        fine = torch.promote_types(encoding.dtype, torch.float32)  # as the environment's observations
-        own = observation.copy().set(keys.ENCODING, encoding.to(fine))
+        """Return the observation with the encodings of the agent's own encoder."""
+        fine = torch.promote_types(encoding.dtype, torch.float32)  # as in the environment's observations
+        encoded = observation.copy().set(keys.ENCODING, encoding.to(fine))
         if keys.EARLY_ENTROPY in self.agent.in_keys:
-            own.set(keys.EARLY_ENTROPY, self.encoder.early_entropy(encoding))
-        return own
+            encoded.set(keys.EARLY_ENTROPY, self.encoder.early_entropy(encoding))
+        return encoded
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once, as the agent does."""
         return self.agent.draw(self._observe(observation, self.encoder.encode(observation[keys.SYMBOL])), noise)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T]."""
+        """Return the outputs for given boundaries, int64 [.., B, T], in parallel."""
         return self.agent.score(self._observe(observation, self.encoder.encode(observation[keys.SYMBOL])), action)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -99,11 +100,11 @@ class PretrainedAgent(Agent):
         self._order.exchange(position_B, position_B)
         if self._reader[0] != len(position_B):
             self._reader = len(position_B), self._make_reader(len(position_B))
-        own = self._observe(tensordict, self._reader[1].read(symbol_B, position_B))
-        return tensordict.update(self.agent(own).select(*self.out_keys))
+        observation = self._observe(tensordict, self._reader[1].read(symbol_B, position_B))
+        return tensordict.update(self.agent(observation).select(*self.out_keys))
 
     def repeat_rows(self, times: int) -> None:
-        """See ``Agent``; what the encoder remembers is repeated, too."""
+        """Repeat the state of each row; see ``Agent``. The state of the encoder is repeated, too."""
         super().repeat_rows(times)
         rows, reader = self._reader
         reader.repeat(times)

@@ -1,4 +1,4 @@
-"""A policy that draws an exact number of boundaries in every sequence."""
+"""A policy which draws an exact number of boundaries in every sequence."""
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,27 +19,28 @@ from tokenv.core.rates import RateRange
 class ExactCount(Learned):
     """``Learned``, tilted by how many boundaries are left: exactly floor(N * rate) in every sequence.
 
-    With r boundaries left to be drawn in m places, ``l_i = l_learned + log(r / (m - r)) - logit(rate)``: never where
+    With r boundaries left to draw in m positions, ``l_i = l_learned + log(r / (m - r)) - logit(rate)``: never where
     r = 0, always where r = m. Without a preference (l_learned = logit(rate)) this draws uniformly without
     replacement. The log-probability is exactly this law's own, so score-function estimators stay unbiased for it.
     (Strictly enforced compression as in ReinPatch, arXiv 2603.26097, which does not say how.)
 
-    **It spends its count early**, whatever the discount: what is left per place that is left stays put on average only
-    while the odds ``exp(l_learned) (1 - rate) / rate`` are 1 on average, and both an even push on all logits, which an
-    earlier boundary's longer use rewards, and mere contrast between them raise these (docs/series.md, Exactly k
-    boundaries). Where the whole history is known, ``Conditional`` has no such direction.
+    **It uses up its count early**, whatever the discount: the fraction of the remaining positions that become
+    boundaries is constant on average only while the odds ``exp(l_learned) (1 - rate) / rate`` are 1 on average. Both an
+    even increase of all logits, which is rewarded because an earlier boundary is used for longer, and mere contrast
+    between them raise these odds (docs/series.md, Exactly k boundaries). ``ConditionalBernoulli``, for histories which
+    are known as a whole, has no such direction.
 
-    What it is not: the learned policy's own law *given* the count. That law weighs every decision by all that the
-    rest of the sequence would like, which a causal model may not know. Its decisions depend on earlier ones through
-    the count, whatever the window; estimators for policies that ignore their past refuse it. Drawing is sequential.
-    The rate needs no pressure: set ``loss.rate=0``.
+    It is not the learned policy's own law *given* the count. In that law every decision depends on the preferences in
+    the rest of the sequence, which a causal model may not know. Its decisions depend on earlier ones through the
+    count, whatever the window; estimators for policies which ignore their past reject it. Drawing is sequential. A rate
+    target is not needed: set ``loss.rate=0``.
 
     Args:
         width: model width D.
         rate: boundaries per symbol.
         seq_len: symbols N of a sequence; floor(N * rate) boundaries are drawn, the first symbol's included.
-        window: see ``Learned``; so for ``scale`` and ``softcap``.
-        rates: see there; every sequence then has its own number.
+        window: earlier boundaries w >= 0 which a decision reads; see ``Learned`` for ``scale`` and ``softcap``.
+        rates: range of the target rates; every sequence then has its own number.
     """
 
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK, keys.TOKEN_COUNT]
@@ -56,35 +57,35 @@ class ExactCount(Learned):
     ) -> None:
         super().__init__(width, rate, window, scale, softcap, rates=rates)
         self.seq_len = seq_len
-        self.places, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
 
     @property
     def autoregressive(self) -> bool:
-        """Always: through the count."""
+        """Always True: decisions depend on earlier ones through the count."""
         return True
 
     def _counts(self, observation: TensorDictBase) -> int | Tensor:
-        """Boundaries of the whole sequence."""
+        """Return the number of boundaries of the whole sequence."""
         return self.count if self.rates is None else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
 
     def _tilt(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tilted logits, where somebody decides at all, and what is done where nobody does."""
+        """Return the tilted logits, where a decision is free, and the actions where it is not."""
         left = (self._counts(observation) - token_count).clamp(min=0)
-        places = (self.places - observation[keys.POSITION]).clamp(min=1)
-        free = (left > 0) & (left < places)
-        odds = left.clamp(min=1) / (places - left).clamp(min=1)
-        start = self.bias if self.rates is None else self._start(observation)
-        return logits + odds.to(logits.dtype).log() - start, free, (left >= places).long()
+        positions = (self.num_positions - observation[keys.POSITION]).clamp(min=1)
+        free = (left > 0) & (left < positions)
+        odds = left.clamp(min=1) / (positions - left).clamp(min=1)
+        start = self.bias if self.rates is None else self._initial_logit(observation)
+        return logits + odds.to(logits.dtype).log() - start, free, (left >= positions).long()
 
     def _distribution(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> BoundaryDistribution:
-        decides = observation[keys.DECISION_MASK]
-        tilted, free, rest = self._tilt(logits, observation, token_count)
-        forced = torch.where(decides, rest, forced_action(observation).expand(rest.shape))
-        return BoundaryDistribution(tilted, decides & free, forced)
+        decision_mask = observation[keys.DECISION_MASK]
+        tilted, free, forced = self._tilt(logits, observation, token_count)
+        forced = torch.where(decision_mask, forced, forced_action(observation).expand(forced.shape))
+        return BoundaryDistribution(tilted, decision_mask & free, forced)
 
     @torch.no_grad()
     def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
-        """One position after the other: the count so far decides, and it changes too often for Jacobi rounds."""
+        """Draw one position after the other: the count so far matters, and changes too often for Jacobi iteration."""
         actions: list[Tensor] = []
         count = torch.zeros(noise.shape[:-1], dtype=torch.long, device=noise.device)
         nothing = torch.zeros_like(count)
@@ -96,22 +97,24 @@ class ExactCount(Learned):
             actions.append(action)
         return torch.stack(actions, -1)
 
-    def _given(self, projected: Tensor, action: Tensor, observation: TensorDictBase) -> BoundaryDistribution:
+    def _distribution_given(
+        self, projected: Tensor, action: Tensor, observation: TensorDictBase
+    ) -> BoundaryDistribution:
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
         return self._distribution(logits, observation, action.cumsum(-1) - action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """Log-probabilities and their like of given boundaries, in parallel: int64 [.., B, T].
+        """Return the outputs for given boundaries, int64 [.., B, T], in parallel.
 
         Raises:
             ValueError: this policy would never draw them.
         """
         with torch.no_grad():
-            dist = self._given(self._condition_on_rate(observation), action, observation)
-        check_exact_count(dist, action, "strict", self.count if self.rates is None else "the asked number of")
+            dist = self._distribution_given(self._condition_on_rate(observation), action, observation)
+        check_exact_count(dist, action, "strict", self.count if self.rates is None else "the requested number of")
         return super().score(observation, action)
 
     def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
-        """The distribution of the actions, given stored observations of any batch shape (TorchRL's actor face)."""
+        """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
         logits = super().get_dist(tensordict).logits
         return self._distribution(logits, tensordict, tensordict[keys.TOKEN_COUNT])

@@ -1,66 +1,25 @@
-"""How a policy learns from reward: small parts, chained. Estimators know neither agent, model nor environment.
+"""Estimators, by which a policy learns from reward: chains of stages. They know neither agent, model nor environment.
 
-What builds an estimator of your own can be taken from here: ``from tokenv.estimators import Part, chain, Discount``.
+The stages of an estimator of your own are imported from here: ``from tokenv.estimators import Stage, chain, Discount``.
 """
 
 from tokenv.core.lazy import lazy_exports
 
-PARTS = {
-    "base": (
-        "Chain",
-        "Stage",
-        "chain",
-    ),
-    "credit": (
-        "BoundaryCredit",
-        "Discount",
-        "EarlyExit",
-        "LambdaReturn",
-        "Likelihood",
-    ),
-    "critic": ("TextCritic",),
+STAGES = {
+    "base": ("Chain", "Stage", "chain"),
+    "credit": ("BoundaryCredit", "Discount", "EarlyExit", "LambdaReturn", "Likelihood"),
     "baselines": (
-        "BatchCentre",
-        "GroupRelative",
-        "LeaveOneOut",
-        "LeaveOneOutBatch",
-        "MovingAverage",
-        "ShrunkLeaveOneOut",
-    ),
-    "surrogates": (
-        "Clip",
-        "ClippedSurrogate",
-        "ScoreFunction",
-        "Standardise",
+        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage"),
+        *("ShrunkLeaveOneOut", "TextCritic"),
     ),
     "imitation": ("Imitation",),
+    "surrogates": ("Clip", "ClippedSurrogate", "ScoreFunction", "Standardise"),
     "off_policy": ("FixedRateProposal",),
-    "antithetic": (
-        "ARM",
-        "ARMS",
-        "DisARM",
-    ),
-    "branching": (
-        "BitFlip",
-        "Branch",
-    ),
-    "control_variates": (
-        "REBAR",
-        "RELAX",
-    ),
-    "straight_through": (
-        "GumbelRao",
-        "GumbelSigmoid",
-        "PathGradient",
-        "ReinMax",
-        "StraightThrough",
-    ),
-    "rate_targets": (
-        "BinomialPrior",
-        "LogitPressure",
-        "RateTarget",
-        "RatioLoss",
-    ),
+    "antithetic": ("ARM", "ARMS", "DisARM"),
+    "branching": ("BitFlip", "Branch"),
+    "control_variates": ("REBAR", "RELAX"),
+    "straight_through": ("GumbelRao", "GumbelSigmoid", "PathGradient", "ReinMax", "StraightThrough"),
+    "rate_targets": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
 }
 
 RECIPES = {  # estimators by name
@@ -78,4 +37,4 @@ RATE_TARGETS = {  # rate targets by name
     "ratio": "tokenv.estimators.rate_targets:RatioLoss",
 }
 
-__getattr__, __dir__ = lazy_exports(__name__, PARTS)
+__getattr__, __dir__ = lazy_exports(__name__, STAGES)

@@ -1,13 +1,13 @@
-"""What estimators are made of: parts, and the chain that checks that they fit together.
+"""Stages, of which estimators consist, and the chain, which checks that they fit together.
 
-A part reads some keys of a rollout ([B, T] or [K, B, T]: dimension -1 is time, -2 the batch, -3 the samples; further
-leading dimensions are independent rollouts) and writes others. An estimator is a chain of parts, as an optax
+A stage reads some keys of a rollout ([B, T] or [K, B, T]: dimension -1 is time, -2 the batch, -3 the samples; further
+leading dimensions are independent rollouts) and writes others. An estimator is a chain of stages, as an optax
 optimizer is a chain of gradient transformations::
 
     reinforce = chain(EarlyExit(), Discount(gamma=0.99), BatchCentre(), ScoreFunction())
 
-Parts that care how boundaries are drawn (antithetic pairs, off-policy actions, relaxed boundaries) override one of the
-hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.sampling`` hands them to the rollout.
+Stages which change how boundaries are drawn (antithetic pairs, off-policy actions, relaxed boundaries) override one of
+the hooks ``couple``, ``propose``, ``relax`` and ``relaxations``; ``Chain.sampling`` passes them to the rollout.
 """
 
 from abc import ABC, abstractmethod
@@ -52,19 +52,19 @@ class Stage(TensorDictModuleBase, ABC):
     """One step from rewards to a loss.
 
     Attributes:
-        in_keys: what it reads; a chain refuses a part whose keys nobody has written.
-        out_keys: what it writes.
-        unbiased: whether it keeps the gradient's expectation; a chain is unbiased if all of its parts are.
-        requires_factorised_policy: whether it is valid only for policies that ignore their own past (window 0); a run
-            with another policy is refused.
-        samples: samples K per sequence that it needs at least.
+        in_keys: keys which it reads; a chain rejects a stage whose keys have not been written.
+        out_keys: keys which it writes.
+        unbiased: whether it keeps the gradient's expectation; a chain is unbiased if all of its stages are.
+        requires_factorised_policy: whether it is valid only for policies which ignore their own past (window 0); a run
+            with another policy is rejected.
+        samples: least number K of samples per sequence.
         even: whether K must be even.
         reward_only: whether the samples after the first serve rewards only: the language model does not learn from
             them, so that they cost a forward pass without a backward pass.
         num_epochs: gradient steps on one rollout.
         head_epochs: further steps of the agent alone on each rollout, after these; see ``ClippedSurrogate``.
-        trains_through: ``loss`` for parts whose ``loss_policy`` carries the policy's gradient, ``likelihood`` for those
-            that carry it through ``log_likelihood``.
+        trains_through: ``loss`` for stages whose ``loss_policy`` carries the policy's gradient, ``likelihood`` for
+            those in which ``log_likelihood`` carries it.
     """
 
     in_keys: list[Any]
@@ -80,7 +80,7 @@ class Stage(TensorDictModuleBase, ABC):
 
     @abstractmethod
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read ``in_keys`` of a rollout, write ``out_keys`` into it, and give it back."""
+        """Read ``in_keys`` of a rollout, write ``out_keys`` into it, and return it."""
 
     @property
     def teacher(self) -> BoundaryAgent | None:
@@ -89,73 +89,74 @@ class Stage(TensorDictModuleBase, ABC):
 
     @property
     def flops(self) -> int:
-        """FLOPs of its own networks for every symbol of a sample, forward and backward: 6 per matrix parameter."""
+        """FLOPs of its own networks per symbol of a sample, forward and backward: 6 per matrix parameter."""
         linear = (module for module in self.modules() if isinstance(module, torch.nn.Linear))
         return 6 * sum(module.weight.numel() for module in linear)
 
     def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Couple the samples: independent uniform numbers [K, B, T] to dependent ones, each still uniform.
+        """Turn independent uniform numbers [K, B, T] into dependent ones, each still uniform.
 
         0 forces a boundary and 1 forces none.
         """
         raise NotImplementedError
 
     def propose(self, noise: Tensor) -> Tensor | None:
-        """Actions of another policy, int64 of the noise's shape, to be scored; None leaves the drawing to ours."""
+        """Return actions of another policy to be scored, int64 of the noise's shape; None lets the agent draw."""
         raise NotImplementedError
 
     def relax(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
-        """Boundaries that the pooling reads instead of the drawn actions: float [.., T], with a gradient."""
+        """Return boundaries which the pooling reads instead of the drawn actions: float [.., T], with a gradient."""
         raise NotImplementedError
 
     def relaxations(
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """R further, relaxed boundaries whose likelihoods are wanted: float [.., T, R], with a gradient.
+        """Return R relaxed boundaries whose likelihoods are computed besides: float [.., T, R], with a gradient.
 
-        What it draws, it draws with ``tokenv.core.distributed.uniform_like``, for its rows may be some of a batch's.
+        Random numbers must be drawn with ``tokenv.core.distributed.uniform_like``, because its rows may be some of a
+        batch.
         """
         raise NotImplementedError
 
 
 class Chain(TensorDictModuleBase):
-    """Parts applied one after the other.
+    """Stages applied one after the other.
 
-    Every chain that trains a policy writes ``loss_policy``, so that one loop serves all::
+    Every chain which trains a policy writes ``loss_policy``, so that the training loop is the same for all::
 
         td = estimator(env.one_pass(agent, estimator.sampling))
         loss = -td["next", "log_likelihood"].mean() + td["loss_policy"].mean()
 
-    Where ``trains_through`` is ``likelihood`` (the straight-through family) it is zero and without gradient: the
-    policy's gradient flows through the language model's loss, and the weight ``loss.policy`` has no effect. What a part
-    writes as ``loss_critic`` is added to ``loss_policy`` with a value of zero, so that the same loop trains the part.
+    If ``trains_through`` is ``likelihood`` (the straight-through family) it is zero and without gradient: the
+    policy's gradient flows through the language model's loss, and the weight ``loss.policy`` has no effect. The
+    ``loss_critic`` of a stage is added to ``loss_policy`` with a value of zero, so that the same loop trains the stage.
 
     Args:
-        parts: in order.
-        num_samples: samples K of the boundaries per sequence that the chain wants in a rollout; None for one
-            sample without a dimension of its own.
+        parts: stages in order.
+        num_samples: samples K of the boundaries per sequence in a rollout; None for one sample without a dimension of
+            its own.
 
     Attributes:
-        sampling: what the chain asks of a rollout.
+        sampling: requirements of the chain on a rollout.
         unbiased: whether the expected gradient is the true one.
-        requires_factorised_policy: whether only policies that ignore their own past are valid.
+        requires_factorised_policy: whether only policies which ignore their own past are valid.
         num_epochs: gradient steps on one rollout.
         head_epochs: further steps of the agent alone on each rollout; see ``ClippedSurrogate``.
-        reads_early_exit: whether a part reads the early exit's likelihood, or the rollout's reward, which is relative
+        reads_early_exit: whether a stage reads the early exit's likelihood, or the rollout's reward, which is relative
             to it.
-        flops: of the parts' own networks, for every symbol of a sample.
-        trains_through: ``loss`` where ``loss_policy`` carries the policy's gradient, ``likelihood`` where only the
+        flops: FLOPs of the stages' own networks per symbol of a sample.
+        trains_through: ``loss`` if ``loss_policy`` carries the policy's gradient, ``likelihood`` if only the
             log-likelihood does.
 
     Raises:
-        ValueError: there is no part, a part reads a key that neither a rollout nor an earlier part writes, needs more
-            samples than there are, or two parts want to decide the same of a rollout.
+        ValueError: there is no stage, a stage reads a key which neither a rollout nor an earlier stage writes or needs
+            more samples than there are, or two stages override the same hook.
     """
 
     def __init__(self, *parts: Stage, num_samples: int | None = None) -> None:
         super().__init__()
         if not parts:
-            raise ValueError("chain() without parts: expected at least one, such as ScoreFunction()")
+            raise ValueError("chain() without stages: expected at least one, such as ScoreFunction()")
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
         self.parts = list(parts)
@@ -177,7 +178,7 @@ class Chain(TensorDictModuleBase):
                     raise ValueError(_missing(key, number, parts))
             known |= set(part.out_keys)
         for number, part in enumerate(parts):
-            self.add_module(str(number), part)  # so that a part's own state is saved and moved
+            self.add_module(str(number), part)  # so that the state of a stage is saved and moved
         self.in_keys = sorted({key for part in parts for key in part.in_keys} & ROLLOUT_KEYS, key=str)
         written = {key for part in parts for key in part.out_keys}
         relaxed = self.sampling.relax is not None or any(part.trains_through == "likelihood" for part in parts)
@@ -185,10 +186,10 @@ class Chain(TensorDictModuleBase):
         if relaxed:
             written.add(keys.LOSS_POLICY)
         self.out_keys = sorted(written, key=str)
-        found: set[NestedKey] = set()  # what the rollout gives, and no earlier part
+        from_rollout: set[NestedKey] = set()  # keys of the rollout, not of an earlier stage
         for number, part in enumerate(parts):
-            found |= set(part.in_keys).difference(*(earlier.out_keys for earlier in parts[:number]))
-        self.reads_early_exit = bool(found & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
+            from_rollout |= set(part.in_keys).difference(*(earlier.out_keys for earlier in parts[:number]))
+        self.reads_early_exit = bool(from_rollout & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
         self.flops = sum(part.flops for part in parts)
         self.unbiased = all(part.unbiased for part in parts)
         self.requires_factorised_policy = any(part.requires_factorised_policy for part in parts)
@@ -196,18 +197,18 @@ class Chain(TensorDictModuleBase):
         self.head_epochs = max(part.head_epochs for part in parts)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply all parts to a rollout, in place."""
+        """Apply all stages to a rollout, in place."""
         for part in self.parts:
             tensordict = part(tensordict)
         if self.trains_through == "likelihood":
             tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
         if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):
-            own = tensordict[keys.LOSS_CRITIC]
-            tensordict.set(keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + (own - own.detach()))
+            critic = tensordict[keys.LOSS_CRITIC]
+            tensordict.set(keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + (critic - critic.detach()))
         return tensordict
 
     def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the loss once more for a rollout that was scored again: credits stay what they were."""
+        """Write the loss of a rollout which was scored again; credits stay unchanged."""
         for part in self.parts:
             if keys.LOSS_POLICY in part.out_keys:
                 tensordict = part(tensordict)
@@ -215,12 +216,12 @@ class Chain(TensorDictModuleBase):
 
 
 def chain(*parts: Stage, num_samples: int | None = None) -> Chain:
-    """Chain parts into an estimator; see ``Chain``."""
+    """Chain stages into an estimator; see ``Chain``."""
     return Chain(*parts, num_samples=num_samples)
 
 
 def _find_hook(name: str, parts: tuple[Stage, ...]) -> Any:
-    """The one part's method that overrides a hook, if any."""
+    """Return the method which overrides a hook in one of the stages; None if no stage does."""
     owners = [part for part in parts if getattr(type(part), name) is not getattr(Stage, name)]
     if len(owners) > 1:
         first, second = (type(part).__name__ for part in owners[:2])
@@ -236,20 +237,20 @@ def _find_teacher(parts: tuple[Stage, ...]) -> BoundaryAgent | None:
 
 
 def _check_samples(part: Stage, num_samples: int | None) -> None:
-    name, given = type(part).__name__, num_samples or 1
-    if given < part.samples:
+    name, samples = type(part).__name__, num_samples or 1
+    if samples < part.samples:
         raise ValueError(
             f"num_samples = {num_samples}: {name} compares samples of one sequence and needs num_samples={part.samples}"
             " or more"
         )
-    if part.even and given % 2:
+    if part.even and samples % 2:
         raise ValueError(f"num_samples = {num_samples}: {name} draws pairs, so the number must be even")
 
 
 def _missing(key: NestedKey, number: int, parts: tuple[Stage, ...]) -> str:
     name = type(parts[number]).__name__
     later = [type(part).__name__ for part in parts[number + 1 :] if key in part.out_keys]
-    hint = f"move {later[0]} before it" if later else "put a part that writes it before this one"
+    hint = f"move {later[0]} before it" if later else "put a stage which writes it before this one"
     if not later and key == keys.ADVANTAGE:
-        hint = "put a part that writes it, such as Discount(), before this one"
-    return f"chain: part {number} ({name}) reads {key!r}, which neither a rollout nor an earlier part writes: {hint}"
+        hint = "put a stage which writes it, such as Discount(), before this one"
+    return f"chain: stage {number} ({name}) reads {key!r}, which neither a rollout nor an earlier stage writes: {hint}"

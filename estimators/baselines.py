@@ -1,7 +1,9 @@
-"""What is subtracted from an action's credit because it would have come anyway."""
+"""Baselines, which are subtracted from an action's credit to lower its variance."""
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
+from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.estimators.base import Stage
@@ -13,8 +15,8 @@ class BatchCentre(Stage):
 
     ``A_{i,b} = G_{i,b} - mean_b' G_{i,b'}`` (arXiv 2602.13940, eq. 17).
 
-    Bias: the mean includes the sequence itself, which scales the expected gradient by (B - 1) / B at positions that
-    B sequences reach; its direction stays the true one. With one sequence nothing is left. Cost: O(T) elementwise.
+    Bias: the mean includes the sequence itself, which scales the expected gradient by (B - 1) / B at positions in
+    B sequences; its direction stays the true one. With one sequence the result is 0. Cost: O(T) elementwise.
     """
 
     in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
@@ -33,8 +35,8 @@ class LeaveOneOutBatch(Stage):
 
     ``A_{i,b} = G_{i,b} - 1/(B-1) sum_{b' != b} G_{i,b'}``: ``BatchCentre`` times B / (B - 1).
 
-    Bias: none, for every policy: the other sequences' actions are independent of this one's. Where no other sequence
-    reaches a position, nothing is subtracted. Cost: O(T) elementwise.
+    Bias: none, for every policy: the other sequences' actions are independent of this one's. At positions beyond the
+    end of all other sequences nothing is subtracted. Cost: O(T) elementwise.
     """
 
     in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
@@ -51,7 +53,7 @@ class LeaveOneOut(Stage):
     """Subtract the mean over the other samples of the same sequence (RLOO).
 
     ``A_k = G_k - 1/(K-1) sum_{k' != k} G_{k'}`` (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!";
-    Ahmadian et al. 2024, arXiv 2402.14740). What makes a text easy or hard is the same in all samples and vanishes.
+    Ahmadian et al. 2024, arXiv 2402.14740). The difficulty of a text is the same in all samples and cancels.
 
     Bias: none, for every policy: the samples are independent given the text. Cost: K passes through middle and
     decoder, one through the encoder. With ``reward_only`` the samples after the first are forward passes without a
@@ -78,19 +80,19 @@ class LeaveOneOut(Stage):
 
 
 class ShrunkLeaveOneOut(LeaveOneOut):
-    """Subtract only as much of the other samples' mean as has proved useful.
+    """Subtract the mean over the other samples, multiplied by a learned factor.
 
     ``A_k = G_k - beta M_k``, M_k the mean over the other samples, ``beta = E[G_k M_k] / E[M_k^2]``, the factor of least
-    variance, in [0, 1], from running means over earlier rollouts; 1 before the first. The more of what the samples
-    share earlier parts (a critic, the early exit) have explained, the less a mean of few can add (shrinkage, as in Zeng
-    et al. 2025, arXiv 2511.03710, who take the factor from the batch itself).
+    variance, in [0, 1], from running means over earlier rollouts; 1 before the first. The more of the samples' common
+    variation earlier stages (a critic, the early exit) explain, the less the mean of a few samples improves (shrinkage,
+    as in Zeng et al. 2025, arXiv 2511.03710, who compute the factor from the batch itself).
 
-    Bias: none, for every policy: beta comes from earlier rollouts only. Cost: as ``LeaveOneOut``; remembers two
-    numbers, which a checkpoint keeps.
+    Bias: none, for every policy: beta depends on earlier rollouts only. Cost: as ``LeaveOneOut``; its state is two
+    numbers, which checkpoints hold.
 
     Args:
         reward_only: see ``LeaveOneOut``.
-        decay: of the running means, in [0, 1).
+        decay: decay of the running means, in [0, 1).
 
     Raises:
         ValueError: ``decay`` outside [0, 1).
@@ -103,19 +105,19 @@ class ShrunkLeaveOneOut(LeaveOneOut):
         if not 0 <= decay < 1:
             raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
         self.decay = decay
-        self.product: torch.Tensor
-        self.square: torch.Tensor
+        self.product: Tensor
+        self.square: Tensor
         self.register_buffer("product", torch.zeros(()))
         self.register_buffer("square", torch.zeros(()))
 
     @property
-    def beta(self) -> torch.Tensor:
-        """The factor for the next rollout: []."""
+    def beta(self) -> Tensor:
+        """Factor for the next rollout: []."""
         known = self.square > 0
         return torch.where(known, self.product / self.square.where(known, 1.0), 1.0).clamp(0, 1)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Centre ``advantage`` [.., K, B, T]; in training mode, learn beta from it afterwards."""
+        """Centre ``advantage`` [.., K, B, T]; in training mode, then update beta."""
         advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
         samples = advantage.shape[-3]
         others = (advantage.sum(-3, keepdim=True) - advantage) / (samples - 1)
@@ -138,8 +140,8 @@ class GroupRelative(Stage):
     Args:
         epsilon: added to the standard deviation, in nats.
         reward_only: whether only the first sample trains the language model; see ``LeaveOneOut``.
-        centred_only: leave the standard deviation out, so that only the factor (K - 1) / K remains (Liu et al. 2025,
-            arXiv 2503.20783).
+        centred_only: whether not to divide by the standard deviation, so that only the factor (K - 1) / K remains (Liu
+            et al. 2025, arXiv 2503.20783).
 
     Raises:
         ValueError: ``epsilon`` is not positive.
@@ -173,12 +175,12 @@ class MovingAverage(Stage):
     ``A_i = G_i - m_i``, and only then ``m_i <- decay m_i + (1 - decay) mean_b G_{i,b}`` (Williams 1992; Mnih & Gregor
     2014, arXiv 1402.0030), with the zero start divided out as Adam does.
 
-    Bias: none, for every policy: m comes from earlier rollouts only. (Updating first would leak a rollout's own
-    return into its baseline.) Cost: O(T) elementwise; remembers T numbers, which a checkpoint keeps.
+    Bias: none, for every policy: m depends on earlier rollouts only. (Updating first would leak a rollout's own
+    return into its baseline.) Cost: O(T) elementwise; its state is T numbers, which checkpoints hold.
 
     Args:
         seq_len: symbols N of a sequence.
-        decay: in [0, 1).
+        decay: decay of the running mean, in [0, 1).
 
     Raises:
         ValueError: ``decay`` outside [0, 1).
@@ -192,20 +194,85 @@ class MovingAverage(Stage):
         if not 0 <= decay < 1:
             raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
         self.decay = decay
-        self.mean_T: torch.Tensor
-        self.weight_T: torch.Tensor
+        self.mean_T: Tensor
+        self.weight_T: Tensor
         self.register_buffer("mean_T", torch.zeros(seq_len - 1))
         self.register_buffer("weight_T", torch.zeros(seq_len - 1))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Centre ``advantage``: [.., T]; in training mode, learn from it afterwards."""
+        """Centre ``advantage``: [.., T]; in training mode, then update the running mean."""
         advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
         baseline_T = self.mean_T / self.weight_T.where(self.weight_T > 0, 1.0)
         if self.training:
-            rest = tuple(range(advantage.dim() - 1))
-            reached_T = any_over(mask, rest)
-            new_T = mean_over(advantage, mask, rest).flatten()
-            share_T = torch.where(reached_T, 1 - self.decay, 0.0).to(self.mean_T.dtype)
-            self.mean_T.add_(share_T * (new_T - self.mean_T))
-            self.weight_T.add_(share_T * (1 - self.weight_T))
+            leading = tuple(range(advantage.dim() - 1))
+            present_T = any_over(mask, leading)
+            batch_mean_T = mean_over(advantage, mask, leading).flatten()
+            step_T = torch.where(present_T, 1 - self.decay, 0.0).to(self.mean_T.dtype)
+            self.mean_T.add_(step_T * (batch_mean_T - self.mean_T))
+            self.weight_T.add_(step_T * (1 - self.weight_T))
         return tensordict.set(keys.ADVANTAGE, advantage - baseline_T.to(advantage.dtype))
+
+
+class TextCritic(Stage):
+    """Subtract a small network's prediction of each reward, given the text.
+
+    ``R_{i+1} <- R_{i+1} - c(X_i, X_{i+1}, log p_early(x_{i+1} | x_<=i))``. Credited with a discount, an action's
+    baseline is then ``sum_{j>=0} gamma^j c_{i+j+1}``, which depends on the whole text. The actions do not affect the
+    text, so a baseline may read ahead of the decision (Mao et al. 2018, arXiv 1807.02264). More input is of no use for
+    one reward: given the text, its expectation depends on ``x_<=i+1`` alone, as the actions and the prediction do.
+
+    c is trained by regression on the rewards, through ``loss_critic``; it starts at 0.
+
+    Bias: none, for every policy. Cost: a network of (2 D + 1) x ``hidden`` weights on every symbol, forward and
+    backward; the encodings are detached. Before ``LeaveOneOut`` it has no effect, because it is the same in all samples
+    of a text; there, use ``ShrunkLeaveOneOut``.
+
+    Args:
+        width: model width D.
+        hidden: units of the hidden layer.
+        warmup: rollouts in which c is trained and nothing is subtracted.
+
+    Raises:
+        ValueError: ``hidden`` below 1 or ``warmup`` below 0.
+    """
+
+    in_keys = [keys.REWARD, keys.ENCODING, keys.NEXT_ENCODING, keys.LOG_LIKELIHOOD_EARLY, keys.DECISION_MASK]
+    out_keys = [keys.REWARD, keys.LOSS_CRITIC]
+
+    def __init__(self, width: int, hidden: int = 64, warmup: int = 20) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise ValueError(f"hidden = {hidden}: expected at least 1 unit, such as 64")
+        if warmup < 0:
+            raise ValueError(f"warmup = {warmup}: expected 0 or more rollouts")
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.network = nn.Sequential(nn.Linear(2 * width + 1, hidden), nn.GELU(), last)
+        self.warmup = warmup
+        self.rollouts_done: Tensor
+        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the network per symbol: 6 per weight, but 4 in the first layer, whose input needs no gradient."""
+        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        return 4 * first + 6 * last
+
+    def _predicted_reward(self, tensordict: TensorDictBase) -> Tensor:
+        """Return the predicted rewards, with a gradient into the network's parameters alone: [.., T]."""
+        dtype = next(self.network.parameters()).dtype
+        pair = torch.cat([tensordict[keys.ENCODING], tensordict[keys.NEXT_ENCODING]], -1).detach().to(dtype)
+        early = tensordict[keys.LOG_LIKELIHOOD_EARLY].detach().to(dtype).unsqueeze(-1)
+        inputs = torch.cat([F.layer_norm(pair, pair.shape[-1:]), early], -1)
+        return self.network(inputs).squeeze(-1).where(tensordict[keys.DECISION_MASK], 0.0)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``("next", "reward")`` [.., T, 1] and ``loss_critic`` [.., T]; in training mode, count the rollout."""
+        reward, predicted = tensordict[keys.REWARD], self._predicted_reward(tensordict)
+        error = (reward.squeeze(-1) - predicted).square().where(tensordict[keys.DECISION_MASK], 0.0)
+        tensordict.set(keys.LOSS_CRITIC, error)
+        baseline = predicted.detach().where(self.rollouts_done >= self.warmup, 0.0)
+        if self.training:
+            self.rollouts_done += 1
+        return tensordict.set(keys.REWARD, reward - baseline.to(reward.dtype).unsqueeze(-1))

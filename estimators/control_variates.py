@@ -21,16 +21,16 @@ class REBAR(Stage):
         g = (G(a) - c(z~)) d log pi(a) / dl + dc(z)/dl - dc(z~)/dl,    c(z) = eta sum_t R_t(sigmoid(z / tau))
 
     where R_t(s) is the reward under relaxed boundaries s: the pass in which every byte is a token of strength s
-    (Tucker et al. 2017, arXiv 1703.07370). eta is learned by descending g's variance. Credits are undiscounted:
-    position i's own discounted c would need a backward pass of its own.
+    (Tucker et al. 2017, arXiv 1703.07370). eta is learned by minimising g's variance. Credits are undiscounted: a
+    discounted c for each position would need a backward pass of its own.
 
-    Bias: none for window 0; refused otherwise, for l_i jumps with earlier actions and the reparametrised gradient
-    misses the jumps. Cost: one hard pass and two relaxed ones (middle layers on N instead of M tokens), and a backward
-    pass through both.
+    Bias: none for window 0; rejected otherwise, because l_i is a discontinuous function of earlier actions and the
+    reparametrised gradient misses the discontinuities. Cost: one hard pass and two relaxed ones (middle layers on N
+    instead of M tokens), and a backward pass through both.
 
     Args:
         temperature: tau, positive.
-        scale: eta's start.
+        scale: initial eta.
 
     Raises:
         ValueError: ``temperature`` is not positive.
@@ -57,28 +57,26 @@ class REBAR(Stage):
     def relaxations(
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """sigmoid(z / tau) and sigmoid(z~ / tau); the action itself where nobody decides: [.., T, 2]."""
+        """Return sigmoid(z / tau) and sigmoid(z~ / tau); the action where no decision is made: [.., T, 2]."""
         logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
-        fresh = uniform_like(noise, generator)
-        prob = logits.sigmoid()
-        # Noise of exactly 0 or 1 makes z infinite, and with it the gradient of a network that reads z NaN.
+        uniform, prob = uniform_like(noise, generator), logits.sigmoid()
+        # Noise of exactly 0 or 1 would make z infinite, and the gradient of a network which reads z NaN.
         tiny = torch.finfo(noise.dtype).eps
-        both = torch.stack([noise, conditional_noise(prob, action, fresh)], -1).clamp(tiny, 1 - tiny)
+        both = torch.stack([noise, conditional_noise(prob, action, uniform)], -1).clamp(tiny, 1 - tiny)
         relaxed = logits.unsqueeze(-1) - torch.logit(both)
         drawn.set(RELAXED_LOGITS, relaxed)
         soft = (relaxed / self.temperature).sigmoid()
         return torch.where(decision_mask.unsqueeze(-1), soft, action.unsqueeze(-1).to(soft.dtype))
 
     def extra(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor] | None:
-        """A further control variate r: r(z~), and dr(z)/dl - dr(z~)/dl with a gradient into r's parameters."""
+        """Return a further control variate, r(z~) and dr(z)/dl - dr(z~)/dl with a gradient into r's parameters."""
         return None
 
     def gradient(self, tensordict: TensorDictBase) -> Tensor:
-        """G of every logit, with a gradient into eta (and r) only: [.., T]."""
+        """Return g of every logit, with a gradient into eta (and r) only: [.., T]."""
         logits, mask = tensordict[keys.BOUNDARY_LOGITS], tensordict[keys.DECISION_MASK]
-        relative = tensordict[keys.LOG_LIKELIHOOD_RELAXED] - tensordict[keys.LOG_LIKELIHOOD_EARLY].detach().unsqueeze(
-            -1
-        )
+        early = tensordict[keys.LOG_LIKELIHOOD_EARLY].detach().unsqueeze(-1)
+        relative = tensordict[keys.LOG_LIKELIHOOD_RELAXED] - early
         contrast = (relative[..., 0] - relative[..., 1]).sum()
         (pathwise,) = torch.autograd.grad(contrast, logits)
         conditional = relative[..., 1].detach()
@@ -92,24 +90,24 @@ class REBAR(Stage):
         return gradient.where(mask, 0.0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_policy``: [.., T]. Its gradient into the control variate's parameters lowers g's variance."""
+        """Write ``loss_policy``: [.., T]. Its gradient by the control variate's parameters is that of g's variance."""
         gradient = self.gradient(tensordict)
-        size = gradient.square()
-        return tensordict.set(keys.LOSS_POLICY, logit_loss(gradient, tensordict) + size - size.detach())
+        square = gradient.square()
+        return tensordict.set(keys.LOSS_POLICY, logit_loss(gradient, tensordict) + square - square.detach())
 
 
 class RELAX(REBAR):
-    """REBAR with a learned part: ``c_i(z) = eta sum_t R_t(sigmoid(z / tau)) + r(X_i, z_i)``, r a small network.
+    """REBAR with a learned term: ``c_i(z) = eta sum_t R_t(sigmoid(z / tau)) + r(X_i, z_i)``, r a small network.
 
-    Trained, as eta is, on a single-sample estimate of g's variance (Grathwohl et al. 2018, arXiv 1711.00123).
+    r is trained, as eta is, on a single-sample estimate of g's variance (Grathwohl et al. 2018, arXiv 1711.00123).
 
-    Bias: none for window 0; refused otherwise. Cost: as ``REBAR`` and r's two passes.
+    Bias: none for window 0; rejected otherwise. Cost: as ``REBAR``, and two passes through r.
 
     Args:
         width: model width D.
         temperature: tau, positive.
-        scale: eta's start.
-        hidden: r's hidden units.
+        scale: initial eta.
+        hidden: hidden units of r.
     """
 
     def __init__(self, width: int, temperature: float = 0.5, scale: float = 1.0, hidden: int = 32) -> None:
@@ -121,15 +119,15 @@ class RELAX(REBAR):
 
     @property
     def flops(self) -> int:
-        """Of r at z and at z~, of its slopes, and of the gradient of both by its weights."""
+        """FLOPs of r at z and at z~, of its slopes, and of the gradient of both by its weights."""
         first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
         return 2 * (12 * first + 10 * last)
 
     def extra(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """r(X_i, z~_i) and the difference of slopes, both [.., T]."""
+        """Return r(X_i, z~_i) and the difference of slopes, both [.., T]."""
         dtype = self.scale.dtype
         encoding = tensordict[keys.ENCODING].detach().to(dtype)
-        # d z / d l = 1, and through the conditional noise d z~ / d l = what autograd says of it.
+        # dz / dl = 1, and autograd computes dz~ / dl through the conditional noise.
         logits = tensordict[keys.BOUNDARY_LOGITS].detach().requires_grad_()
         mask = tensordict[keys.DECISION_MASK]
         shift = tensordict[RELAXED_LOGITS].detach() - logits.detach().unsqueeze(-1)

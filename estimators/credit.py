@@ -13,7 +13,7 @@ from tokenv.estimators.statistics import leave_one_out_mean
 class Likelihood(Stage):
     """The plain reward: ``R_{i+1} = log p(x_{i+1} | x_<=i, a_<=i)``, detached (arXiv 2602.13940, eq. 12).
 
-    Bias: none. Cost: none. Its variance holds all that makes a text easy or hard, whatever the boundaries.
+    Bias: none. Cost: none. Its variance includes that of the difficulty of the text, whatever the boundaries.
     """
 
     in_keys = [keys.LOG_LIKELIHOOD]
@@ -28,10 +28,10 @@ class EarlyExit(Stage):
     """Reward relative to the model's own early exit.
 
     ``R_{i+1} = log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)``, detached (Dauncey & Wattenhofer
-    2026, arXiv 2602.13940, eq. 15). Subtracts what any boundaries would have earned.
+    2026, arXiv 2602.13940, eq. 15). This subtracts the part of the reward which does not depend on boundaries.
 
-    Bias: none. The early exit sees no boundary, so what it subtracts does not depend on the actions.
-    Cost: the early-exit head; the environment's own reward is this, and the part makes a chain say so.
+    Bias: none. The early exit reads no boundary, so what is subtracted does not depend on the actions.
+    Cost: the early-exit head. This is the environment's own reward; with this stage a chain states it explicitly.
     """
 
     in_keys = [keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY]
@@ -44,9 +44,9 @@ class EarlyExit(Stage):
 
 
 def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:
-    """``G_i = sum_{j>=0} gamma^j r_{i+j}`` along the last dimension, [.., T] -> [.., T].
+    """Return ``G_i = sum_{j>=0} gamma^j r_{i+j}`` along the last dimension, [.., T] -> [.., T].
 
-    A scan by doubling: log2(T) elementwise passes, in any precision, without powers that underflow.
+    It is a scan by doubling: log2(T) elementwise passes, in any precision, without powers which underflow.
     """
     total, step = reward_T, 1
     while step < reward_T.shape[-1]:
@@ -61,16 +61,16 @@ def _check_factor(name: str, value: float) -> None:
 
 
 class Discount(Stage):
-    """Credit action a_i with the discounted rewards that follow it.
+    """Credit action a_i with the discounted rewards which follow it.
 
-    ``G_i = sum_{j>=0} gamma^j R_{i+j+1}`` (arXiv 2602.13940, eq. 16). The first reward that a_i can touch is the
+    ``G_i = sum_{j>=0} gamma^j R_{i+j+1}`` (arXiv 2602.13940, eq. 16). The first reward which a_i can affect is the
     prediction of x_{i+1}, which TorchRL stores at step i.
 
-    Bias: none for gamma = 1; below, rewards at distance j are counted only gamma^j of their worth, and the gradient
-    is that of an objective with a shorter sight. Cost: O(T log T) elementwise.
+    Bias: none for gamma = 1; below, rewards at distance j have the weight gamma^j, and the gradient is that of an
+    objective with a shorter horizon. Cost: O(T log T) elementwise.
 
-    G adds up some 1 / (1 - gamma) rewards, so that gamma also moves the policy's weight against the rate target's.
-    ``scaled`` takes that out: ``A_i = (1 - gamma) G_i`` is of one reward's size whatever gamma is.
+    G is a sum of about 1 / (1 - gamma) rewards, so that gamma also changes the weight of the policy loss relative to
+    the rate target's. ``scaled`` corrects this: ``A_i = (1 - gamma) G_i`` has the scale of one reward for any gamma.
 
     Args:
         gamma: discount factor in [0, 1].
@@ -87,7 +87,9 @@ class Discount(Stage):
         super().__init__()
         _check_factor("gamma", gamma)
         if scaled and gamma == 1:
-            raise ValueError("scaled = True with gamma = 1 leaves nothing: expected gamma below 1, or scaled = False")
+            raise ValueError(
+                "scaled = True with gamma = 1 gives advantages of 0: expected gamma below 1, or scaled = False"
+            )
         self.gamma, self.scaled = gamma, scaled
         self.unbiased = gamma == 1
 
@@ -100,18 +102,18 @@ class Discount(Stage):
 class BoundaryCredit(Stage):
     """Credit action a_i with the rewards before the k-th next boundary.
 
-    ``G_i = sum_{j=0..m-i-1} gamma^j R_{i+j+1}``, m the place of the k-th boundary after i (no end where there are
-    fewer). What a boundary does to the text it makes a token of is in it, and the later text's noise is not (ours).
+    ``G_i = sum_{j=0..m-i-1} gamma^j R_{i+j+1}``, m the position of the k-th boundary after i (no end if there are
+    fewer). It includes a boundary's effect on the next k tokens, without the noise of the later text (ours).
 
-    Bias: rewards from the k-th next boundary on are left out. While the policy is flat that is bad, for its boundaries
-    do not yet say where an effect ends, so the cut can be annealed in: over the first ``anneal`` rollouts
-    ``A = (1 - alpha) Discount + alpha G`` with alpha rising from 0 to 1. Cost: O(T log T) elementwise; remembers the
-    number of rollouts, which a checkpoint keeps.
+    Bias: rewards from the k-th next boundary on are left out. While the policy is uniform this is large, because its
+    boundaries do not yet mark where an effect ends, so the cut can be annealed in: over the first ``anneal`` rollouts
+    ``A = (1 - alpha) Discount + alpha G`` with alpha rising from 0 to 1. Cost: O(T log T) elementwise; its state is the
+    number of rollouts, which checkpoints hold.
 
     Args:
         gamma: discount factor in [0, 1].
-        boundaries: k.
-        anneal: rollouts until alpha is 1; 0 starts there.
+        boundaries: number k of boundaries until which rewards are credited.
+        anneal: rollouts until alpha is 1; 0 for alpha = 1 from the start.
 
     Raises:
         ValueError: ``gamma`` outside [0, 1], ``boundaries`` below 1 or ``anneal`` below 0.
@@ -136,7 +138,7 @@ class BoundaryCredit(Stage):
         """Write ``advantage``: [.., T] in nats; in training mode, count the rollout."""
         credit = discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma)
         drawn = tensordict[keys.ACTION].cumsum(-1)
-        end = torch.searchsorted(drawn, drawn + self.boundaries)  # T where no such boundary is drawn
+        end = torch.searchsorted(drawn, drawn + self.boundaries)  # T if there is no such boundary
         distance = end - torch.arange(drawn.shape[-1], device=drawn.device)
         beyond = F.pad(credit, (0, 1)).gather(-1, end) * torch.pow(self.gamma, distance.to(credit.dtype))
         alpha = (self.rollouts_done / max(self.anneal, 1)).clamp(max=1) if self.anneal else 1.0
@@ -146,7 +148,7 @@ class BoundaryCredit(Stage):
 
 
 class LambdaReturn(Stage):
-    """Generalised discounting with the batch as critic: no network, two knobs.
+    """Generalised advantage estimation with the mean over the batch as critic: no network, two hyperparameters.
 
     ``A_i = sum_{j>=0} (gamma lambda)^j (R_{i+j+1} + gamma V_{i+j+1} - V_{i+j})``, generalised advantage estimation
     (Schulman et al. 2016, arXiv 1506.02438) with V_i the mean over the *other* sequences of their discounted
@@ -161,7 +163,7 @@ class LambdaReturn(Stage):
         lam: lambda in [0, 1].
 
     Raises:
-        ValueError: one of them outside [0, 1].
+        ValueError: ``gamma`` or ``lam`` outside [0, 1].
     """
 
     in_keys = [keys.REWARD, keys.DECISION_MASK]
@@ -178,5 +180,5 @@ class LambdaReturn(Stage):
         """Write ``advantage``: [.., B, T] in nats."""
         reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
         value = leave_one_out_mean(discounted_sum(reward, self.gamma), mask, -2)
-        surprise = reward + self.gamma * F.pad(value[..., 1:], (0, 1)) - value
-        return tensordict.set(keys.ADVANTAGE, discounted_sum(surprise, self.gamma * self.lam))
+        td_error = reward + self.gamma * F.pad(value[..., 1:], (0, 1)) - value
+        return tensordict.set(keys.ADVANTAGE, discounted_sum(td_error, self.gamma * self.lam))

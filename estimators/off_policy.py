@@ -1,8 +1,9 @@
-"""Learning from boundaries that another policy drew."""
+"""Learn from boundaries which another policy drew."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -19,15 +20,15 @@ class FixedRateProposal(Stage):
     sampling, Precup et al. 2000). As a warm start: after ``rollouts`` rollouts the policy draws its own boundaries.
     The authors' early code (github.com/SamD770/bitter-lesson-tokenization, June 2025) explored so.
 
-    Bias: none with ``horizon=None`` (all decisions before a reward are weighed), for every policy, but the weights'
-    variance then grows exponentially with T; with a horizon h, decisions more than h steps before a reward are taken
-    as drawn. Cost: one pass. Logs ``effective_sample_size``, ``(sum w)^2 / sum w^2`` over the batch, averaged over
+    Bias: none with ``horizon=None`` (all decisions before a reward are weighed), for every policy, but the variance of
+    the weights then grows exponentially with T; with a horizon h, decisions more than h steps before a reward have no
+    weight. Cost: one pass. Logs ``effective_sample_size``, ``(sum w)^2 / sum w^2`` over the batch, averaged over
     positions, as a fraction of the batch. The language model learns from the boundaries as drawn.
 
     Args:
-        rate: of the proposal, in (0, 1).
-        horizon: decisions h before a reward that are weighed besides its own; None for all.
-        rollouts: how many rollouts the proposal draws; None for all.
+        rate: boundary probability of the proposal, in (0, 1).
+        horizon: decisions h before a reward which are weighed besides its own; None for all.
+        rollouts: number of rollouts which the proposal draws; None for all.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), a negative ``horizon`` or ``rollouts``.
@@ -52,7 +53,7 @@ class FixedRateProposal(Stage):
         return self.rollouts is not None and int(self.rollouts_done) >= self.rollouts
 
     def propose(self, noise: Tensor) -> Tensor | None:
-        """``[u < rate]``, or None once the warm start is over."""
+        """Return ``[u < rate]``, or None after the warm start."""
         return None if self._on_policy() else (noise < self.rate).long()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -61,13 +62,11 @@ class FixedRateProposal(Stage):
             return tensordict
         mask = tensordict[keys.DECISION_MASK]
         action = tensordict[keys.ACTION].to(tensordict[keys.ACTION_LOG_PROB].dtype)
-        chance = action * math.log(self.rate) + (1 - action) * math.log(1 - self.rate)
-        log_ratio = (tensordict[keys.ACTION_LOG_PROB].detach() - chance).where(mask, 0.0)
+        proposal_log_prob = action * math.log(self.rate) + (1 - action) * math.log(1 - self.rate)
+        log_ratio = (tensordict[keys.ACTION_LOG_PROB].detach() - proposal_log_prob).where(mask, 0.0)
         log_weight = log_ratio.cumsum(-1)
         if self.horizon is not None and self.horizon + 1 < log_weight.shape[-1]:
-            log_weight = (
-                log_weight - torch.nn.functional.pad(log_weight, (self.horizon + 1, 0))[..., : log_weight.shape[-1]]
-            )
+            log_weight = log_weight - F.pad(log_weight, (self.horizon + 1, 0))[..., : log_weight.shape[-1]]
         weight = log_weight.exp()
         size = mean_over(weight, mask, -2).square() / mean_over(weight.square(), mask, -2).clamp(min=1e-30)
         tensordict.set((keys.DIAGNOSTICS, "effective_sample_size"), size.expand(weight.shape))

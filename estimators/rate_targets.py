@@ -1,4 +1,4 @@
-"""What keeps the boundary rate near its target."""
+"""Rate targets: losses which keep the boundary rate near its target."""
 
 from typing import Literal
 
@@ -12,15 +12,15 @@ from tokenv.estimators.statistics import kernel_weighted_mean, masked_mean, mean
 
 
 class RateTarget(Stage):
-    """Common to all rate targets. None estimates a gradient of the reward: they move the policy, at whatever cost.
+    """Common to all rate targets, which move the policy without regard to the reward.
 
-    Where a rollout holds ``target_rate``, that is each sequence's target, and ``rate`` is what they are on average.
+    If a rollout holds ``target_rate``, it is the target of each sequence, and ``rate`` is their average.
 
     Args:
         rate: target boundaries per symbol, in (0, 1).
 
     Attributes:
-        varies: whether it reads ``target_rate``; a run with a range of rates refuses others.
+        varies: whether it reads ``target_rate``, which a run with a range of rates requires.
 
     Raises:
         ValueError: ``rate`` outside (0, 1).
@@ -38,15 +38,16 @@ class RateTarget(Stage):
 
 
 class _RateConditioned(RateTarget):
-    """Common to rate targets that hold the batch's mean to the target; where targets differ, a mean over like ones.
+    """Common to rate targets for the mean over the batch; if targets differ, over sequences with similar targets.
 
-    Over the whole batch, sequences that are asked for few boundaries would trade with those that are asked for many.
-    One by one, each would be held to its target, whatever its text. So means are taken over the sequences with about
-    the same target: ``kernel_weighted_mean`` at logit(target). Equal targets give the batch's mean.
+    In a mean over the whole batch, too many boundaries in sequences with low targets would compensate for too few in
+    those with high targets. A loss for each sequence alone would hold it to its target, whatever its text. So means are
+    taken over the sequences with about the same target: ``kernel_weighted_mean`` at logit(target). Equal targets give
+    the mean over the batch.
 
     Args:
-        rate: see ``RateTarget``.
-        bandwidth: logits by which targets of like sequences differ; the kernel's standard deviation.
+        rate: target boundaries per symbol, in (0, 1).
+        bandwidth: standard deviation of the kernel, in logits of the target.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), or ``bandwidth`` not positive.
@@ -60,21 +61,21 @@ class _RateConditioned(RateTarget):
             raise ValueError(f"bandwidth = {bandwidth}: expected a positive number of logits, such as 0.5")
         self.bandwidth = bandwidth
 
-    def _mean_of_like(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-        """[.., B, T], its mask and the targets to [B, 1]."""
+    def _mean_of_similar(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """Return the mean over sequences with similar targets: [.., B, T], its mask and the targets -> [B, 1]."""
         target_B = target[(0,) * (target.dim() - 2)][:, 0]
         return kernel_weighted_mean(x, mask, torch.logit(target_B.to(x.dtype)), self.bandwidth)
 
 
 class LogitPressure(_RateConditioned):
-    """An even push on all logits, up or down.
+    """A gradient which is equal for all logits, up or down.
 
     ``L = mean(l) detach(mean(p) - target)`` (arXiv 2602.13940, eq. 24), with means over all decisions of the batch.
-    Where sequences have targets of their own, ``L = mean_b(l_b detach(mean_like_b(v(target) (p - target))))`` with
-    ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with like targets the push is even, and at every rate
-    it is in proportion to how far logits are off, for ``dp = p (1 - p) dl``. It vanishes for all rates only where
-    the mean probability is the target at every rate: a kernel's mean of an excess is 0 everywhere only if that is.
-    Cost: O(T) elementwise. For the arguments, see ``_RateConditioned``.
+    If sequences have their own targets, ``L = mean_b(l_b detach(mean_similar_b(v(target) (p - target))))`` with
+    ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with similar targets the gradient is equal, and at every
+    rate it is proportional to the deviation of the logits, because ``dp = p (1 - p) dl``. It vanishes at all rates only
+    if the mean probability is the target at every rate: a kernel mean of a deviation is 0 everywhere only if the
+    deviation is. Cost: O(T) elementwise. For the arguments, see ``_RateConditioned``.
     """
 
     in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
@@ -86,16 +87,16 @@ class LogitPressure(_RateConditioned):
         if target is None:
             excess = masked_mean(prob, mask) - self.rate
         else:
-            size = self.rate * (1 - self.rate) / (target * (1 - target))
-            excess = self._mean_of_like(size * (prob - target), mask, target)
+            scale = self.rate * (1 - self.rate) / (target * (1 - target))
+            excess = self._mean_of_similar(scale * (prob - target), mask, target)
         return tensordict.set(keys.LOSS_RATE, tensordict[keys.BOUNDARY_LOGITS] * excess * mask)
 
 
 class BinomialPrior(RateTarget):
-    """How improbable a sequence's number of boundaries is under a binomial law (Nawrot et al. 2023, 2211.09761).
+    """Negative log-likelihood of the number of boundaries under a binomial law (Nawrot et al. 2023, 2211.09761).
 
     ``L = -1/n log Binomial(n, target)(sum_i a_i)`` per sequence of n decisions, averaged over the batch. The gradient
-    passes through the sum: through ``boundary`` where the estimator relaxes it, else straight through to
+    passes through the sum: through ``boundary`` if the estimator relaxes it, else straight through to
     ``p_i`` (value a_i, gradient of p_i). Cost: O(T) elementwise.
     """
 
@@ -103,7 +104,7 @@ class BinomialPrior(RateTarget):
     varies = True
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_rate``: [.., T], whose mean over the decisions is L where all sequences are equally long."""
+        """Write ``loss_rate``: [.., T], whose mean over the decisions is L if all sequences have the same length."""
         mask = tensordict[keys.DECISION_MASK]
         boundary = tensordict.get(keys.BOUNDARY, None)
         if boundary is None:
@@ -112,8 +113,8 @@ class BinomialPrior(RateTarget):
         count = (boundary * mask).sum(-1, keepdim=True)
         trials = mask.sum(-1, keepdim=True).to(count.dtype)
         target = tensordict.get(keys.TARGET_RATE, None)
-        chance = torch.tensor(self.rate) if target is None else target[..., :1]
-        binomial = torch.distributions.Binomial(trials, probs=chance.to(count), validate_args=False)
+        rate = torch.tensor(self.rate) if target is None else target[..., :1]
+        binomial = torch.distributions.Binomial(trials, probs=rate.to(count), validate_args=False)
         loss = -binomial.log_prob(count) / trials.clamp(min=1)
         return tensordict.set(keys.LOSS_RATE, loss * mask)
 
@@ -125,14 +126,14 @@ class RatioLoss(_RateConditioned):
     the mean probability; L = 1 at F = G = target. The gradient passes through G. Cost: O(T).
 
     The published loss (github.com/goombalab/hnet, utils/train.py) averages over the whole minibatch, the first symbols
-    with their certain boundaries included, so that only the batch must keep to the target. Where sequences have targets
-    of their own, F, G and 1 / n are means over sequences with like ones.
+    with their certain boundaries included, so that only the batch must keep to the target. If sequences have their own
+    targets, F, G and 1 / n are means over sequences with similar ones.
 
     Args:
         rate: target boundaries per symbol, in (0, 1).
-        over: ``batch``, as published, padding left out; or ``sequence``: F and G of each sequence, over its decisions,
+        over: ``batch``, as published, without padding; or ``sequence``: F and G of each sequence, over its decisions,
             which holds every sequence to the target.
-        bandwidth: of ``over=batch``; see ``_RateConditioned``.
+        bandwidth: standard deviation of the kernel for ``over=batch``, in logits of the target.
 
     Raises:
         ValueError: ``rate`` outside (0, 1), ``bandwidth`` not positive, or another ``over``.
@@ -149,25 +150,25 @@ class RatioLoss(_RateConditioned):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_rate``: [.., T], whose mean over the decisions is L.
 
-        With ``over=sequence`` sequences weigh by their decisions.
+        With ``over=sequence`` the weight of a sequence is its number of decisions.
         """
         mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_LOGITS].sigmoid()
         action, target = tensordict[keys.ACTION].to(prob.dtype), tensordict.get(keys.TARGET_RATE, None)
         rate: float | Tensor = self.rate if target is None else target[..., :1].to(prob.dtype)
         if self.over == "sequence":
-            drawn, meant = mean_over(action, mask, -1), mean_over(prob, mask, -1)
+            fraction, mean_prob = mean_over(action, mask, -1), mean_over(prob, mask, -1)
         else:
-            counted = mask | (tensordict[keys.POSITION] == 0)
-            meaning = prob.where(mask, 1.0)
+            valid = mask | (tensordict[keys.POSITION] == 0)
+            prob = prob.where(mask, 1.0)
             if target is None:
-                drawn, meant = masked_mean(action, counted), masked_mean(meaning, counted)
+                fraction, mean_prob = masked_mean(action, valid), masked_mean(prob, valid)
             else:
-                each = (action, meaning, target.to(prob.dtype))
-                drawn, meant, rate = (self._mean_of_like(x, counted, target) for x in each)
-        return tensordict.set(keys.LOSS_RATE, ratio_loss(drawn, meant, rate) * mask)
+                each = (action, prob, target.to(prob.dtype))
+                fraction, mean_prob, rate = (self._mean_of_similar(x, valid, target) for x in each)
+        return tensordict.set(keys.LOSS_RATE, ratio_loss(fraction, mean_prob, rate) * mask)
 
 
-def ratio_loss(drawn: Tensor, meant: Tensor, rate: float | Tensor) -> Tensor:
-    """``n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with n = 1 / rate, elementwise."""
+def ratio_loss(fraction: Tensor, mean_prob: Tensor, rate: float | Tensor) -> Tensor:
+    """Return ``n / (n - 1) ((n - 1) F G + (1 - F)(1 - G))`` with n = 1 / rate, elementwise."""
     n = 1 / rate
-    return n / (n - 1) * ((n - 1) * drawn * meant + (1 - drawn) * (1 - meant))
+    return n / (n - 1) * ((n - 1) * fraction * mean_prob + (1 - fraction) * (1 - mean_prob))

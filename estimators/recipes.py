@@ -1,4 +1,4 @@
-"""Estimators by name: a few lines of parts each. Every one can be taken apart and put together anew."""
+"""Recipes: named estimators, each a chain of a few stages."""
 
 from tokenv.estimators import antithetic, branching, control_variates, straight_through
 from tokenv.estimators.base import Chain, Stage, chain
@@ -9,9 +9,9 @@ from tokenv.estimators.baselines import (
     LeaveOneOutBatch,
     MovingAverage,
     ShrunkLeaveOneOut,
+    TextCritic,
 )
 from tokenv.estimators.credit import BoundaryCredit, Discount, EarlyExit, LambdaReturn, Likelihood
-from tokenv.estimators.critic import TextCritic
 from tokenv.estimators.off_policy import FixedRateProposal
 from tokenv.estimators.surrogates import Clip, ClippedSurrogate, ScoreFunction, Standardise
 
@@ -23,8 +23,8 @@ def _surrogate(head_epochs: int) -> Stage:
 def naive() -> Chain:
     """REINFORCE on the plain likelihood (Williams 1992; arXiv 2602.13940, eq. 12).
 
-    Bias: none, for every policy. Cost: one forward and one backward pass. Its variance holds the whole rest of the
-    text's likelihood.
+    Bias: none, for every policy. Cost: one forward and one backward pass. Its variance includes that of the likelihood
+    of the rest of the text.
     """
     return chain(Likelihood(), Discount(1.0), ScoreFunction())
 
@@ -41,14 +41,14 @@ def early_exit(gamma: float = 1.0) -> Chain:
 
 
 def reinforce(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 0) -> Chain:
-    """The paper's estimator: early-exit rewards, discounted, centred over the batch (arXiv 2602.13940, eq. 14-18).
+    """REINFORCE as in the paper: early-exit rewards, discounted, centred over the batch (arXiv 2602.13940, eq. 14-18).
 
     Bias: that of the discount for gamma < 1, and a factor (B - 1) / B; for every policy.
     Cost: one forward and one backward pass, shared with the language model's; memory O(B T).
 
     Args:
         gamma: discount factor.
-        scaled: whether advantages are those of ``Discount(scaled=True)``, of one size for every gamma.
+        scaled: whether advantages are those of ``Discount(scaled=True)``, with the same scale for every gamma.
         head_epochs: further clipped steps of the agent alone on each rollout; see ``ClippedSurrogate``.
     """
     return chain(EarlyExit(), Discount(gamma, scaled), BatchCentre(), _surrogate(head_epochs))
@@ -68,14 +68,14 @@ def leave_one_out(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 
 
 
 def moving_average(seq_len: int, gamma: float = 0.99, decay: float = 0.95) -> Chain:
-    """A running mean per position as baseline.
+    """REINFORCE with a running mean per position as baseline.
 
     Bias: that of the discount only; for every policy. Cost: as ``reinforce``.
 
     Args:
         seq_len: symbols of a sequence.
         gamma: discount factor.
-        decay: of the running mean.
+        decay: decay of the running mean.
     """
     return chain(EarlyExit(), Discount(gamma), MovingAverage(seq_len, decay), ScoreFunction())
 
@@ -87,7 +87,7 @@ def lambda_return(gamma: float = 0.99, lam: float = 0.9) -> Chain:
 
     Args:
         gamma: discount factor.
-        lam: lambda.
+        lam: lambda in [0, 1].
     """
     return chain(EarlyExit(), LambdaReturn(gamma, lam), ScoreFunction())
 
@@ -118,7 +118,7 @@ def rloo(
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
@@ -136,14 +136,14 @@ def rloo_clipped(
     scaled: bool = False,
     head_epochs: int = 0,
 ) -> Chain:
-    """``rloo`` advantages and several clipped steps on one rollout: the samples are dear, so use them more than once.
+    """``rloo`` advantages and several clipped steps on one rollout, since samples are expensive.
 
     Bias: that of the discount in the first step; see ``ClippedSurrogate`` for the later ones. Cost: as ``rloo`` with
     ``reward_only``, and a pass through encoder and policy for each further step.
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         epsilon: clipping range.
         epochs: gradient steps on one rollout.
@@ -163,9 +163,9 @@ def boundary_credit(
 
     Args:
         gamma: discount factor.
-        boundaries: k.
+        boundaries: number k of boundaries until which rewards are credited.
         anneal: rollouts until the cut is complete.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
     """
     credit = BoundaryCredit(gamma, boundaries, anneal)
@@ -182,19 +182,19 @@ def text_critic(
     scaled: bool = False,
     head_epochs: int = 0,
 ) -> Chain:
-    """A learned baseline that reads the whole text (Mao et al. 2018, arXiv 1807.02264): ``leave_one_out`` and a critic.
+    """``leave_one_out`` with a critic which reads the whole text (Mao et al. 2018, arXiv 1807.02264).
 
-    With several samples of a text, the others' mean is subtracted besides, as far as the critic has left something to
-    it: see ``ShrunkLeaveOneOut``.
+    With several samples of a text, the mean of the others is subtracted besides, multiplied by a learned factor: see
+    ``ShrunkLeaveOneOut``.
 
     Bias: that of the discount only; for every policy. Cost: as ``leave_one_out`` (or ``rloo``) and a small network.
 
     Args:
         width: model width D.
         gamma: discount factor.
-        hidden: units of the critic.
-        warmup: rollouts in which the critic only learns.
-        num_samples: K; 1 compares with the other sequences of the batch.
+        hidden: hidden units of the critic.
+        warmup: rollouts in which the critic is trained and nothing is subtracted.
+        num_samples: samples K per sequence; 1 compares with the other sequences of the batch.
         reward_only: with several samples, whether the language model learns from the first alone.
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
@@ -208,14 +208,14 @@ def text_critic(
 def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
-    With ``model.direct`` and gamma = 1 every boundary is credited with the forecast's own log-likelihood; the early
-    exit's, which no boundary moves, is the same in all samples of a group and vanishes.
+    With ``model.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast; the early
+    exit's, which boundaries do not affect, is the same in all samples of a group and cancels.
 
-    Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages are of one size for every gamma.
+    Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages have the same scale for every gamma.
 
     Args:
         gamma: discount factor.
-        num_samples: K.
+        num_samples: samples K of the boundaries per sequence.
         reward_only: whether the language model learns from the first sample alone.
         centred_only: whether advantages are not divided by the group's standard deviation; see ``GroupRelative``.
     """
@@ -245,13 +245,13 @@ def ppo(
 def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100) -> Chain:
     """Boundaries from a fixed-rate Bernoulli with importance weights, as warm start for ``early_exit``.
 
-    Bias: that of the discount and the horizon. No baseline: the score's mean is not 0 under another policy's actions,
-    so that one would bias it. Cost: as ``reinforce``.
+    Bias: that of the discount and the horizon. There is no baseline, which would be biased, because the mean of the
+    score is not 0 under another policy's actions. Cost: as ``reinforce``.
 
     Args:
-        rate: of the proposal.
+        rate: boundary probability of the proposal.
         gamma: discount factor.
-        horizon: decisions before a reward that are weighed; None for all.
+        horizon: decisions before a reward which are weighed; None for all.
         rollouts: length of the warm start; None for the whole run.
     """
     return chain(EarlyExit(), FixedRateProposal(rate, horizon, rollouts), Discount(gamma), ScoreFunction())
@@ -287,12 +287,12 @@ def branch(gamma: float = 0.99, positions: int = 1, num_samples: int = 2) -> Cha
 
 
 def rebar(temperature: float = 0.5) -> Chain:
-    """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control_variates.Rebar``; window 0 only."""
+    """REBAR (Tucker et al. 2017, arXiv 1703.07370). Bias and cost: see ``control_variates.REBAR``; window 0 only."""
     return chain(EarlyExit(), Discount(1.0), control_variates.REBAR(temperature))
 
 
 def relax(width: int, temperature: float = 0.5) -> Chain:
-    """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control_variates.Relax``; window 0 only."""
+    """RELAX (Grathwohl et al. 2018, arXiv 1711.00123). Bias and cost: see ``control_variates.RELAX``; window 0 only."""
     return chain(EarlyExit(), Discount(1.0), control_variates.RELAX(width, temperature))
 
 
@@ -317,5 +317,5 @@ def gumbel_rao(temperature: float = 0.5, draws: int = 16) -> Chain:
 
 
 def path() -> Chain:
-    """The agent's own differentiable boundaries, as H-Net's. See ``straight_through.PathGradient``."""
+    """Pathwise gradient through the agent's own differentiable boundaries. See ``straight_through.PathGradient``."""
     return chain(straight_through.PathGradient())

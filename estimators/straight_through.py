@@ -1,9 +1,9 @@
-"""The model's own gradient with respect to a boundary, carried over to the logits. Biased, and without a reward.
+"""Straight-through estimators: the model's gradient by a boundary, passed to the logits. Biased, and without a reward.
 
 Their chains' ``trains_through`` is ``likelihood``: ``loss_policy`` is zero, and ``loss.policy`` has no effect on them.
 
-All of these hand the pooling ``a_i + s_i (l_i - stop(l_i))``: the value of the drawn action, and a slope s_i that says
-how much of the boundary's gradient the logit receives. They differ in s_i alone.
+The pooling reads ``a_i + s_i (l_i - stop(l_i))``: the value of the drawn action, and a slope s_i by which the
+boundary's gradient is multiplied for the logit. The estimators differ in s_i alone.
 """
 
 from abc import abstractmethod
@@ -18,10 +18,10 @@ from tokenv.estimators.statistics import conditional_noise
 
 
 class PathGradient(Stage):
-    """The gradient comes through the language model's loss; nothing is left to be estimated.
+    """The policy's gradient is that of the language model's loss; nothing is estimated.
 
-    For agents that make their own differentiable ``boundary`` (H-Net's router with confidence straight-through, Hwang
-    et al. 2025, arXiv 2507.07955).
+    For agents which write a differentiable ``boundary`` themselves (H-Net's router with confidence straight-through,
+    Hwang et al. 2025, arXiv 2507.07955).
 
     Bias: that of the agent's relaxation. Cost: one forward and one backward pass.
     """
@@ -32,19 +32,19 @@ class PathGradient(Stage):
     trains_through = "likelihood"
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Leave the rollout as it is."""
+        """Return the rollout unchanged."""
         return tensordict
 
 
 class _Relaxed(PathGradient):
-    """Common to all parts that relax the drawn boundaries."""
+    """Common to all stages which relax the drawn boundaries."""
 
     @abstractmethod
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
-        """D boundary / d logit at each decision: all [.., T]."""
+        """Return d boundary / d logit at each decision: all [.., T]."""
 
     def relax(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
-        """Boundaries with the actions' values and a gradient into the logits: [.., T]."""
+        """Return boundaries with the actions' values and a gradient into the logits: [.., T]."""
         logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
         with torch.no_grad():
             slope = self.slope(logits, action, noise).where(decision_mask, 0.0)
@@ -52,15 +52,15 @@ class _Relaxed(PathGradient):
 
 
 class StraightThrough(_Relaxed):
-    """``s = p (1 - p)``: the boundary's gradient is taken for its probability's (Bengio et al. 2013, arXiv 1308.3432).
+    """``s = p (1 - p)``: the boundary's gradient is used as its probability's (Bengio et al. 2013, arXiv 1308.3432).
 
-    Bias: the model is taken for linear in each boundary; exact only there. Valid for every policy in the same sense;
-    with a window, the effect of a_i on later logits is left out. Cost: one pass, but with ``model.pooling: select`` the
-    relaxed one, in which every byte is a token.
+    Bias: none only if the model is linear in each boundary. Valid for every policy in the same sense; with a window,
+    the effect of a_i on later logits is left out. Cost: one pass, but with ``model.pooling: select`` the relaxed one,
+    in which every byte is a token.
     """
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
-        """P (1 - p): [.., T]."""
+        """Return p (1 - p): [.., T]."""
         prob = logits.sigmoid()
         return prob * (1 - prob)
 
@@ -87,7 +87,7 @@ class GumbelSigmoid(_Relaxed):
         self.temperature = temperature
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
-        """Y (1 - y) / tau: [.., T]."""
+        """Return y (1 - y) / tau: [.., T]."""
         soft = ((logits - torch.logit(noise)) / self.temperature).sigmoid()
         return soft * (1 - soft) / self.temperature
 
@@ -97,16 +97,16 @@ class ReinMax(_Relaxed):
 
     Its expectation is ``p (1 - p) (f'(0) + f'(1)) / 2``, the trapezoidal rule for f(1) - f(0).
 
-    Bias: none if the model were quadratic in each boundary. Cost: as ``StraightThrough``.
+    Bias: none only if the model is quadratic in each boundary. Cost: as ``StraightThrough``.
     """
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
-        """|a - p| / 2: [.., T]."""
+        """Return |a - p| / 2: [.., T]."""
         return (action - logits.sigmoid()).abs() / 2
 
 
 class GumbelRao(GumbelSigmoid):
-    """``GumbelSigmoid`` averaged over K relaxed samples that all agree with the drawn action.
+    """``GumbelSigmoid`` averaged over K relaxed samples which all agree with the drawn action.
 
     Rao-Blackwellised straight-through Gumbel (Paulus, Maddison & Krause 2021, arXiv 2010.04838): the same expectation,
     less variance.
@@ -115,7 +115,7 @@ class GumbelRao(GumbelSigmoid):
 
     Args:
         temperature: tau, positive.
-        draws: K relaxed samples.
+        draws: number K of relaxed samples.
 
     Raises:
         ValueError: ``temperature`` not positive or ``draws`` below 1.
@@ -128,7 +128,7 @@ class GumbelRao(GumbelSigmoid):
         self.draws = draws
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
-        """Mean of y (1 - y) / tau: [.., T]. The draws are stratified: one in each K-th of the noise that gives a."""
+        """Return the mean of y (1 - y) / tau: [.., T]. The draws are stratified over the noise which gives a."""
         prob = logits.sigmoid()
         within = torch.where(action.bool(), noise / prob, (noise - prob) / (1 - prob)).clamp(0, 1)
         total = torch.zeros_like(prob)

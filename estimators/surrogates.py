@@ -1,4 +1,4 @@
-"""Scale advantages, and turn them into a loss whose gradient is the estimate."""
+"""Scaling of advantages, and surrogate losses whose gradient is the estimate."""
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -14,7 +14,7 @@ class Standardise(Stage):
     ``A <- (A - mean A) / (std A + epsilon)``, as implementations of PPO do (Schulman et al. 2017, arXiv 1707.06347).
 
     Bias: one factor for all decisions, random but nearly constant in large batches; the batch's mean and deviation
-    contain the sample itself, which bends the direction by O(1 / decisions). Cost: O(T) elementwise.
+    contain the sample itself, which changes the direction by O(1 / decisions). Cost: O(T) elementwise.
 
     Args:
         epsilon: added to the standard deviation, in nats.
@@ -37,12 +37,12 @@ class Standardise(Stage):
 
 
 class Clip(Stage):
-    """Cut advantages off at plus and minus ``limit``.
+    """Clip advantages to plus and minus ``limit``.
 
     Bias: towards zero where credits are large, in exchange for fewer outliers. Cost: O(T) elementwise.
 
     Args:
-        limit: in the advantage's units (nats, or standard deviations after ``Standardise``).
+        limit: largest advantage (in nats, or in standard deviations after ``Standardise``).
 
     Raises:
         ValueError: ``limit`` is not positive.
@@ -64,9 +64,9 @@ class Clip(Stage):
 
 
 def logit_loss(gradient: Tensor, tensordict: TensorDictBase) -> Tensor:
-    """A loss per decision that pushes each logit along its own estimated gradient of the objective.
+    """Return a loss per decision whose gradient by each logit is an estimated gradient of the objective: [.., T].
 
-    ``L_i = -stop(g_i) l_i``, so that descending the loss ascends the objective; 0 where nobody decides. [.., T].
+    ``L_i = -stop(g_i) l_i``, so that descending the loss ascends the objective; 0 where no decision is made.
     """
     logits = tensordict[keys.BOUNDARY_LOGITS]
     return -(gradient.detach() * logits).where(tensordict[keys.DECISION_MASK], 0.0)
@@ -85,7 +85,7 @@ class ScoreFunction(Stage):
     out_keys = [keys.LOSS_POLICY]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_policy``: [.., T], 0 where nobody decides."""
+        """Write ``loss_policy``: [.., T], 0 where no decision is made."""
         return tensordict.set(keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach())
 
 
@@ -97,13 +97,13 @@ class ClippedSurrogate(Stage):
 
     Bias: none in the first step, where rho = 1 and the gradient is the score function's; later steps use states and
     rewards of the old policy. Cost: each step after the first is one pass through encoder and policy only: credits
-    are kept, and the language model learns in the first step alone.
+    are reused, and the language model learns in the first step alone.
 
-    With ``head_epochs``, as many further steps move the agent alone, which reads the encodings of the time of drawing:
-    the policy's head has (w + 1) D parameters, so they cost next to nothing, and they give the policy a step of its own
-    size. The training loop makes them after the others: for each, ``rescore_head(agent, rollout)`` of every kept and
-    detached rollout, ``Chain.replay``, backward of policy and rate loss, and a step of the optimiser, in which only
-    the agent's parameters have a gradient.
+    ``head_epochs`` further steps update the agent alone, which reads the encodings of the time of drawing: the policy's
+    head has (w + 1) D parameters, so their cost is small, and the size of the policy's update becomes independent of
+    the model's. The training loop makes them after the others: for each, ``rescore_head(agent, rollout)`` of every
+    stored and detached rollout, ``Chain.replay``, backward of policy and rate loss, and a step of the optimizer, in
+    which only the agent's parameters have a gradient.
 
     Args:
         epsilon: clipping range, positive.
@@ -128,7 +128,7 @@ class ClippedSurrogate(Stage):
         self.epsilon, self.num_epochs, self.head_epochs = epsilon, epochs, head_epochs
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_policy``: [.., T], without gradient where nobody decides."""
+        """Write ``loss_policy``: [.., T], without gradient where no decision is made."""
         log_prob, advantage = tensordict[keys.ACTION_LOG_PROB], tensordict[keys.ADVANTAGE].detach()
         ratio = (log_prob - tensordict.get(keys.OLD_LOG_PROB, log_prob).detach()).exp()
         clipped = ratio.clamp(1 - self.epsilon, 1 + self.epsilon)

@@ -159,8 +159,8 @@ class Hidden(Own):
 class Improbable(Own):
     """Says that its boundaries are less probable than they are."""
 
-    def _given(self, projected, action, observation):
-        dist = super()._given(projected, action, observation)
+    def _distribution_given(self, projected, action, observation):
+        dist = super()._distribution_given(projected, action, observation)
         log_prob = dist.log_prob
         dist.answer = lambda action: (
             type(dist).answer(dist, action).set(keys.ACTION_LOG_PROB, log_prob(action) - 0.1 * dist.decision_mask)

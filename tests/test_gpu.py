@@ -17,9 +17,9 @@ from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention
-from tokenv.lm.chunking.select import SortedGather
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
+from tokenv.lm.segments import SortedGather
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
 from tokenv.training import optimizers, update

@@ -138,7 +138,7 @@ def test_no_circles():
         ("tokenv.estimators.base", "def f():\n    from tokenv.agents import base"),
         ("tokenv.lm.unet", "from ..env.stepping import TokenizationEnv"),
         ("tokenv.lm.unet", "from .. import env"),
-        ("tokenv.lm.chunking.mean", "from ...env import stepping"),
+        ("tokenv.lm.chunking", "from ..env import stepping"),
         ("tokenv.data.hub.streaming", "import tokenv.lm.config"),
         ("tokenv.env.rollout", "import tokenv.agents"),
         ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),

@@ -1,4 +1,4 @@
-"""Parallel drawing is exactly sequential drawing, and the yardsticks draw what they promise."""
+"""Parallel drawing equals sequential drawing, and the baseline agents draw as documented."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ def random_observation(batch, length, length_B=None):
 
 
 def make_learned(window, spread=1.0, train=True, **options):
-    """Weights so large that neighbours matter."""
+    """Build a policy with weights so large that neighbours matter."""
     agent = Learned(WIDTH, window=window, **options).double().train(train)
     with torch.no_grad():
         agent.projection.weight.normal_(std=spread)
@@ -73,13 +73,13 @@ def draw_sequentially(agent, observation, noise_BT):
     return torch.tensor(actions), torch.tensor(logits, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("foreseen", [torch.zeros, torch.ones, torch.rand])
-def test_rounds_that_only_foresee_change_no_draw(foreseen):
-    """Compiled rounds may be rounded otherwise, or too few: what is drawn has settled in the arithmetic of the rest."""
+@pytest.mark.parametrize("start", [torch.zeros, torch.ones, torch.rand])
+def test_compiled_rounds_change_no_draw(start):
+    """Compiled rounds may round differently, or be too few: the actions converge in the arithmetic of the rest."""
     agent, observation, noise = make_learned(3), random_observation(2, 30), torch.rand(2, 29, dtype=torch.float64)
     observation = observation[:, :-1]
     expected = agent.draw(observation, noise)
-    agent._foresee = lambda action, *_: (foreseen(2, 29).round().long(), action)
+    agent._compiled_rounds = lambda action, *_: (start(2, 29).round().long(), action)
     got = agent.draw(observation, noise)
     assert torch.equal(got[keys.ACTION], expected[keys.ACTION])
     assert torch.equal(got[keys.BOUNDARY_LOGITS], expected[keys.BOUNDARY_LOGITS])
@@ -126,7 +126,7 @@ def test_drawing_settles_however_long_the_chain_of_consequences():
         assert length - 8 <= len(rounds) <= length + 8
 
 
-def test_ordinary_weights_settle_in_a_few_rounds():
+def test_ordinary_weights_converge_in_a_few_rounds():
     agent = make_learned(8, spread=1.0)
     rounds = []
     logits = agent._logits
@@ -311,7 +311,7 @@ def fixed_draw(agent, length, batch=1):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 300), st.floats(0.01, 1.0))
 def test_uniform_draws_evenly(length, rate):
-    """Exactly floor(N * rate) of the N - 1 places; the distances (to the last symbol, too) differ by one at most."""
+    """Exactly floor(N * rate) of N - 1 positions; the distances (to the last symbol, too) differ by one at most."""
     assume(length * rate >= 1)
     action_T = fixed_draw(Uniform(rate, length), length)[keys.ACTION][0]
     places = action_T.nonzero().flatten()
@@ -345,7 +345,7 @@ def test_random_draws_its_number_always(length, rate, seed):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 8])
 def test_random_places_are_equally_likely(count):
-    """Enumeration of the sequential law: every set of places has the same probability."""
+    """Enumerate the sequential law: every set of positions has the same probability."""
     length = 9
     agent = Random(count / length, length)
     assert agent.count == count
@@ -389,7 +389,7 @@ def test_an_unknown_rounding_is_refused():
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_patches_that_end_with_the_history(count):
-    """The last place is a boundary, the number is the same, and stretches differ by one symbol at most."""
+    """The last position is a boundary, the number is the same, and segments differ by one symbol at most."""
     length = 10
     (place,) = fixed_draw(Uniform(count / length, length, align="end"), length)[keys.ACTION][0].nonzero(as_tuple=True)
     assert place[0] == 0

@@ -77,7 +77,7 @@ def test_boundaries_are_the_tokens_last_bytes_moved_right(tmp_path):
 
 
 def test_a_later_byte_moves_an_earlier_boundary(tmp_path):
-    """What the docstring warns of."""
+    """Check the warning in the docstring."""
     path = tmp_path / "t.json"
     vocabulary = {chr(byte): byte for byte in range(256)} | {"bc": 256, "ab": 257}
     Tokenizer(models.BPE(vocabulary, [("b", "c"), ("a", "b")])).save(str(path))

@@ -1,4 +1,4 @@
-"""Agents of earlier runs: they decide as they did, learn only when they may, and outlive their run's folder."""
+"""Pretrained agents: they decide as before, learn only unless frozen, and need no run folder."""
 
 import copy
 import json
@@ -27,9 +27,8 @@ from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import EncoderStepper
-from tokenv.lm.unet import UNet
+from tokenv.lm.unet import Encoder, UNet
 from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
@@ -195,7 +194,7 @@ def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
 
 
 def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run):
-    """Whatever stands in it, at any depth: it may be anybody's."""
+    """Names at any depth of a run are checked, as a run may come from anybody."""
     base = json.loads(json.dumps(on_bursts(series_settings, old_run).as_dict()))
 
     def places(section, above=()):

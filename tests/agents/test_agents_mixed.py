@@ -1,4 +1,4 @@
-"""Boundaries at a rate that every sequence draws for itself."""
+"""Boundaries at a rate which is drawn for every sequence."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_rates_are_even_between_the_bounds():
 
 
 def test_probabilities_are_those_of_the_draws():
-    """Forced boundaries are certain, and nobody draws in the padding."""
+    """Forced boundaries have probability 1, and no boundary is drawn in the padding."""
     drawn = RandomRate().draw(observe(2, 8, torch.tensor([8, 4])), torch.rand(2, 8))
     action, prob = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
     assert not action[1, 4:].any()

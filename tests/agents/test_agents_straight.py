@@ -10,8 +10,7 @@ from tensordict import TensorDict
 from torch.distributions import Bernoulli
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from tokenv.agents.hnet import HNet
-from tokenv.agents.nawrot import Nawrot
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.core import keys
 
 WIDTH = 6
@@ -35,7 +34,7 @@ def observe(batch, length):
 
 
 def trained(kind):
-    """Weights far from where they start."""
+    """Build agents with weights far from the initial ones."""
     agent = kind(WIDTH).double()
     with torch.no_grad():
         for parameter in agent.parameters():

@@ -17,13 +17,13 @@ WIDTH = 8
 
 
 def subsets(places, count):
-    """All ways to draw ``count`` of ``places``: int64 [C, T]."""
+    """Return all ways to draw ``count`` of ``places`` positions: int64 [C, T]."""
     rows = [[int(i in some) for i in range(places)] for some in itertools.combinations(range(places), count)]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), places)
 
 
 def observe(batch, length, ahead=1, dtype=torch.float64):
-    """T = N - 1 observations of N symbols, of which the last ``ahead`` are nobody's to decide."""
+    """Return T = N - 1 observations of N symbols; at the last ``ahead`` no decision is made."""
     position_T = torch.arange(length - 1)
     return TensorDict(
         {
@@ -70,7 +70,7 @@ def test_the_law_is_that_of_independent_decisions_given_their_number(count):
 
 
 def test_every_decision_has_its_probability_given_the_earlier_ones():
-    """Brute force: of all draws that begin alike, the share that goes on with a boundary."""
+    """Compare with the fraction of all draws with the same beginning which continue with a boundary."""
     length, count = 8, 4
     agent, seen = make(length, 0.5), observe(1, length)
     drawn = torch.cat([torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1)
@@ -130,7 +130,7 @@ def test_at_its_start_all_draws_are_equally_likely_and_an_even_push_changes_noth
 @settings(deadline=None, max_examples=30)
 @given(st.integers(4, 30), st.floats(0.26, 0.95), st.integers(1, 3), st.integers(0, 999))
 def test_every_history_has_the_exact_number(length, rate, ahead, seed):
-    """And what follows the history has none."""
+    """After the history there are no boundaries."""
     torch.manual_seed(seed)
     agent, seen = make(length, rate), observe(3, length + ahead - 1, ahead)
     td = agent.draw(seen, torch.rand(2, 3, length + ahead - 2, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The strict policy draws an exact number of boundaries, and knows the probability of what it draws."""
+"""The exact-count policy draws an exact number of boundaries, with exact probabilities."""
 
 import itertools
 
@@ -81,7 +81,7 @@ def test_the_score_function_is_exact_for_it():
 
 @pytest.mark.parametrize("push", [-1.0, 0.0, 1.0])
 def test_an_even_push_on_all_logits_spends_the_count_early_or_late(push):
-    """Exact, over all C(10, 4) draws: what is left per place that is left stays put on average only without one."""
+    """All C(10, 4) draws: the remaining count per remaining position is constant on average only without one."""
     length, count = 12, 5
     agent, seen = make(length, 0.45, window=0).eval(), observe(1, length)
     with torch.no_grad():

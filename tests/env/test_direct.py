@@ -39,7 +39,7 @@ def make_lm(direct=True, residual=True):
 
 
 def make_agent(rate=0.5):
-    """Of 7 places, the first one forced, 4."""
+    """Build an agent which draws 4 boundaries at 7 positions, the first one forced."""
     agent = ConditionalBernoulli(WIDTH, HISTORY + 1, rate, reach=2, hidden=4).double()
     torch.nn.init.normal_(agent.out.weight, std=3.0)
     return agent
@@ -141,7 +141,7 @@ def test_nothing_goes_step_by_step():
 
 
 class World:
-    """All draws of one history: 6 places for 3 boundaries more, 20 draws."""
+    """All draws of one history: 3 further boundaries at 6 positions, 20 draws."""
 
     def __init__(self):
         torch.manual_seed(1)
@@ -183,7 +183,7 @@ class World:
     ],
 )
 def test_estimators_expect_the_true_gradient(estimator, share):
-    """All C(6, 3) draws of every sample; the group's mean holds the sample itself, which takes its share of 1."""
+    """Enumerate all C(6, 3) draws of every sample; the group's mean includes the sample itself."""
     world = World()
     assert_close(world.expected(estimator), share * world.true(), **EXACT)
 
@@ -225,4 +225,4 @@ def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path,
     with pytest.raises(ValueError, match="direct = False: this model"):
         run_command("forecast", ["with", "run=runs/1", "horizon=8"])
     parts = build_components(resolve([], settings))
-    assert (parts.agent.places, parts.agent.count) == (24, 5)
+    assert (parts.agent.num_positions, parts.agent.count) == (24, 5)

@@ -11,11 +11,10 @@ from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy, Whitespace
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.nawrot import Nawrot
 from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
@@ -35,7 +34,7 @@ def make_lm(window=8, pooling="select"):
 
 
 def make_learned(window=8, spread=3.0):
-    """Weights so large that earlier boundaries matter."""
+    """Build a policy with weights so large that earlier boundaries matter."""
     agent = Learned(WIDTH, window=window, scale=1.0).double()
     with torch.no_grad():
         agent.projection.weight.normal_(std=spread / WIDTH)
@@ -43,7 +42,7 @@ def make_learned(window=8, spread=3.0):
 
 
 def make_entropy(mode, theta):
-    """A fitted one, which draws some and leaves some."""
+    """Build a fitted agent, which draws boundaries at some positions only."""
     agent = Entropy(mode=mode).eval()
     agent.theta.fill_(theta)
     return agent
@@ -62,7 +61,7 @@ def step_through(env, agent, noise_BT):
 
 
 def assert_same(actual, expected):
-    """Same keys, shapes, dtypes, and values to rounding."""
+    """Assert equal keys, shapes, dtypes, and values up to rounding."""
     assert actual.batch_size == expected.batch_size
     assert set(actual.keys(True, True)) == set(expected.keys(True, True))
     for key in expected.keys(True, True):
@@ -196,7 +195,7 @@ def test_the_specs_hold(batch, length, window):
 
 
 def test_rows_start_anew_alone():
-    """Rows that are reset in the middle behave like fresh environments, and the others do not notice."""
+    """Rows which are reset in the middle behave like new environments, without an effect on the others."""
     lm, symbol_BN = make_lm(), random_symbols(6, 12)
     env = make_env(symbol_BN[:3], lm)
     env.source = TensorSource(symbol_BN)  # the first three, then one more for each row that starts anew
@@ -456,7 +455,7 @@ def test_errors_say_what_was_expected():
 
 
 def test_the_reward_is_in_nats():
-    """A model that knows nothing loses log 256 a byte."""
+    """A uniform model has a loss of log 256 per byte."""
     lm = make_lm()
     with torch.no_grad():
         for head in (lm.head, lm.early_head):

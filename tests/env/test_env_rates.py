@@ -95,7 +95,7 @@ def test_rates_that_cannot_be_are_refused(tiny_lm, symbol_BN, rate):
 
 @TOLD
 def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
-    """At one rate an agent that is told it is one that was built for it; its gain and shift start at nothing."""
+    """At one rate a rate-conditioned agent equals one built for that rate; its gains and shifts start at 0."""
     told = told_agents(WIDTH, LENGTH)[name]
     kind = type(told)
     options = {"rounding": told.rounding} if hasattr(told, "rounding") else {"width": WIDTH, "window": told.window}
@@ -120,7 +120,7 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
 
 @TOLD
 def test_a_sequences_rate_is_its_own_matter(tiny_lm, symbol_BN, name):
-    """Whoever shares its batch, whatever they are asked for."""
+    """A row does not depend on the other rows of its batch and their target rates."""
     agent, noise_BT = told_agents(WIDTH, LENGTH)[name], random_noise(BATCH, LENGTH - 1)
     rate_B = torch.tensor([0.15, 0.3, 0.55])
     together = rollout(tiny_lm, agent, symbol_BN, noise=noise_BT, rate=rate_B)
@@ -132,7 +132,7 @@ def test_a_sequences_rate_is_its_own_matter(tiny_lm, symbol_BN, name):
 
 
 def test_drawn_rates_depend_on_the_slot_alone(tiny_lm, symbol_BN):
-    """Not on how many share the batch, on samples, on the action's noise or on who computes which rows."""
+    """Rates do not depend on the size of the batch, on samples, on the noise of actions or on processes."""
     agent = told_agents(WIDTH, LENGTH)["uniform"]
 
     def rates(rows, sampling=None, group=None, **options):

@@ -1,4 +1,4 @@
-"""Generation equals one pass over what was written."""
+"""Generation equals one pass over the generated sequence."""
 
 import copy
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tokenv.agents.boundary_predictors import HNet
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.core import keys
@@ -70,7 +70,7 @@ def test_draws_follow_the_generator(tiny_lm, agent):
 
 
 class Script(ByteCodec):
-    """A codec that "samples" what the test dictates."""
+    """A codec which returns symbols given by the test as samples."""
 
     def __init__(self, width, lines):
         super().__init__(width)
@@ -81,7 +81,7 @@ class Script(ByteCodec):
 
 
 def test_rows_stop_where_their_continuation_does(tiny_lm, agent):
-    """The prompt's own stop sequence does not count, nor does one that begins in the prompt."""
+    """Stop sequences in the prompt, or which begin in it, are ignored."""
     tiny_lm.codec = Script(16, [b"\nabc\n\nxyz", b"hello\nab\n", b"one \n\ntwo"]).double()
     prompt = torch.tensor([list(b"a\n\nb\n"), list(b"first"), list(b"thing")])
     done = generate(tiny_lm, agent, prompt, 9, stop=b"\n\n")

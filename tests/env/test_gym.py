@@ -1,4 +1,4 @@
-"""The gymnasium faces behave as gymnasium asks, and as the TorchRL environment does."""
+"""The gymnasium environments satisfy gymnasium's checks, and agree with the TorchRL environment."""
 
 import gymnasium
 import numpy as np
@@ -39,7 +39,7 @@ def lm():
 
 
 def seeded(seed):
-    """A source that has an order for every seed."""
+    """A source with a different order for every seed."""
     return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
 
 
@@ -66,7 +66,7 @@ def test_gymnasiums_checker_passes_on_the_defaults():
 
 
 def test_defaults_are_the_same_everywhere():
-    """The id has a version: what it stands for must not depend on who makes it."""
+    """The id has a version: its environment must not depend on the caller."""
     first = gymnasium.make(BYTES_ID)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()

@@ -1,4 +1,4 @@
-"""Vector environments in all of gymnasium's ways to go on after an end, held against gymnasium's own vector."""
+"""Vector environments in all of gymnasium's autoreset modes, compared with gymnasium's own vector environment."""
 
 from functools import partial
 
@@ -84,7 +84,7 @@ def test_what_is_no_mode_is_refused(lm):
 
 
 def test_gymnasiums_wrappers_of_vectors_follow(lm):
-    """Those of observations take no other mode."""
+    """Wrappers of observations accept no other mode."""
     envs = gymnasium.make_vec(
         "tokenv.env:tokenv/Bytes-v0", num_envs=ROWS, lm=lm, source=TensorSource(symbols()), autoreset_mode="NextStep"
     )

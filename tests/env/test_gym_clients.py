@@ -1,4 +1,4 @@
-"""What clients of gymnasium do with an environment: find it, seed it, hand it odd arrays, look at it, misuse it."""
+"""Clients of gymnasium: registration, seeds, unusual arrays, rendering, misuse."""
 
 import os
 import pickle

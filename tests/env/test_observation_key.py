@@ -110,10 +110,10 @@ def test_the_specs_hold_it_and_rows_start_anew_alone(tiny_lm):
 
 def test_it_is_absent_unless_an_agent_or_an_environment_asks_for_it(tiny_lm):
     symbol_BN = digits_and_letters()
-    assert IS_DIGIT in rollout(tiny_lm, DigitPolicy(), symbol_BN).keys()
+    assert IS_DIGIT in rollout(tiny_lm, DigitPolicy(), symbol_BN)
     env = TokenizationEnv(tiny_lm, TensorSource(symbol_BN), 3)
-    assert IS_DIGIT not in env.reset().keys()
-    assert IS_DIGIT in env.one_pass(DigitPolicy()).keys()
+    assert IS_DIGIT not in env.reset()
+    assert IS_DIGIT in env.one_pass(DigitPolicy())
     with pytest.raises(ValueError, match=r"optional_keys = \['colour'\]: expected some of early_entropy, is_digit"):
         Observer(8, frozenset({"colour"}))
 

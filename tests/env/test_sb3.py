@@ -1,4 +1,4 @@
-"""stable-baselines3 and sb3-contrib, which know nothing of tokenv, train on it: one sequence, or many in every pass."""
+"""stable-baselines3 and sb3-contrib train on the environment: one sequence, or many in every pass."""
 
 import re
 from functools import partial
@@ -63,7 +63,7 @@ def assert_same_observations(one, other):
 
 
 def test_rows_are_stable_baselines3s_own_of_single_environments(lm):
-    """Over two episodes and the beginning of a third, what is told of ends and beginnings included."""
+    """Compare two episodes and the beginning of a third, with the infos of ends and resets."""
     ours = SB3VecEnv(many(lm, TensorSource(symbols()), window=3))
     theirs = DummyVecEnv([lambda row=row: BytesEnv(lm, TensorSource(symbols(row)), window=3) for row in range(ROWS)])
     assert (ours.num_envs, ours.action_space) == (theirs.num_envs, theirs.action_space)
@@ -177,7 +177,7 @@ def test_stable_baselines3s_wrappers_take_every_observation(lm):
 
 
 class Noted(VecEnvWrapper):
-    """Notes what is done and what comes of it."""
+    """Record actions and results."""
 
     def __init__(self, venv):
         super().__init__(venv)
@@ -249,6 +249,6 @@ def test_ppo_learns_without_any_change():
 
 @pytest.mark.slow
 def test_the_documents_lines_run():
-    """They need an extra, so the test of all other lines leaves them out."""
+    """Run code blocks which need an extra, and which the test of all other blocks leaves out."""
     (block,) = re.findall(r"```python\n(from stable_baselines3 .*?)```", DOCUMENT.read_text(), re.DOTALL)
     exec(block.replace('run="runs/1"', "seq_len=16").replace("10_000", "256"), {})

@@ -1,4 +1,4 @@
-"""Series go through environment, training and evaluation as texts do: stepping is one pass, time has a direction."""
+"""Series in environment, training and evaluation: stepping equals one pass, and everything is causal."""
 
 import json
 import math
@@ -118,7 +118,7 @@ def test_torchrls_specs_hold(missing):
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.integers(CONTEXT, 15), st.sampled_from(["larger", "missing"]), st.booleans())
 def test_a_value_moves_nothing_before_it(seed, t, change, residual):
-    """Once it is beyond the context: no action and no encoding before t, no likelihood of anything before x_t."""
+    """Beyond the context, a value x_t changes no action and encoding before t and no earlier likelihood."""
     torch.manual_seed(seed)
     lm, agent, noise_BT = make_lm(residual=residual), make_learned(), random_noise(1, 15)
     value_BNC = random_values(1, 16, missing=0.0, seed=seed)
@@ -148,7 +148,7 @@ def test_gradients_are_finite_whatever_is_missing(residual):
 @settings(deadline=None, max_examples=10)
 @given(st.integers(0, 1000), st.integers(1, 6), st.booleans(), st.sampled_from([None, 2]))
 def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
-    """Position by position and step by step, against the codec's own density of single values."""
+    """Compare with the codec's density of single values, position by position."""
     torch.manual_seed(seed)
     lm, agent = make_lm(residual=residual, horizon=horizon), make_learned()
     symbol_BN = framed(random_values(2, 8, seed=seed))
@@ -173,7 +173,7 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
 
 
 def test_a_direct_head_changes_nothing_else():
-    """The other parameters start the same with one, and sequences that are too short for it do without."""
+    """A direct head does not change the other initial parameters, and too short sequences do not use it."""
     torch.manual_seed(0)
     plain = make_lm()
     torch.manual_seed(0)
@@ -229,7 +229,7 @@ def test_registering_again_changes_nothing():
 
 
 def most_pairs(drawn, gold, tolerance):
-    """By trying everything."""
+    """Enumerate all boundaries."""
     if not drawn or not gold:
         return 0
     rest = most_pairs(drawn[1:], gold, tolerance)
@@ -294,7 +294,7 @@ def test_other_estimators_train_on_series(series_settings, tmp_path, estimator):
 
 
 def test_averages_are_over_values_that_count(series_settings):
-    """Missing values and contexts weigh nothing; the mean of windows is not the mean of values."""
+    """Missing values and contexts have no weight; the mean over windows is not the mean over values."""
     config = resolve([], series_settings)
     parts = build_components(config)
     value_BNC = random_values(5, 32, missing=0.0)

@@ -61,13 +61,13 @@ def collect(env, agent, batches=1):
 
 
 def credited(td, gamma=0.9):
-    """Discounted rewards, centred; TorchRL's losses want a trailing dimension of one."""
+    """Return centred discounted rewards; TorchRL's losses require a trailing dimension of one."""
     gain_BT = discounted_sum(td[keys.REWARD][..., 0], gamma)
     return td.set(keys.ADVANTAGE, (gain_BT - gain_BT.mean(0)).unsqueeze(-1))
 
 
 def moved(agent):
-    """The same agent after a while of training."""
+    """Return the agent after some training."""
     with torch.no_grad():
         agent.projection.weight += 0.3 * torch.randn_like(agent.projection.weight)
     return agent

@@ -1,4 +1,4 @@
-"""TorchRL's transforms around the environment, with our agents and without; and TorchRL's way to gymnasium's ids."""
+"""TorchRL's transforms of the environment, with and without our agents; and its GymEnv for gymnasium's ids."""
 
 import gymnasium
 import numpy as np
@@ -34,11 +34,10 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Entropy, Whitespace
-from tokenv.agents.hnet import HNet
 from tokenv.agents.learned import Learned
-from tokenv.agents.nawrot import Nawrot
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 from tokenv.data.sources import TensorSource
@@ -154,7 +153,7 @@ OBSERVED = [
 
 
 def rewards_of(env, action_BT):
-    """Of two episodes one after the other, [B, 2 T]."""
+    """Return two consecutive episodes, [B, 2 T]."""
     env.base_env.set_seed(0)
     env.base_env.source.position = 0
     return torch.cat([play(env, action_BT.T) for _ in range(2)], -1)
@@ -248,7 +247,7 @@ def test_torchrl_wraps_many_rows(mode):
 @pytest.mark.slow
 @torchrls_own
 def test_torchrl_makes_several_by_the_id():
-    """Each in a process of its own, with a seed of its own."""
+    """Every environment has its own process and seed."""
     env = GymEnv(f"tokenv.env:{BYTES_ID}", num_envs=2, seq_len=LENGTH, categorical_action_encoding=True)
     try:
         assert env.batch_size == (2,)

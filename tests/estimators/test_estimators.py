@@ -1,4 +1,4 @@
-"""What the estimators expect is the true gradient: enumerated over all boundaries of a tiny model, in float64."""
+"""Estimators have the true gradient as expectation: enumerated over all boundaries of a tiny model, in float64."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def test_language_model_and_policy_loss_expect_the_true_total_gradient(window, l
 
 
 def test_the_language_models_loss_alone_misses_the_policy():
-    """So the test above has teeth: without the policy loss the encoder's gradient is another one."""
+    """Without the policy loss the encoder's gradient differs, so the test above can fail."""
     world = Enumeration(2)
     td, prob_K = world.rollout()
     late_K = td[keys.LOG_LIKELIHOOD].sum((1, 2))
@@ -253,7 +253,7 @@ def test_advantages_take_no_gradient():
 
 
 class Odd(Stage):
-    """Reads what nobody writes."""
+    """A stage which reads a key that no stage writes."""
 
     in_keys = ["oddity"]
     out_keys = ["evenness"]
@@ -277,13 +277,13 @@ class Oddity(Stage):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((ScoreFunction(),), r"part 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before"),
+        ((ScoreFunction(),), r"stage 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before"),
         (
             (EarlyExit(), BatchCentre(), Discount()),
-            r"part 1 \(BatchCentre\) reads 'advantage'.*move Discount before it",
+            r"stage 1 \(BatchCentre\) reads 'advantage'.*move Discount before it",
         ),
-        ((EarlyExit(), Odd()), r"part 1 \(Odd\) reads 'oddity'.*put a part that writes it before"),
-        ((Odd(), Oddity()), r"part 0 \(Odd\) reads 'oddity'.*move Oddity before it"),
+        ((EarlyExit(), Odd()), r"stage 1 \(Odd\) reads 'oddity'.*put a stage which writes it before"),
+        ((Odd(), Oddity()), r"stage 0 \(Odd\) reads 'oddity'.*move Oddity before it"),
         ((), "at least one, such as"),
     ],
 )

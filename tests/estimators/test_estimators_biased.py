@@ -1,4 +1,4 @@
-"""Every estimator's bias is the one that its docstring tells of, and what is refused is refused for a reason."""
+"""Biases of estimators are as documented, and policies are rejected only where an estimator is biased."""
 
 import math
 
@@ -22,7 +22,7 @@ from tokenv.estimators.surrogates import Clip, ScoreFunction
 
 @pytest.fixture(params=[0, 2])
 def world(request):
-    """The early exit guesses evenly, so that texts do not differ by much more than boundaries do."""
+    """The early exit is uniform, so that texts do not differ much more than boundaries do."""
     world = Enumeration(request.param)
     torch.nn.init.zeros_(world.lm.early_head.weight)
     return world
@@ -51,7 +51,7 @@ def test_a_baseline_adds_nothing_to_the_discounts_bias(world, estimator, gamma):
 
 @pytest.mark.parametrize("samples", [2, 3])
 def test_group_relative_scales_and_turns(world, samples):
-    """Next to a huge epsilon the spread is nothing, and what is left is the factor (K - 1) / K."""
+    """With a huge epsilon the standard deviation is negligible, and the factor (K - 1) / K remains."""
     big = 1e9
     parts = EarlyExit(), Discount(1.0), GroupRelative(big), ScoreFunction()
     true, found = world.true(), []
@@ -146,7 +146,7 @@ def test_what_needs_an_independent_policy_refuses_another(name):
 @pytest.mark.parametrize("name", ["arm", "disarm"])
 @pytest.mark.parametrize(("window", "least", "most"), [(0, 0, 1e-10), (2, 0.1, 1)])
 def test_whole_chain_antithetic_pairs_are_biased_for_a_policy_with_a_past(name, window, least, most):
-    """The two chains part at their first different decision; so a rollout has its reason to refuse."""
+    """The two chains diverge at their first different decision, so the policy is rejected with reason."""
     world, estimator = Enumeration(window), getattr(recipes, name)(gamma=1.0)
     noise, size = cells([torch.cat([p, 1 - p]) for p in world.breaks()])
     found = world.gradient(estimator, world.coupled(estimator, noise, 2), size)
@@ -154,7 +154,7 @@ def test_whole_chain_antithetic_pairs_are_biased_for_a_policy_with_a_past(name, 
 
 
 def test_the_strict_policy_scores_only_what_it_draws():
-    """Boundaries of another number have no probability, so importance weights have nothing to weigh."""
+    """Boundaries of another number have probability 0, so importance weights do not exist."""
     agent, world = ExactCount(8, 5, rate=0.4, window=0).double(), Enumeration(0)
     shape = (2, 4)
     observation = TensorDict(

@@ -108,7 +108,7 @@ def test_rebar(scale):
 
 
 def test_relax():
-    """With a network that says something; twelve nodes a dimension give six digits."""
+    """With a network which is not zero; twelve nodes per dimension give six digits."""
     bandit, part = Bandit(number=12, steep=True), control_variates.RELAX(WIDTH, temperature=1.0, hidden=3)
     torch.nn.init.normal_(part.network[-1].weight)
     found = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
@@ -116,7 +116,7 @@ def test_relax():
 
 
 def test_rebar_is_biased_for_a_policy_with_a_past():
-    """So it is refused there: the first decision moves the second one's logit by 1.5."""
+    """The first decision changes the second one's logit by 1.5, so the policy is rejected."""
     bandit = Bandit(past=1.5)
     assert relative_bias(bandit.expected(recipes.rebar(temperature=1.0)), bandit.true()) > 0.01
 

@@ -8,9 +8,8 @@ from tensordict import TensorDict
 
 from tokenv.core import keys
 from tokenv.estimators import recipes
-from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut
+from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut, TextCritic
 from tokenv.estimators.credit import BoundaryCredit, Discount
-from tokenv.estimators.critic import TextCritic
 
 
 def credited(reward, action, gamma, boundaries):
@@ -67,14 +66,14 @@ def test_impossible_cuts_are_refused(option, value):
 
 
 def two_samples(shared, batch=400, steps=5):
-    """Credits of two samples per text: what they share, and what each has of its own."""
+    """Return credits of two samples per text: a common term, and one for each sample."""
     text, own = torch.randn(1, batch, steps).double(), torch.randn(2, batch, steps).double()
     td = TensorDict({keys.ADVANTAGE: shared * text + own}, batch_size=own.shape)
     return td.set(keys.DECISION_MASK, torch.ones(own.shape, dtype=torch.bool))
 
 
 def test_the_share_of_the_other_sample_is_learned():
-    """It comes to s^2 / (s^2 + 1), where the variance is least; a first rollout is leave-one-out's."""
+    """The factor converges to s^2 / (s^2 + 1), of least variance; the first rollout is as in leave-one-out."""
     for shared in (0.0, 1.0, 5.0):
         part, td = ShrunkLeaveOneOut(), two_samples(shared)
         torch.testing.assert_close(part(td.clone()), LeaveOneOut()(td))
@@ -100,7 +99,7 @@ def test_the_share_is_from_earlier_rollouts():
 
 
 def text_of(batch=32, steps=6, width=4):
-    """Rewards that the text explains up to a little noise."""
+    """Return rewards which the text determines up to a little noise."""
     encoding = torch.randn(batch, steps + 1, width)
     early = -torch.rand(batch, steps)
     reward = 0.5 * encoding[:, 1:, 0] - early + 0.1 * torch.randn(batch, steps)

@@ -1,4 +1,4 @@
-"""Every estimator that calls itself unbiased expects the true policy gradient: all is enumerated, nothing sampled."""
+"""Every unbiased estimator has the true policy gradient as expectation: enumerated, not sampled."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ WINDOWS = pytest.mark.parametrize("window", [0, 2])
 
 @pytest.fixture(autouse=True, params=[None, (0.2, 0.6)], ids=["one rate", "a rate each"])
 def _rates(request, monkeypatch):
-    """What holds of a policy with one rate holds of one whose sequences are told rates of their own."""
+    """Run each test for a policy with one rate, and for one with a target rate for each sequence."""
     monkeypatch.setattr(Enumeration, "rates", request.param)
 
 
@@ -94,7 +94,7 @@ def test_boundaries_of_a_fixed_rate(window):
 
 
 def learned_critic(**options):
-    """With parameters and a memory that say something, as they are after training."""
+    """Build a critic with parameters and a state as after training."""
     estimator = make("text_critic", **options).double().eval()
     critic = estimator.parts[1]
     torch.nn.init.normal_(critic.network[-1].weight)
@@ -208,7 +208,7 @@ def test_one_forced_decision(name, samples, window):
 
 @WINDOWS
 def test_bitflips_weights_give_the_language_models_expected_loss(window):
-    """One of its two decisions is forced, so that an even mean over the pair would be another model's."""
+    """One of two decisions is forced, so that an unweighted mean over the pair would differ."""
     world, estimator = Enumeration(window), make("bitflip")
     td, weight_CB = world.branched(estimator, 2)
     late = td[keys.LOG_LIKELIHOOD].detach().sum(-1)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from enumeration import EXACT, Enumeration, flat_gradient
 
-from tokenv.agents.hnet import HNet
+from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.agents.learned import Learned
-from tokenv.agents.nawrot import Nawrot
 from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
@@ -62,7 +61,7 @@ def test_scaled_credits_are_of_one_size(recipe):
     for gamma in (0.5, 0.9):
         plain, scaled = (recipe(gamma, scaled=s)(td.clone())[keys.LOSS_POLICY] for s in (False, True))
         torch.testing.assert_close(scaled, (1 - gamma) * plain)
-    with pytest.raises(ValueError, match="scaled = True with gamma = 1 leaves nothing"):
+    with pytest.raises(ValueError, match="scaled = True with gamma = 1 gives advantages of 0"):
         recipe(1.0, scaled=True)
 
 
@@ -73,7 +72,7 @@ def drawn(world, samples=None):
 
 
 def moved(world):
-    """The policy after somebody's step, the model as it was."""
+    """Return the policy after a step, with the model unchanged."""
     with torch.no_grad():
         world.agent.projection.weight.add_(0.3 * torch.randn_like(world.agent.projection.weight))
 

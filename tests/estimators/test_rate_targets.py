@@ -83,7 +83,7 @@ def test_equal_targets_of_sequences_are_one_target(target, samples):
 
 @EVERY
 def test_sequences_with_unlike_targets_do_not_trade(target):
-    """Their mean is right, and each is wrong."""
+    """The mean over the sequences is right, but each sequence is wrong."""
     few, many = push(target, of_rates([0.5, 0.05], [0.05, 0.5]))
     assert few > 0 > many
 
@@ -95,7 +95,7 @@ def test_sequences_with_like_targets_do(target):
 
 
 def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
-    """Far apart, so that neither hears of the other; both a little too high in logits."""
+    """Targets are far apart, so that there is no interaction; both are a little too high in logits."""
     rates = torch.tensor([0.02, 0.5], dtype=torch.float64)
     few, many = push(LogitPressure, of_rates((rates.logit() + 0.05).sigmoid().tolist(), rates.tolist()))
     assert few.item() == pytest.approx(many.item(), rel=0.05)
@@ -103,7 +103,7 @@ def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
 
 @EVERY
 def test_descent_brings_every_rate_to_what_is_asked(target):
-    """A policy whose logits are off by a curve of the rate ends where drawn rates are asked ones, and stays there."""
+    """A policy whose logits deviate by a curve of the rate converges to the target rates."""
     torch.manual_seed(0)
     low, high = torch.tensor([0.05, 0.5]).double().logit()
     curve = torch.tensor([0.8, -0.7, 0.5], dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What the straight-through family expects, on a function of one boundary that can be integrated exactly."""
+"""Expectations of the straight-through family, for a function of one boundary which can be integrated exactly."""
 
 import pytest
 import torch

@@ -21,8 +21,8 @@ from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import TensorSource
-from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env import BYTES_ID, SERIES_ID
+from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.library import hub
 from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import trust

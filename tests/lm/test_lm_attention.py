@@ -1,4 +1,4 @@
-"""Every attention is the reference's function, and local attention stays linear in the length."""
+"""Every attention equals the reference, and local attention is linear in the length."""
 
 import warnings
 
@@ -70,19 +70,19 @@ def test_blocked_attention_equals_the_reference(size, block):
 
 
 def test_long_sequences_are_attended_to_in_blocks(monkeypatch):
-    """What decides is how much memory the scores would take; the result is the same."""
+    """The choice depends on the memory of the scores; the result is the same."""
     qkv = random_qkv(200, 2, 4)
     assert block_queries(qkv[0]) > 200
     whole = causal_attention(*qkv, SOFTCAP)
     monkeypatch.setattr(attention, "BLOCK_ENTRIES", 2**14)
-    assert block_queries(qkv[0]) == attention.LEAST_QUERIES
+    assert block_queries(qkv[0]) == attention.MIN_QUERIES
     torch.testing.assert_close(causal_attention(*qkv, SOFTCAP), whole, rtol=1e-10, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=10)
 @given(sizes, st.none() | windows)
 def test_flex_attention_equals_the_reference(size, window):
-    """On a CPU only its values: torch has no gradient there."""
+    """On a CPU only values are compared: torch has no gradient there."""
     qkv = [x.detach() for x in random_qkv(*size, dtype=torch.float32)]
     expected = reference_attention(*qkv, SOFTCAP, window)
     torch.testing.assert_close(plain_flex(qkv, window), expected, rtol=1e-4, atol=1e-5)
@@ -134,7 +134,7 @@ def test_huge_scores_stay_finite():
 
 
 class _Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation makes."""
+    """Record the size of the largest tensor which any operation creates."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bytes in, a soft-capped categorical distribution out, and draws from its nucleus."""
+"""The byte codec: soft-capped categorical distributions, and nucleus sampling."""
 
 import math
 
@@ -16,7 +16,7 @@ def codec():
 
 
 def parameters_for(codec, prob):
-    """A head's output whose capped logits are the log-probabilities."""
+    """Return a head's output whose capped logits are the log-probabilities."""
     return codec.softcap * torch.atanh(torch.tensor(prob).log() / codec.softcap)
 
 
@@ -59,7 +59,7 @@ def test_temperature_zero_takes_the_most_probable(codec):
     [(1e-6, [0]), (0.35, [0]), (0.45, [0, 1]), (0.69, [0, 1]), (0.75, [0, 1, 2]), (1.0, [0, 1, 2, 3])],
 )
 def test_top_p_keeps_the_smallest_nucleus(codec, top_p, kept):
-    """And keeps its proportions; symbols are not sorted by probability."""
+    """The nucleus keeps its proportions; symbols are not sorted by probability."""
     prob, order = [0.4, 0.3, 0.2, 0.1], [2, 0, 3, 1]
     shuffled = [0.0] * 4
     for rank, symbol in enumerate(order):

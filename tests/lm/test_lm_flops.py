@@ -1,4 +1,4 @@
-"""Costs by the paper's rule, and its promise."""
+"""Costs by the paper's rule, and the paper's figures."""
 
 import pytest
 import torch

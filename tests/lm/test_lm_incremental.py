@@ -57,7 +57,7 @@ def test_stepping_equals_one_pass(length, rate, seed):
     st.integers(0, 1000),
 )
 def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
-    """As the environment does: a finished row reads one more symbol, is reset and reads its first one."""
+    """As in the environment, a finished row reads one more symbol, is reset and reads its first one."""
     torch.manual_seed(seed)
     lm = small_lm()
     rows = [[random_episode(length, rate) for length in lengths] for lengths in row_lengths]
@@ -114,8 +114,8 @@ def test_rows_left_out_keep_their_state():
 @pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
 def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, all_rows):
-    """Several rows at once, memory growing on the way: still the one-pass model. All rows at work, as on a GPU, too."""
-    monkeypatch.setattr(incremental, "FIRST_SLOTS", 2)
+    """Several rows with growing caches equal the one-pass model, also if all rows are computed, as on a GPU."""
+    monkeypatch.setattr(incremental, "INITIAL_SLOTS", 2)
     batch, length = 3, 30
     sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
     lm = UNet(UNetConfig(**sizes, pooling=pooling)).double()

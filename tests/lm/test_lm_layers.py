@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.chunking.select import distribute, segment, select
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import EPSILON, MLP, DecoderLayer, RMSNorm, RotaryTable
+from tokenv.lm.segments import distribute, segment, select
 from tokenv.lm.unet import UNet
 
 
@@ -63,7 +63,7 @@ def test_rotation_turns_pairs_by_the_position_times_their_frequency():
 
 
 def test_angles_stay_fine_in_coarse_precision():
-    """Bfloat16 holds whole numbers up to 256 only; the angles of far positions must not suffer."""
+    """The angles of far positions are exact, although bfloat16 represents integers up to 256 only."""
     position = torch.tensor([4001])
     coarse = RotaryTable(position, 8, 1e4, torch.bfloat16)
     fine = RotaryTable(position, 8, 1e4, torch.float64)

@@ -1,4 +1,4 @@
-"""Tokens in one pack give what tokens padded to the longest give, in values and gradients."""
+"""Packed tokens equal padded tokens, in values and gradients."""
 
 import pytest
 import torch

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.lm.chunking.select import SortedGather, segment
 from tokenv.lm.config import POOLINGS, UNetConfig
 from tokenv.lm.incremental import Decoder
+from tokenv.lm.segments import SortedGather, segment
 from tokenv.lm.unet import UNet
 
 LENGTH = 12
@@ -33,7 +33,7 @@ def forced_first(mask):
 
 
 def probability_of(action_BT):
-    """Probabilities on the actions' side of one half; 1 in the first column."""
+    """Return probabilities which agree with the actions; 1 in the first column."""
     prob = 0.5 * torch.rand(action_BT.shape, dtype=torch.float64)
     prob = torch.where(action_BT.bool(), 1 - prob, prob)
     prob[:, 0] = 1
@@ -87,7 +87,7 @@ def test_mean_is_nawrots_dense_formula_in_value_and_gradient(mask, force, multip
 
 
 def test_the_published_way_back_leaves_no_gradient():
-    """Normalised over segments, of which each byte has one: 1e-9 of the weight's own gradient is left."""
+    """Weights are normalised over segments, of which each byte has one: 1e-9 of the weight's gradient remains."""
     boundary_BT = forced_first([[0, 1, 0, 0, 1, 1]]).double().requires_grad_()
     up = published_weights(boundary_BT.cumsum(1), 5)
     weight = torch.randn(up.shape, dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(poolin
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_reset_row_follows_parameters_that_were_trained_meanwhile(pooling):
-    """As in an environment that outlives updates of its model."""
+    """The model is updated while an environment uses it."""
     lm, symbol_BT, action_BT = small_lm(pooling), torch.randint(256, (2, 6)), forced_first([[0, 1, 0, 0, 1, 1]] * 2)
     decoder = Decoder(lm, 2, 6)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tokens that exist to some degree: equal to the hard pass at its corners, with the relaxed function's own gradient."""
+"""Relaxed tokens: equal to the hard pass for gates of 0 and 1, with the gradient of the relaxed function."""
 
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.lm.attention import causal_attention
-from tokenv.lm.chunking.relaxed import ema, relaxed_attention
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.segments import ema, relaxed_attention
 from tokenv.lm.unet import UNet
 
 LENGTH = 9

@@ -1,4 +1,4 @@
-"""Real values in, proper densities out: they integrate to one, agree with their own quantiles, and know no NaN."""
+"""The series codec: densities integrate to one, agree with their quantiles, and are never NaN."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_entropy_and_mean_are_those_of_many_draws(family):
 
 
 def test_scales_have_a_floor():
-    """A series that stands still earns a bounded likelihood."""
+    """The likelihood of a constant series is bounded."""
     for family in (Gaussian(), StudentT(), LogisticMixture(2)):
         raw = torch.full((family.num_parameters,), -1e4, dtype=torch.float64)
         raw[0 if family.num_parameters < 6 else slice(0, 4)] = 0.0
@@ -143,7 +143,7 @@ def test_far_values_and_edges_have_finite_gradients(family, value):
 @settings(deadline=None, max_examples=20)
 @given(seed=seeds, shift=st.floats(-1e4, 1e4), factor=st.floats(1e-3, 1e3))
 def test_shifted_and_scaled_values_cost_log_scale_more(density, seed, shift, factor):
-    """Also for the mean, quantiles and the distribution; what the model reads is the same."""
+    """Mean, quantiles and distribution agree, too; the embedding is the same."""
     codec = make_codec(density, channels=2)
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(5, 2, dtype=torch.float64, generator=generator)

@@ -1,4 +1,4 @@
-"""The whole model: causal, of the paper's size, open to other symbols."""
+"""The whole model: causality, the paper's sizes, other symbols."""
 
 import math
 
@@ -12,11 +12,11 @@ from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import reinforce
-from tokenv.lm.chunking.select import segment, select
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters
 from tokenv.lm.layers import Linear
+from tokenv.lm.segments import segment, select
 from tokenv.lm.unet import UNet
 
 LENGTH = 14
@@ -79,7 +79,7 @@ def test_rows_and_padding_do_not_meet(mask, seed):
 @settings(deadline=None, max_examples=10)
 @given(masks, st.sampled_from([2, 8, 128]), seeds)
 def test_padding_the_tokens_changes_nothing(mask, multiple, seed):
-    """Compiled layers want few different token lengths; neither values nor gradients notice."""
+    """Padding to few different token lengths, for compiled layers, changes neither values nor gradients."""
     torch.manual_seed(seed)
     lm, action_BN = small_lm(), forced_first(mask)
     symbol_BN = torch.randint(256, action_BN.shape)

@@ -15,7 +15,7 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.lm import encoder, unet
+from tokenv.lm import unet
 from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.metrics import UpdateFlops
@@ -35,8 +35,7 @@ def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         mixed = v + 0 * (q + k)
         return mixed if gate_BN is None else mixed * gate_BN[:, None, :, None]
 
-    for module in (encoder, unet):
-        monkeypatch.setattr(module, "select_attention", lambda *_: values)
+    monkeypatch.setattr(unet, "select_attention", lambda *_: values)
     monkeypatch.setattr(unet, "relaxed_attention", values)
 
 

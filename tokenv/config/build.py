@@ -19,9 +19,8 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import Encoder
 from tokenv.lm.incremental import EncoderStepper
-from tokenv.lm.unet import UNet
+from tokenv.lm.unet import Encoder, UNet
 from tokenv.storage import checkpoints
 
 ENCODERS_OWN = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")

@@ -1,4 +1,4 @@
-"""A ``TokenizationEnv`` in arrays: what gymnasium's environments of one sequence and of many share."""
+"""``TokenizationEnv`` with NumPy arrays and rendering: the common part of both gymnasium environments."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ Observation: TypeAlias = dict[str, Array]
 
 
 class PicklableEnv(EzPickle):
-    """Goes into a pickle by its constructor's arguments and its spec; what comes out has not been reset yet."""
+    """Environment which is pickled by its constructor's arguments and its spec, and must be reset after unpickling."""
 
     spec: Any
 
@@ -39,7 +39,7 @@ class PicklableEnv(EzPickle):
 
 
 class ArrayAdapter:
-    """What both faces share: a TokenizationEnv, its seeds, spaces and pictures, and the translation into arrays."""
+    """Adapter of a ``TokenizationEnv`` to arrays: seeds, spaces, actions, observations and pictures."""
 
     def __init__(
         self, lm: UNet, source: SourceOrFactory, batch_size: int, window: int, render_mode: str | None
@@ -48,59 +48,60 @@ class ArrayAdapter:
             raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
         self.env = TokenizationEnv(lm, source, batch_size, window=window)
         self.render_mode = render_mode
-        self._drawn: list[list[int]] = [[] for _ in range(batch_size)]
+        self._actions: list[list[int]] = [[] for _ in range(batch_size)]
         observed: dict[str, spaces.Space[Any]] = {
             keys.ENCODING: spaces.Box(-np.inf, np.inf, (self.env.lm.config.width,), np.float32)
         }
-        if window:  # a Box, for wrappers that stack or normalise observations take nothing else
+        if window:  # a Box, as wrappers which stack or normalise observations require
             observed[keys.LAST_ACTIONS] = spaces.Box(0, 1, (window,), np.float32)
         self.observation_space = spaces.Dict(observed)
         self.action_space = spaces.Discrete(2)
 
     def reset(self, seed: int | None) -> TensorDictBase:
-        """New sequences in all rows, of this seed where there is one."""
+        """Start new sequences in all rows, with this seed if there is one."""
         if seed is not None:
             self.env.set_seed(int(seed))
-        self._drawn = [[] for _ in self._drawn]
+        self._actions = [[] for _ in self._actions]
         return self.env.reset()
 
     def act(self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
-        """Put an action from outside into the TensorDict that is to be stepped."""
+        """Set a client's action in the TensorDict which is to be stepped."""
         if root is None or ended(root):
             raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
         array = np.asarray(action)
-        # What gives one action often gives it as an array of one.
-        given = array.reshape(space.shape) if array.size == 1 and self.env.batch_size[0] == 1 else array
-        if not np.issubdtype(array.dtype, np.integer) or not space.contains(given):
+        # Clients with one environment often pass an array of one action.
+        value = array.reshape(space.shape) if array.size == 1 and self.env.batch_size[0] == 1 else array
+        if not np.issubdtype(array.dtype, np.integer) or not space.contains(value):
             raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
-        action_B = torch.as_tensor(given, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
-        for row, drawn in enumerate(action_B.tolist()):
-            self._drawn[row].append(drawn if self._drawn[row] else 1)  # the first symbol is a token, whatever they say
+        action_B = torch.as_tensor(value, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
+        for row, one_action in enumerate(action_B.tolist()):
+            # The first symbol always ends a token.
+            self._actions[row].append(one_action if self._actions[row] else 1)
         return root.set(keys.ACTION, action_B)
 
     def clear_rows(self, rows: Iterable[int]) -> None:
-        """New sequences have begun in these rows."""
+        """Clear the actions of rows in which new sequences have begun."""
         for row in rows:
-            self._drawn[row] = []
+            self._actions[row] = []
 
     def masks(self, root: TensorDictBase | None) -> Array:
-        """Which actions have an effect of their own, bool [B, 2]: at the first symbol only 1."""
+        """Return which actions are available, bool [B, 2]: at the first symbol only 1."""
         if root is None:
             raise ResetNeeded("no sequence has begun: expected reset() before action_masks()")
         first_B = (root[keys.POSITION] == 0).cpu().numpy()
         return np.stack([~first_B, np.ones_like(first_B)], -1)
 
     def render(self) -> list[Any]:
-        """What each row looks like, in the mode that was asked for."""
+        """Render each row in the mode ``render_mode``."""
         if self.render_mode is None:
             raise ValueError("render_mode is None: expected it of gymnasium.make(..., render_mode=...)")
-        rows = [(self.env.symbols_so_far(row).cpu(), drawn) for row, drawn in enumerate(self._drawn)]
+        rows = [(self.env.symbols_so_far(row).cpu(), action) for row, action in enumerate(self._actions)]
         if self.render_mode == "ansi":
-            return [as_text(symbol_N, drawn) for symbol_N, drawn in rows]
-        return [as_image(symbol_N, drawn, self.env.source.seq_len) for symbol_N, drawn in rows]
+            return [as_text(symbol_N, action) for symbol_N, action in rows]
+        return [as_image(symbol_N, action, self.env.source.seq_len) for symbol_N, action in rows]
 
     def observation(self, tensordict: TensorDictBase) -> Observation:
-        """Arrays [B, ..] of the observation space's keys and dtypes."""
+        """Return arrays [B, ..] with the keys and dtypes of the observation space."""
         return {
             key: tensordict[key].float().cpu().numpy().astype(space.dtype)
             for key, space in self.observation_space.items()
@@ -108,25 +109,25 @@ class ArrayAdapter:
 
 
 def ended(root: TensorDictBase) -> bool:
-    """Whether a row's sequence has."""
+    """Return whether the sequence of any row has ended."""
     return bool(root.get("done", torch.zeros(1)).any())
 
 
 def levels(symbol_NC: Tensor) -> list[int]:
-    """How high a series stands at each step: its first channel's value, 0 to 7, between the least and the largest."""
+    """Return the levels of a series, 0 to 7 between the least and the largest value of its first channel."""
     value_N = symbol_NC[:, 0, 0].double().nan_to_num()
     low, high = value_N.min(), value_N.max()
     return ((value_N - low) / (high - low).clamp(min=1e-12) * (len(STEPS) - 1)).round().int().tolist()
 
 
 def as_text(symbol_N: Tensor, action: Sequence[int]) -> str:
-    """One line with a mark after each symbol that ends a token.
+    """Render a sequence as one line with a mark after each symbol which ends a token.
 
     Args:
         symbol_N: symbols so far, bytes [N] or of series [N, C, ..].
-        action: 1 where a token ends, of the first of them.
+        action: 1 where a token ends, for the first of the symbols.
     """
-    ends = [i + 1 for i, drawn in enumerate(action) if drawn]
+    ends = [i + 1 for i, is_end in enumerate(action) if is_end]
     pieces = [slice(start, end) for start, end in zip([0, *ends], [*ends, len(symbol_N)], strict=True)]
     if symbol_N.ndim > 1:
         steps = "".join(STEPS[level] for level in levels(symbol_N))
@@ -140,7 +141,7 @@ def _printable(text: str) -> str:
 
 
 def as_image(symbol_N: Tensor, action: Sequence[int], length: int) -> np.ndarray:
-    """A picture of as many cells as the sequence will have symbols, uint8 [height, width, 3]; see ``as_text``."""
+    """Render a sequence as a picture with a cell for each of ``length`` symbols, uint8 [height, width, 3]."""
     rows = -(-length // COLUMNS)
     size = (min(length, COLUMNS) * CELL_WIDTH + 2 * MARGIN, rows * CELL_HEIGHT + 2 * MARGIN)
     picture = Image.new("RGB", size, PAPER)

@@ -1,13 +1,13 @@
-"""The same environment as gymnasium, for everything that speaks gymnasium and not TorchRL.
+"""The environment as gymnasium environments, for clients of gymnasium.
 
-Importing ``tokenv.env`` registers it, and loads nothing heavy::
+Importing ``tokenv.env`` registers their ids, and loads no model::
 
     import gymnasium, tokenv.env
 
     env = gymnasium.make("tokenv/Bytes-v0")  # one sequence at a time
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=16)  # 16 sequences in every pass of one model
 
-``gymnasium.make("tokenv.env:tokenv/Bytes-v0")`` imports it by itself. Both take the arguments of ``BytesEnv``, and
+``gymnasium.make("tokenv.env:tokenv/Bytes-v0")`` imports the package, too. Both have the arguments of ``BytesEnv``, and
 ``run="runs/7"``: see ``tokenv.library.environments``. ``tokenv/Series-v0`` is the same with a model and a source of
 real-valued series as defaults.
 """
@@ -39,18 +39,20 @@ __all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "SeriesEnv", "
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
 
 
-def default_lm() -> UNet:
-    """A small untrained model, always with the same weights."""
+def _untrained_lm(*, series: bool) -> UNet:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return UNet(_SIZE)
+        return UNet(_SIZE, SeriesCodec(_SIZE.width) if series else None)
+
+
+def default_lm() -> UNet:
+    """Build a small untrained model with fixed weights."""
+    return _untrained_lm(series=False)
 
 
 def default_series_lm() -> UNet:
-    """A small untrained model of univariate series with Student-t densities, always with the same weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return UNet(_SIZE, SeriesCodec(_SIZE.width))
+    """Build a small untrained model of univariate series, with Student-t densities and fixed weights."""
+    return _untrained_lm(series=True)
 
 
 # Training sequences of 128 bytes from the built-in ``python`` corpus, and windows of 128 steps of synthetic series.
@@ -58,17 +60,17 @@ default_source = CorpusFactory(DataConfig(source="python", seq_len=128))
 default_series_source = CorpusFactory(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
-def source_or(given: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None) -> SourceOrFactory:
-    """The source that is given; or else the default, cut to ``seq_len`` symbols where that is given.
+def source_or(source: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None) -> SourceOrFactory:
+    """Return the source; if it is None the default, with sequences of ``seq_len`` symbols unless that is None, too.
 
     Raises:
-        ValueError: both are given.
+        ValueError: neither source nor ``seq_len`` is None.
     """
-    if given is None:
+    if source is None:
         return default if seq_len is None else CorpusFactory(replace(default.config, seq_len=seq_len))
     if seq_len is not None:
         raise ValueError(f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out")
-    return given
+    return source
 
 
 class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
@@ -76,20 +78,20 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
 
     Observation: a dict of ``encoding`` X_i, float32 [D], and ``last_actions`` a_{i-1}, ..., a_{i-w}, 0 or 1, float32
     [w] (left out where w = 0). Action: 1 where symbol i ends a token, else 0; at the first symbol it counts as 1
-    whatever it is. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats. An episode
+    in any case. Reward: ``log p(x_{i+1} | x_<=i, a_<=i) - log p_early(x_{i+1} | x_<=i)`` in nats. An episode
     terminates with its sequence, after seq_len - 1 steps, and is never truncated. ``info`` holds ``position`` i, a
-    number, for what TorchRL collects is numbers; what the sequence was taken from is the attribute ``origin``.
+    number, as TorchRL requires; the origin of the sequence, such as a file name, is the attribute ``origin``.
 
     Args:
-        lm: the model; by default ``default_lm()``, small and untrained.
-        source: where sequences come from; or a function from a seed to that, which ``reset(seed=...)`` then calls,
-            such as ``lambda seed: corpus.train(seed=seed)``. By default ``default_source``.
+        lm: model; by default ``default_lm()``, small and untrained.
+        source: source of sequences; or a function from a seed to a source, which ``reset(seed=...)`` then calls, such
+            as ``lambda seed: corpus.train(seed=seed)``. By default ``default_source``.
         window: earlier actions w in the observation.
         render_mode: ``ansi``, the text so far with its boundaries, or ``rgb_array``, a picture of it.
-        seq_len: symbols of a sequence, where no ``source`` is given; 128 where None.
+        seq_len: symbols of a sequence, if ``source`` is None; 128 by default.
 
     Raises:
-        ValueError: a negative ``window``, no such ``render_mode``, or both a ``source`` and ``seq_len``.
+        ValueError: a negative ``window``, an unknown ``render_mode``, or both a ``source`` and ``seq_len``.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
@@ -106,11 +108,11 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     ) -> None:
         PicklableEnv.__init__(self, lm, source, window, render_mode, seq_len)
         source = source_or(source, self.default_source, seq_len)
-        self._sequences = ArrayAdapter(lm or self.default_lm(), source, 1, window, render_mode)
-        self.env, self.render_mode = self._sequences.env, render_mode
+        self._adapter = ArrayAdapter(lm or self.default_lm(), source, 1, window, render_mode)
+        self.env, self.render_mode = self._adapter.env, render_mode
         self._root: TensorDictBase | None = None
-        self.observation_space = self._sequences.observation_space
-        self.action_space = self._sequences.action_space
+        self.observation_space = self._adapter.observation_space
+        self.action_space = self._adapter.action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -118,19 +120,19 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
         """Start the next sequence.
 
         Args:
-            seed: opens the source anew where the environment was given a function of the seed or nothing; a source
-                that was given as such goes on as it is, and decides alone what comes next.
+            seed: seed with which the source is opened, if ``source`` is a function of the seed or the default; it has
+                no effect on a source which was passed itself.
             options: unused.
 
         Returns:
             The observation at the first symbol, and ``info``.
         """
         super().reset(seed=seed)
-        self._root = self._sequences.reset(seed)
+        self._root = self._adapter.reset(seed)
         return self._observe(self._root)
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Close a token, or not, and read the next symbol.
+        """End a token, or not, and read the next symbol.
 
         Args:
             action: 0 or 1; also as an array of one.
@@ -142,26 +144,26 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
             ResetNeeded: the sequence has ended, or ``reset`` was never called.
             ValueError: the action is neither 0 nor 1.
         """
-        self._root = self.env.step(self._sequences.act(self._root, action, self.action_space))["next"]
+        self._root = self.env.step(self._adapter.act(self._root, action, self.action_space))["next"]
         observation, info = self._observe(self._root)
         return observation, self._root["reward"].item(), self._root["terminated"].item(), False, info
 
     @property
     def origin(self) -> str:
-        """What the sequence was taken from, such as a file's name."""
+        """Origin of the sequence, such as a file name."""
         return self.env.origin[0]
 
     def action_masks(self) -> Array:
-        """Which actions have an effect of their own, bool [2]: at the first symbol, always a token's end, only 1."""
-        masks: Array = self._sequences.masks(self._root)[0]
+        """Return which actions are available, bool [2]: at the first symbol, which always ends a token, only 1."""
+        masks: Array = self._adapter.masks(self._root)[0]
         return masks
 
     def render(self) -> Any:
-        """The text so far with its boundaries: str, or uint8 [height, width, 3]."""
-        return self._sequences.render()[0]
+        """Render the text so far with its boundaries: str, or uint8 [height, width, 3]."""
+        return self._adapter.render()[0]
 
     def _observe(self, tensordict: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
-        observation_B = self._sequences.observation(tensordict)
+        observation_B = self._adapter.observation(tensordict)
         return {key: x_B[0] for key, x_B in observation_B.items()}, {"position": tensordict[keys.POSITION].item()}
 
 
@@ -169,24 +171,24 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     """B sequences whose token boundaries are the actions: ``TokenizationEnv``, one model pass for all rows.
 
     Observation, action and reward are those of ``BytesEnv`` with a leading B. All rows have the same length, so without
-    partial resets they end together. What then happens is gymnasium's ``AutoresetMode``:
+    partial resets they end together. How new ones are started is gymnasium's ``AutoresetMode``:
 
-    - ``NEXT_STEP``, the default: the next step starts new sequences, whatever the actions, with reward 0;
-    - ``SAME_STEP``: the same step starts them, returns their first observation, and the last one of the old as
+    - ``NEXT_STEP``, the default: by the next step, whatever the actions, with reward 0;
+    - ``SAME_STEP``: by the same step, which returns their first observation, and the last one of the old sequences as
       ``info["final_obs"]``, with ``info["final_info"]``;
-    - ``DISABLED``: ``reset`` does, of all rows or, with ``options={"reset_mask": bool [B]}``, of some.
+    - ``DISABLED``: by ``reset``, in all rows or, with ``options={"reset_mask": bool [B]}``, in some.
 
     Args:
         num_envs: sequences B.
         lm: as for ``BytesEnv``.
-        source: as for ``BytesEnv``; all rows draw from this one.
+        source: as for ``BytesEnv``; common to all rows.
         window: as for ``BytesEnv``.
         render_mode: as for ``BytesEnv``.
         autoreset_mode: one of ``AutoresetMode``, or its value: ``NextStep``, ``SameStep`` or ``Disabled``.
         seq_len: as for ``BytesEnv``.
 
     Raises:
-        ValueError: ``num_envs`` below 1, or an argument that ``BytesEnv`` refuses, or no such ``autoreset_mode``.
+        ValueError: ``num_envs`` below 1, an unknown ``autoreset_mode``, or an argument which ``BytesEnv`` rejects.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
@@ -210,12 +212,12 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
-        self._sequences = ArrayAdapter(lm or self.default_lm(), source, num_envs, window, render_mode)
-        self.env, self.render_mode = self._sequences.env, render_mode
+        self._adapter = ArrayAdapter(lm or self.default_lm(), source, num_envs, window, render_mode)
+        self.env, self.render_mode = self._adapter.env, render_mode
         self._root: TensorDictBase | None = None
         self.num_envs = num_envs
-        self.single_observation_space = self._sequences.observation_space
-        self.single_action_space = self._sequences.action_space
+        self.single_observation_space = self._adapter.observation_space
+        self.single_action_space = self._adapter.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -225,48 +227,48 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         """Start the next B sequences.
 
         Args:
-            seed: as for ``BytesEnv.reset``; all rows read from one source, of one seed or of several together.
-            options: ``reset_mask``, bool [B]: rows to start anew while the others stay where they are.
+            seed: as for ``BytesEnv.reset``; several seeds are combined into one, for the source of all rows.
+            options: ``reset_mask``, bool [B]: rows to start anew while the others stay unchanged.
 
         Returns:
-            Observations [B, ..], at the first symbols of what has been reset, and ``info``.
+            Observations [B, ..], at the first symbols of the rows which were reset, and ``info``.
 
         Raises:
-            ValueError: ``reset_mask`` is no bool array of B with at least one True.
+            ValueError: ``reset_mask`` is not a bool array of B with at least one True.
         """
         if options and options.get("reset_mask") is not None:
             return self._reset_some(options["reset_mask"])
         if isinstance(seed, Sequence):
-            several = [each for each in seed if each is not None]
-            seed = int(np.random.SeedSequence(several).generate_state(1)[0]) if several else None
+            seeds = [each for each in seed if each is not None]
+            seed = int(np.random.SeedSequence(seeds).generate_state(1)[0]) if seeds else None
         super().reset(seed=None if seed is None else int(seed))
-        self._root = self._sequences.reset(seed)
-        return self._now()
+        self._root = self._adapter.reset(seed)
+        return self._observe_all()
 
     def _reset_some(self, mask: Any) -> tuple[Observation, dict[str, Any]]:
-        fits = isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
-        if not fits or not mask.any():
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
+        if not is_mask or not mask.any():
             raise ValueError(f"reset_mask = {mask!r}: expected a bool array of {self.num_envs} with at least one True")
         if self._root is None:
             raise ResetNeeded("no sequence has begun: expected a reset() of all rows first")
         rows_B1 = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
-        self._sequences.clear_rows(mask.nonzero()[0])
-        fresh = self.env.reset(self._root.clone(recurse=False).set("_reset", rows_B1))
+        self._adapter.clear_rows(mask.nonzero()[0])
+        new = self.env.reset(self._root.clone(recurse=False).set("_reset", rows_B1))
         self._root = torch.where(
-            rows_B1.squeeze(-1), fresh.select(*self._root.keys(True, True), strict=False), self._root
+            rows_B1.squeeze(-1), new.select(*self._root.keys(True, True), strict=False), self._root
         )
-        return self._now()
+        return self._observe_all()
 
-    def _now(self) -> tuple[Observation, dict[str, Any]]:
-        """Where the rows stand."""
+    def _observe_all(self) -> tuple[Observation, dict[str, Any]]:
+        """Return observations and ``info`` of all rows."""
         assert self._root is not None
         infos: dict[str, Any] = {}
         for row, info in enumerate(self._infos(self._root)):
             infos = self._add_info(infos, info, row)
-        return self._sequences.observation(self._root), infos
+        return self._adapter.observation(self._root), infos
 
     def step(self, actions: Array) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
-        """Close a token, or not, in each row and read the next symbols.
+        """End a token, or not, in each row and read the next symbols.
 
         Args:
             actions: 0 or 1, [B].
@@ -280,18 +282,18 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         """
         if self.autoreset_mode == AutoresetMode.NEXT_STEP and self._root is not None and ended(self._root):
             observation, infos = self.reset()
-            nothing = np.zeros(self.num_envs)
-            return observation, nothing, nothing.astype(bool), nothing.astype(bool), infos
-        acted = self._sequences.act(self._root, actions, self.action_space)
+            zeros = np.zeros(self.num_envs)
+            return observation, zeros, zeros.astype(bool), zeros.astype(bool), infos
+        acted = self._adapter.act(self._root, actions, self.action_space)
         following, final = self.env.step(acted)["next"], {}
         self._root = following
         terminated = following["terminated"].squeeze(-1).cpu().numpy()
         if terminated.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
-            final_B, last = self._sequences.observation(following), self._infos(following)
+            final_B, last = self._adapter.observation(following), self._infos(following)
             for row in terminated.nonzero()[0]:
                 final[row] = {"final_obs": {key: x_B[row] for key, x_B in final_B.items()}, "final_info": last[row]}
             self._reset_some(terminated)
-        observation, infos = self._now()
+        observation, infos = self._observe_all()
         for row, info in final.items():
             infos = self._add_info(infos, info, row)
         reward = following["reward"].squeeze(-1).double().cpu().numpy()
@@ -299,16 +301,16 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
 
     @property
     def origin(self) -> list[str]:
-        """As ``BytesEnv.origin``, of each row."""
+        """Origins of the sequences, one for each row; see ``BytesEnv.origin``."""
         return self.env.origin
 
     def action_masks(self) -> Array:
-        """As ``BytesEnv.action_masks``, [B, 2]."""
-        return self._sequences.masks(self._root)
+        """Return which actions are available, bool [B, 2]; see ``BytesEnv.action_masks``."""
+        return self._adapter.masks(self._root)
 
     def render(self) -> tuple[Any, ...]:
-        """As ``BytesEnv.render``, of each row."""
-        return tuple(self._sequences.render())
+        """Render each row; see ``BytesEnv.render``."""
+        return tuple(self._adapter.render())
 
     @staticmethod
     def _infos(tensordict: TensorDictBase) -> list[dict[str, Any]]:
@@ -318,8 +320,8 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
 class SeriesEnv(BytesEnv):
     """A series whose patch boundaries are the actions: ``BytesEnv`` with other defaults.
 
-    Rewards are 0 in a sequence's context and where a value is missing. A model needs
-    ``tokenv.lm.codecs.series.SeriesCodec`` and a source its symbols.
+    Rewards are 0 in a sequence's context and where a value is missing. Models must have a
+    ``tokenv.lm.codecs.series.SeriesCodec``, and sources its symbols.
     """
 
     default_lm = staticmethod(default_series_lm)

@@ -145,10 +145,10 @@ HISTORY_KEYS = {
 }
 
 
-def _optional_keys(names: Container[str]) -> frozenset[str]:
-    """Return those of the names which are optional observation keys."""
+def _optional_keys(names: Container[str] | None = None) -> frozenset[str]:
+    """Return those of the names which are optional observation keys; None for all optional keys."""
     every: dict[str, StaticKey | HistoryKey] = {**STATIC_KEYS, **HISTORY_KEYS}
-    return frozenset(name for name, key in every.items() if key.optional and name in names)
+    return frozenset(name for name, key in every.items() if key.optional and (names is None or name in names))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Observer:
     optional: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        known = {name for name, key in {**STATIC_KEYS, **HISTORY_KEYS}.items() if key.optional}
+        known = _optional_keys()
         if not self.optional <= known:
             raise ValueError(f"optional_keys = {[*self.optional]}: expected some of {', '.join(sorted(known))}")
 

@@ -1,4 +1,4 @@
-"""Many sequences for stable-baselines3, whose algorithms then see every pass of the model as one step of all rows.
+"""A vector environment for stable-baselines3, in which one pass of the model is one step of all rows.
 
 ::
 
@@ -20,23 +20,23 @@ from gymnasium.wrappers.vector import DictInfoToList
 try:
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
-    raise ImportError("tokenv.env.sb3 speaks to stable-baselines3: pip install tokenv[sb3]") from error
+    raise ImportError("tokenv.env.sb3 requires stable-baselines3: pip install tokenv[sb3]") from error
 
-VECTORISED_METHODS = ("action_masks", "render")  # what a vector environment answers with one answer a row
+VECTORISED_METHODS = ("action_masks", "render")  # methods of a vector environment which return one value for each row
 
 
 class SB3VecEnv(VecEnv):
     """A vector environment of gymnasium's as one of stable-baselines3's, with the behaviour of its ``DummyVecEnv``.
 
-    A row that has ended begins anew in the same step: ``infos[row]`` is of the old sequence, with
+    A row which has ended starts anew in the same step: ``infos[row]`` is of the old sequence, with
     ``terminal_observation`` and ``TimeLimit.truncated``, ``reset_infos[row]`` of the new one. Rewards are float32.
-    The rows are one environment: its attributes are every row's, and are set for all rows together.
+    All rows are one environment: they share its attributes, which are set for all rows together.
 
     Args:
-        envs: such as ``BytesVectorEnv``, also in wrappers, made with ``autoreset_mode="SameStep"``.
+        envs: vector environment such as ``BytesVectorEnv``, also in wrappers, with ``autoreset_mode="SameStep"``.
 
     Raises:
-        ValueError: it was made with another mode.
+        ValueError: it has another mode.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
@@ -51,7 +51,7 @@ class SB3VecEnv(VecEnv):
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Start new sequences with the seeds and options of ``seed`` and ``set_options``, which hold for this once.
+        """Start new sequences with the seeds and options of ``seed`` and ``set_options``, which are used only once.
 
         Raises:
             ValueError: the options are not the same for all rows.
@@ -65,7 +65,7 @@ class SB3VecEnv(VecEnv):
         return observation
 
     def step_async(self, actions: np.ndarray[Any, Any]) -> None:
-        """Take the actions, [B], for the next ``step_wait``."""
+        """Store the actions, [B], for the next ``step_wait``."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
@@ -89,14 +89,14 @@ class SB3VecEnv(VecEnv):
         self.envs.close()
 
     def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """A picture of each row, where ``render_mode`` is ``rgb_array``."""
+        """Render a picture of each row, if ``render_mode`` is ``rgb_array``."""
         return self.env_method("render")
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of the environment, once for each row asked for.
+        """Return an attribute of the environment, once for each requested row.
 
         Raises:
-            AttributeError: it has none of this name.
+            AttributeError: the environment has no attribute of this name.
         """
         value = getattr(self.envs.unwrapped, attr_name)
         return [value for _ in self._get_indices(indices)]
@@ -105,28 +105,28 @@ class SB3VecEnv(VecEnv):
         """Set an attribute of the environment.
 
         Raises:
-            ValueError: not all rows are meant.
+            ValueError: ``indices`` are not all rows.
         """
         if set(self._get_indices(indices)) != set(range(self.num_envs)):
             raise ValueError(f"indices = {indices!r}: expected None, for all rows are one environment")
         setattr(self.envs.unwrapped, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """What a method answers for each row asked for.
+        """Call a method, and return its value for each requested row.
 
         Raises:
-            AttributeError: it is none of ``action_masks`` and ``render``, which answer for all rows.
+            AttributeError: the method is neither ``action_masks`` nor ``render``, which return a value for each row.
         """
         if method_name not in VECTORISED_METHODS:
             raise AttributeError(
-                f"method {method_name!r}: expected one of {', '.join(VECTORISED_METHODS)}, of one row each"
+                f"method {method_name!r}: expected one of {', '.join(VECTORISED_METHODS)}, which return a value per row"
             )
-        answers = getattr(self.envs.unwrapped, method_name)(*method_args, **method_kwargs)
-        return [answers[row] for row in self._get_indices(indices)]
+        values = getattr(self.envs.unwrapped, method_name)(*method_args, **method_kwargs)
+        return [values[row] for row in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """Whether a wrapper of gymnasium's vector environments is around this one, for each row asked for."""
-        env, found = self.envs.env, False
+        """Return for each requested row whether the environment has this gymnasium vector wrapper."""
+        env, is_wrapped = self.envs.env, False
         while isinstance(env, VectorWrapper):
-            env, found = env.env, found or isinstance(env, wrapper_class)
-        return [found for _ in self._get_indices(indices)]
+            env, is_wrapped = env.env, is_wrapped or isinstance(env, wrapper_class)
+        return [is_wrapped for _ in self._get_indices(indices)]

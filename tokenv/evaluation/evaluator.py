@@ -19,8 +19,8 @@ from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
 from tokenv.data.chunks import SequenceBatch
-from tokenv.env.rollout import observe, rollout
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
+from tokenv.env.rollout import observe, rollout
 from tokenv.lm.codecs.base import Codec
 
 

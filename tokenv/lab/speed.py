@@ -23,9 +23,9 @@ from tokenv.lab.inference_speed import bench_generation, interleave, time_once
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import make_layers
 from tokenv.lm.flops import early_exit_share, policy_flops, policy_share, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
+from tokenv.lm.unet import make_layers
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import backward
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusFactory
+from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.arrays import PicklableEnv
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv, source_or
-from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.library.model import load
 
 IDS = {"text": BYTES_ID, "series": SERIES_ID}

@@ -1,1 +1,1 @@
-"""The autoregressive U-Net language model: encode, pool, contextualise, distribute, decode."""
+"""The autoregressive U-Net language model: encoder, chunking, token-level layers, decoder, codecs."""

@@ -1,7 +1,8 @@
-"""Compute soft-capped causal attention: a plain reference, and the ways that are fast on CPU and GPU.
+"""Soft-capped causal attention: a plain reference, and implementations which are fast on CPU and GPU.
 
-Nothing of size N x N is ever kept, so memory is linear in the length; and a block of queries meets no keys behind its
-end, which spares almost half of the arithmetic (cf. Rabe & Staats 2021, arXiv 2112.05682).
+``BlockedAttention`` stores nothing of size N x N, so its memory is linear in the length, and compares a block of
+queries with no keys after its end, which saves almost half of the arithmetic (cf. Rabe & Staats 2021, arXiv
+2112.05682).
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-BLOCK_ENTRIES = 2**24  # of a block's scores, over batch and heads: 64 MiB in float32
-LEAST_QUERIES = 64
+BLOCK_ENTRIES = 2**24  # scores of a block, over batch and heads: 64 MiB in float32
+MIN_QUERIES = 64
 
 
 def block_queries(q: Tensor) -> int:
-    """Queries of a block, for queries [.., N, d]: as many as keep its scores small, whatever the length."""
+    """Return the number of queries in a block, for queries [.., N, d]: its scores stay small for any length."""
     rows = q.shape[:-2].numel() * q.shape[-2]
-    return max(BLOCK_ENTRIES // max(rows, 1), LEAST_QUERIES)
+    return max(BLOCK_ENTRIES // max(rows, 1), MIN_QUERIES)
 
 
 class BlockedAttention(torch.autograd.Function):
-    """``tokenv.lm.attention.causal_attention``, block by block; ``softcap`` as there, ``block`` queries at a time."""
+    """``causal_attention`` in blocks of ``block`` queries."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, softcap: float, block: int) -> Tensor:
-        """Attended values, [.., N, d]."""
+        """Return attended values, [.., N, d]."""
         ctx.save_for_backward(q, k, v)
         ctx.softcap, ctx.block = softcap, block
         out = torch.empty_like(v)
@@ -42,7 +43,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Gradients of queries, keys and values."""
+        """Return the gradients of queries, keys and values."""
         q, k, v = ctx.saved_tensors
         scale = _scale(q, ctx.softcap)
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -57,7 +58,7 @@ class BlockedAttention(torch.autograd.Function):
 
 
 def _blocks(length: int, block: int) -> Iterator[tuple[slice, slice]]:
-    """Every block's queries, and the keys up to its end."""
+    """Yield the queries of every block, and the keys up to its end."""
     for start in range(0, length, block):
         stop = min(start + block, length)
         yield slice(start, stop), slice(stop)
@@ -68,7 +69,7 @@ def _scale(q: Tensor, softcap: float) -> float:
 
 
 def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
-    """``tanh(q.k / (sqrt(d) * softcap))`` and the softmax of ``softcap`` times that, queries being the last keys."""
+    """Return ``t = tanh(q.k / (sqrt(d) * softcap))`` and the softmax of ``softcap * t``; queries are the last keys."""
     tanh = ((q * _scale(q, softcap)) @ k.mT).tanh_()
     capped = tanh.mul(softcap)
     queries = q.shape[-2]
@@ -80,11 +81,11 @@ def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 BLOCK, SMALL_BLOCK = 128, 64  # queries, and keys, of a block of the GPU's attention
-KEPT_ENTRIES = 2**25  # scores of local attention: 128 MiB in float32, twice a layer
+STORED_ENTRIES = 2**25  # largest number of stored scores of local attention: 128 MiB in float32, twice a layer
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
-    """The definition, with a mask on the full N x N matrix: time and memory O(N^2). For tests."""
+    """Compute attention by its definition, with a mask on the N x N matrix: time and memory O(N^2). For tests."""
     length = q.shape[-2]
     scores = softcap * torch.tanh(q @ k.mT / (math.sqrt(q.shape[-1]) * softcap))
     i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
@@ -93,9 +94,9 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window:
 
 
 class _CappedSoftmax(torch.autograd.Function):
-    """``softmax(softcap * tanh(scores) + bias)`` that works in place and keeps two matrices instead of five.
+    """``softmax(softcap * tanh(scores) + bias)``, in place, with two stored matrices instead of five.
 
-    On a CPU attention is bound by passes over the score matrix, not by arithmetic. ``scores`` is consumed.
+    On a CPU attention is bound by passes over the score matrix, not by arithmetic. ``scores`` is overwritten.
     """
 
     @staticmethod
@@ -124,7 +125,7 @@ def _bias(hidden: Tensor, like: Tensor) -> Tensor:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
-    """Full causal attention: time O(N^2); memory, too, but where that is much O(N)."""
+    """Attend to all earlier positions: time O(N^2); memory O(N^2) for short sequences, O(N) for long ones."""
     length, block = q.shape[-2], block_queries(q)
     if block < length:
         return BlockedAttention.apply(q, k, v, softcap, block)
@@ -133,12 +134,12 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
 
 
 def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
-    """Sliding-window attention in blocks of ``window`` queries: time and memory O(N * window).
+    """Attend to a sliding window, in blocks of ``window`` queries: time and memory O(N * window).
 
-    A block of W queries needs no other keys than its own block's and the previous block's. Where the scores would take
-    much memory they are not kept, but computed again in the backward pass.
+    A block of W queries needs only the keys of its own and of the previous block. If the scores would need much memory
+    they are not stored, but computed again in the backward pass.
     """
-    if q.requires_grad and 2 * window * q.shape[:-1].numel() > KEPT_ENTRIES:
+    if q.requires_grad and 2 * window * q.shape[:-1].numel() > STORED_ENTRIES:
         return checkpoint(_local_attention, q, k, v, softcap, window, use_reentrant=False, preserve_rng_state=False)
     return _local_attention(q, k, v, softcap, window)
 
@@ -171,11 +172,10 @@ def _flex_mask(length: int, window: int | None, device: torch.device, block: int
 
 
 def flex_options(block: int) -> dict[str, Any] | None:
-    """torch.compile's options for ``flex_with_mask`` on CUDA, under masks of such blocks.
+    """Return torch.compile's options for ``flex_with_mask`` on CUDA, with masks of ``block`` queries and keys.
 
-    The one kernel that torch takes by default may not fit into small blocks (bfloat16 and heads of 64 on an H100: none
-    is left for the backward pass, pytorch#176025); among those that it tries by the clock some do. Matrix products
-    stay as they are.
+    The default kernel may not fit small blocks (bfloat16 and heads of 64 on an H100: there is none for the backward
+    pass, pytorch#176025); some of those which autotuning tries do. Matrix products are not autotuned.
     """
     return None if block != SMALL_BLOCK else {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
@@ -188,32 +188,32 @@ def _compiled_flex(block: int) -> Any:
 
 
 def flex_with_mask(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
-    """Attention through torch's ``flex_attention`` under a ``BlockMask``; compiled on CUDA."""
+    """Attend by torch's ``flex_attention`` with a ``BlockMask``; compiled on CUDA."""
     from torch.nn.attention.flex_attention import flex_attention as eager
 
     def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        # tanh(x) = 2 sigmoid(2 x) - 1, which a GPU has an instruction for.
+        # tanh(x) = 2 sigmoid(2 x) - 1, for which GPUs have an instruction.
         return 2 * softcap * torch.sigmoid(score * (2 / softcap)) - softcap
 
-    # Inside a compiled layer the layer's own compilation fuses it.
+    # In a compiled layer it is fused by the compilation of the layer.
     run = _compiled_flex(mask.BLOCK_SIZE[0]) if q.is_cuda and not torch.compiler.is_compiling() else eager
     return run(q, k, v, score_mod=cap, block_mask=mask)
 
 
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
-    """The same through torch's ``flex_attention``: fused, skips blocks outside the window; for CUDA."""
+    """Attend by torch's ``flex_attention``: fused, without blocks outside the window; for CUDA."""
     return flex_with_mask(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
 
 
 def select_attention(
     length: int, device: torch.device, softcap: float, window: int | None = None, block: int = BLOCK
 ) -> AttentionFn:
-    """The fastest of the above for sequences of one length on one device, as a function of q, k and v.
+    """Return the fastest attention for sequences of one length on one device, as a function of q, k and v.
 
-    On a GPU in blocks of ``block`` queries and keys: of small windows a large block hides the better part.
+    On a GPU it works in blocks of ``block`` queries and keys; with small windows most of a large block is masked.
     """
     if device.type == "cuda":
-        # The mask is made here, outside of compiled layers.
+        # The mask is built here, outside of compiled layers.
         return functools.partial(flex_with_mask, softcap=softcap, mask=_flex_mask(length, window, device, block))
     if window is None:
         return functools.partial(causal_attention, softcap=softcap)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from tokenv.core.errors import UserError
 
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 POOLINGS = ("select", "mean", "smooth")
 
 
@@ -24,17 +24,17 @@ class UNetConfig:
         attention_softcap: attention scores s become ``cap * tanh(s / cap)`` (Gemma 2's value).
         output_softcap: the same for the output logits (Gemma 2's value).
         rope_base: base of the rotary frequencies.
-        pooling: how bytes become tokens and come back: ``select`` (the paper's), ``mean`` (Nawrot et al. 2023) or
+        pooling: chunking of bytes to tokens and back: ``select`` (the paper's), ``mean`` (Nawrot et al. 2023) or
             ``smooth`` (H-Net, Hwang et al. 2025).
-        horizon: symbols H that a direct head predicts at once from every position, beside the next one; 0 for no
+        horizon: symbols H which a direct head predicts at once from every position, besides the next one; 0 for no
             such head.
-        direct: whether the last ``horizon`` symbols of a sequence are predicted at once by that head, from what stands
-            before them, and nothing else is: no boundary is drawn among them, and nothing of the history is predicted,
-            so that an agent may read all of it. Every likelihood is then the direct head's.
+        direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from
+            the history before them: no boundary is drawn among them, and nothing of the history is predicted, so that
+            an agent may read all of it. Every likelihood is then the direct head's.
 
     Raises:
         UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, or ``direct``
-            comes without a horizon.
+            has no horizon.
     """
 
     width: int = 128
@@ -61,8 +61,8 @@ class UNetConfig:
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_layers") and value > MOST_LAYERS:
-                raise UserError(f"model.{field.name} = {value:,}: expected at most {MOST_LAYERS:,} layers")
+            if field.name.endswith("_layers") and value > MAX_LAYERS:
+                raise UserError(f"model.{field.name} = {value:,}: expected at most {MAX_LAYERS:,} layers")
             if field.name not in ("pooling", "horizon", "direct") and not value > 0:
                 raise UserError(f"model.{field.name} = {value!r}: expected a positive number")
         if self.pooling not in POOLINGS:

@@ -1,9 +1,9 @@
-"""What training costs, by the paper's rule (table 2).
+"""Cost of training in FLOPs, by the paper's rule (table 2).
 
-A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, that it is
-applied to. Embedding lookups are free, attention scores are not counted. All N bytes of a sequence are charged to all
-byte-level parts, although the last one, which predicts nothing, reaches the encoder alone; and a policy that learns is
-charged 6 where its input carries no gradient, too, and 4 would do; so is the first layer of relaxed passes.
+A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, which it is
+applied to. Embedding lookups and attention scores are not counted. All N bytes of a sequence are counted for all
+byte-level modules, although the last one, which predicts nothing, is only encoded. Policies which learn are counted
+with 6 also where their input carries no gradient and 4 would suffice; so is the first layer of relaxed passes.
 """
 
 from dataclasses import dataclass
@@ -16,51 +16,51 @@ FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER = 6, 2
 
 
 def matrix_parameters(*modules: nn.Module) -> int:
-    """Entries of all matrices that multiply something; neither embeddings nor norms."""
-    linear = (part for module in modules for part in module.modules() if isinstance(part, nn.Linear))
-    return sum(part.weight.numel() for part in linear)
+    """Return the number of entries of all linear layers' matrices, without embeddings and norms."""
+    linear = (child for module in modules for child in module.modules() if isinstance(child, nn.Linear))
+    return sum(child.weight.numel() for child in linear)
 
 
 def _byte_matrices(lm: UNet) -> int:
-    """Entries of the matrices that are applied to every byte after the boundaries are drawn."""
-    everywhere = lm.config.horizon and not lm.config.direct  # else it is asked once a sequence
-    direct = [lm.direct_head] if everywhere else []
+    """Return the number of entries of the matrices which are applied to every byte after the boundaries are drawn."""
+    at_every_byte = lm.config.horizon and not lm.config.direct  # else once per sequence
+    direct = [lm.direct_head] if at_every_byte else []
     return matrix_parameters(lm.pooling, lm.up, lm.head, *direct)
 
 
 def given_flops(lm: UNet, num_bytes: int, num_tokens: int) -> int:
-    """Cost of a training run with given boundaries: no policy, and no early exit, which only the policy needs."""
+    """Return the cost of training with given boundaries: no policy, and no early exit, which only the policy needs."""
     per_byte = matrix_parameters(lm.codec, lm.down) + _byte_matrices(lm)
     return FLOPS_PER_PARAMETER * (per_byte * num_bytes + matrix_parameters(lm.mid) * num_tokens)
 
 
 def reading_flops(lm: UNet, rate: float, policy: nn.Module) -> float:
-    """Cost of reading or writing a symbol, by the same rule: forward passes alone, without the early exit.
+    """Return the cost of reading or generating a symbol: forward passes only, without the early exit.
 
     ``2 (P_byte + P_policy + rate P_token)``: linear in the rate.
 
     Args:
-        lm: the model.
+        lm: model.
         rate: tokens per symbol.
-        policy: who draws the boundaries.
+        policy: policy which draws the boundaries.
     """
     per_symbol = matrix_parameters(lm.codec, lm.down, policy) + _byte_matrices(lm)
     return FORWARD_FLOPS_PER_PARAMETER * (per_symbol + rate * matrix_parameters(lm.mid))
 
 
 def rate_of_flops(lm: UNet, flops: float, policy: nn.Module) -> float:
-    """The rate at which ``reading_flops`` is so much; outside (0, 1) where none is."""
+    """Return the rate at which ``reading_flops`` is ``flops``; outside (0, 1) if there is none."""
     least = reading_flops(lm, 0.0, policy)
     return (flops - least) / (FORWARD_FLOPS_PER_PARAMETER * matrix_parameters(lm.mid))
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that the token-level layers work on.
+    """Tokens of the token-level layers.
 
     Args:
-        learning: of all samples that the model learns from.
-        forward: of all further samples, which go forward only.
+        learning: tokens of all samples from which the model learns.
+        forward: tokens of all other samples, which have a forward pass only.
     """
 
     learning: int
@@ -69,20 +69,19 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes that one update makes through a batch.
+    """Passes of one update through a batch.
 
     Args:
-        learning: samples of the boundaries that go forward and backward through middle and decoder.
-        reward_only: further samples that go forward only, a third of the cost.
+        learning: samples of the boundaries with a forward and a backward pass through middle and decoder.
+        reward_only: other samples, with a forward pass only, a third of the cost.
         relaxed: passes in which every byte is a token, forward and backward.
-        pathwise: such passes whose gradient is that of the boundaries alone: none of a parameter, two thirds of the
-            cost.
+        pathwise: such passes with gradients of the boundaries alone, not of parameters: two thirds of the cost.
         replays: passes through encoder and policy only, forward and backward.
         head: passes through the policy alone, forward and backward.
-        frozen: whether the model stays as it is: nothing goes backward to the encoder, and through the rest no
-            parameter's gradient, only those of the boundaries.
+        frozen: whether the model is frozen: there is no backward pass through the encoder, and through the rest one
+            with gradients of the boundaries alone.
         early_exit: FLOPs for each parameter of the early exit's head.
-        estimator: FLOPs of the estimator's own networks for every symbol, all samples together.
+        estimator: FLOPs of the estimator's own networks per symbol, in all samples.
     """
 
     learning: int = 1
@@ -96,7 +95,7 @@ class Passes:
     estimator: int = 0
 
     def tokens(self, per_sample: int) -> Tokens:
-        """Return the tokens of all samples, if each has so many."""
+        """Return the tokens of all samples, if each has ``per_sample``."""
         return Tokens(self.learning * per_sample, self.reward_only * per_sample)
 
 
@@ -112,12 +111,12 @@ def update_flops(
     """Cost of updates with several passes; ``training_flops`` for ``Passes()``. The optimizer's step is not in it.
 
     Args:
-        lm: the model.
+        lm: model.
         num_bytes: bytes (symbols) trained on.
-        tokens: drawn in them.
-        policy_flops: of the boundary policy, for every byte.
-        passes: what is done with them.
-        recompute: whether layers go forward once more in the backward pass, and that is counted.
+        tokens: tokens drawn in them.
+        policy_flops: FLOPs of the boundary policy per byte.
+        passes: passes through the batch.
+        recompute: whether to count the forward passes of layers in the backward pass (activation checkpointing).
     """
     forward, both = FORWARD_FLOPS_PER_PARAMETER, FLOPS_PER_PARAMETER
     encoding, through = (forward, 2 * forward) if passes.frozen else (both, both)
@@ -139,13 +138,13 @@ def update_flops(
 
 
 def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:
-    """Cost of a training run, early exit included.
+    """Return the cost of a training run, with the early exit.
 
     Args:
-        lm: the model; may lie on ``torch.device("meta")``.
+        lm: model; may be on ``torch.device("meta")``.
         num_bytes: bytes (symbols) trained on.
         num_tokens: tokens drawn in them.
-        policy_flops: of the boundary policy, for every byte: 6 * (w + 1) * D for ours.
+        policy_flops: FLOPs of the boundary policy per byte: 6 * (w + 1) * D for ``Learned``.
 
     Returns:
         Floating-point operations of forward and backward pass.
@@ -155,10 +154,10 @@ def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int 
 
 
 def policy_share(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int) -> float:
-    """What the boundary policy adds, as a fraction of the same training run with given boundaries."""
+    """Return the cost of the boundary policy, as a fraction of the same training run with given boundaries."""
     return policy_flops * num_bytes / given_flops(lm, num_bytes, num_tokens)
 
 
 def early_exit_share(lm: UNet, num_bytes: int, num_tokens: int) -> float:
-    """What the early exit, the policy's baseline, adds as a fraction of the same run with given boundaries."""
+    """Return the cost of the early exit, the policy's baseline, as a fraction of training with given boundaries."""
     return FLOPS_PER_PARAMETER * matrix_parameters(lm.early_head) * num_bytes / given_flops(lm, num_bytes, num_tokens)

@@ -1,4 +1,4 @@
-"""The parts of a Gemma-2 style decoder layer.
+"""The modules of a Gemma-2 style decoder layer.
 
 Parameters stay in their own (usually float32) precision; every layer computes in the precision of its input, so
 that one cast of the embedding decides the precision of the whole model.
@@ -17,22 +17,22 @@ EPSILON = 1e-6
 
 
 class Linear(nn.Linear):
-    """A bias-free linear map that computes in its input's precision, initialised N(0, 1/fan_in)."""
+    """A bias-free linear map in the precision of its input, initialised N(0, 1/fan_in)."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__(fan_in, fan_out, bias=False)
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Draw new weights."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., fan_in] -> [.., fan_out]."""
+        """Map [.., fan_in] -> [.., fan_out]."""
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class _RMSNormFunction(torch.autograd.Function):
-    """RMSNorm in the fewest passes over memory that eager PyTorch allows: four times faster on a CPU."""
+    """RMSNorm with as few passes over memory as eager PyTorch allows: four times faster on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., D] -> [.., D]."""
+        """Normalise: [.., D] -> [.., D]."""
         weight = self.weight.to(x.dtype)
         if x.is_cuda:
             return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
@@ -83,13 +83,13 @@ class RotaryTable:
         self.sin = angle.sin().to(dtype).unsqueeze(-3)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """[.., H, N, d] -> [.., H, N, d]."""
+        """Rotate queries or keys: [.., H, N, d] -> [.., H, N, d]."""
         a, b = x.chunk(2, -1)
         return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
 
 
 class _GeGLUFunction(torch.autograd.Function):
-    """``gelu(gate) * up`` of halves side by side: it keeps its input alone, and gives one gradient instead of two."""
+    """``gelu(gate) * up`` of two concatenated halves: it stores its input alone, and returns one gradient, not two."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -117,9 +117,9 @@ class MLP(nn.Module):
         self.down = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., D] -> [.., D]."""
+        """Map [.., D] -> [.., D]."""
         gate_up = self.gate_up(x)
-        if x.is_cuda:  # compiled, it is fused anyway
+        if x.is_cuda:  # a compiled layer fuses it
             gate, up = gate_up.chunk(2, -1)
             return self.down(F.gelu(gate, approximate="tanh") * up)
         return self.down(_GeGLUFunction.apply(gate_up))
@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
     """RMSNorm before and after attention and MLP, each added to the stream (Gemma 2).
 
     Attributes:
-        recompute: keep nothing but the input for the backward pass, and compute all else there again.
+        recompute: whether to store only the input for the backward pass, and recompute the rest there.
     """
 
     recompute = False
@@ -144,17 +144,17 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(width, hidden)
 
     def forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:
-        """One layer.
+        """Apply the layer.
 
         Args:
-            x: the stream, [B, N, D].
-            rotary: the positions' table.
-            attend: takes rotated q, k and v, each [B, H, N, d], and gives the attended values [B, H, N, d]. The
-                one-pass model gives an attention function here, incremental decoding a cache.
+            x: residual stream, [B, N, D].
+            rotary: rotary embeddings of the positions.
+            attend: function of rotated q, k and v, each [B, H, N, d], which returns the attended values [B, H, N, d]:
+                an attention function in the one-pass model, a cache in incremental decoding.
         """
         if self.recompute and x.requires_grad:
-            again: Tensor = checkpoint(self._forward, x, rotary, attend, use_reentrant=False, preserve_rng_state=False)
-            return again
+            y: Tensor = checkpoint(self._forward, x, rotary, attend, use_reentrant=False, preserve_rng_state=False)
+            return y
         return self._forward(x, rotary, attend)
 
     def _forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:

@@ -1,4 +1,4 @@
-"""The autoregressive U-Net (paper, eq. 1-9): encode, pool, contextualise, distribute, decode.
+"""The autoregressive U-Net (paper, eq. 1-9): encode, chunk, apply token-level layers, distribute, decode.
 
 ::
 
@@ -6,7 +6,7 @@
                        |
                        +--early exit--> p_early(x_{i+1}), without any token
 
-Everything is causal: symbol i moves no output before i, and boundary a_i no prediction of x_1, ..., x_i.
+Everything is causal: symbol i affects no output before i, and boundary a_i no prediction of x_1, ..., x_i.
 """
 
 import copy
@@ -15,18 +15,15 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from tokenv.lm.attention import SMALL_BLOCK, AttentionFn, flex_options, select_attention
-from tokenv.lm.chunking.ema_smoothing import EMASmoothing
-from tokenv.lm.chunking.mean import MeanChunking
-from tokenv.lm.chunking.relaxed import relaxed_attention
-from tokenv.lm.chunking.select import Chunking, Segments, SelectChunking
+from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
+from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.encoder import Encoder, make_layers
-from tokenv.lm.layers import Linear, RMSNorm
+from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 from tokenv.lm.packing import Pack, bucket_size
+from tokenv.lm.segments import Segments, relaxed_attention
 
 
 def _log_prob(codec: Codec, head: Callable[[Tensor], Tensor], x: Tensor, symbol: Tensor) -> Tensor:
@@ -38,6 +35,66 @@ def _compiled_log_prob() -> Callable[..., Tensor]:
     return torch.compile(_log_prob, dynamic=False)
 
 
+def make_layers(config: UNetConfig, count: int, mlp: int) -> nn.ModuleList:
+    """Build ``count`` layers of the model's width, with an MLP ``mlp`` times as wide."""
+    return nn.ModuleList(DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count))
+
+
+class Encoder(nn.Module):
+    """Byte-level layers before the boundaries are drawn (paper, eq. 1), and the early exit (eq. 14).
+
+    Args:
+        config: sizes; only ``down_layers`` layers are built.
+        codec: codec of the symbols.
+        compute_dtype: precision of the activations; None for that of the parameters.
+        early_exit: whether to build an early exit; the U-Net builds one from its output head.
+    """
+
+    def __init__(
+        self, config: UNetConfig, codec: Codec, compute_dtype: torch.dtype | None = None, *, early_exit: bool = True
+    ) -> None:
+        super().__init__()
+        self.config, self.compute_dtype = config, compute_dtype
+        self.codec = codec
+        self._block = BLOCK
+        self.down = make_layers(config, config.down_layers, config.byte_mlp)
+        if early_exit:
+            self.early_norm, self.early_head = RMSNorm(config.width), make_head(codec, config.width)
+
+    def embed(self, symbol: Tensor) -> Tensor:
+        """Embed symbols in the compute precision: [.., *symbol_shape] -> [.., D]."""
+        return self._to_compute_dtype(self.codec.embed(symbol))
+
+    def _to_compute_dtype(self, x: Tensor) -> Tensor:
+        """Cast to the compute precision."""
+        return x if self.compute_dtype is None else x.to(self.compute_dtype)
+
+    def encode(self, symbol_BN: Tensor) -> Tensor:
+        """Return byte representations X (eq. 1): [B, N, *symbol_shape] -> [B, N, D]."""
+        return self._byte_layers(self.down, self.embed(symbol_BN))
+
+    def early_exit(self, x: Tensor) -> Tensor:
+        """Return the parameters of p_early(x_{i+1} | x_<=i) from X_i alone (eq. 14): [.., D] -> [.., P]."""
+        return self.early_head(self.early_norm(self._to_compute_dtype(x)))
+
+    @torch.no_grad()
+    def early_entropy(self, x: Tensor) -> Tensor:
+        """Return the entropy of p_early(x_{i+1} | x_<=i) in nats, without gradient: [.., D] -> [..]."""
+        return self.codec.entropy(self.early_exit(x))
+
+    def rotary(self, position: Tensor, dtype: torch.dtype) -> RotaryTable:
+        """Return rotary embeddings at given byte positions."""
+        return RotaryTable(position, self.config.head_size, self.config.rope_base, dtype)
+
+    def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
+        rotary = self.rotary(torch.arange(x_BND.shape[1], device=x_BND.device), x_BND.dtype)
+        config = self.config
+        attention = select_attention(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
+        for layer in layers:
+            x_BND = layer(x_BND, rotary, attention)
+        return x_BND
+
+
 _POOLINGS: dict[str, type[Chunking]] = {"select": SelectChunking, "mean": MeanChunking, "smooth": EMASmoothing}
 
 
@@ -46,8 +103,8 @@ class UNet(Encoder):
 
     Args:
         config: sizes.
-        codec: what the model reads and predicts; bytes by default.
-        compute_dtype: precision of the activations; None keeps the parameters'.
+        codec: codec of the symbols; bytes by default.
+        compute_dtype: precision of the activations; None for that of the parameters.
     """
 
     def __init__(
@@ -57,7 +114,7 @@ class UNet(Encoder):
         super().__init__(config, codec, compute_dtype, early_exit=False)
         self.packs = False
         self._log_prob = _log_prob
-        # M is padded to a multiple of this: with ever new lengths the allocator's memory would fragment.
+        # M is padded to a multiple of this number, since many different lengths would fragment memory.
         self._token_multiple = 32
         self.mid = make_layers(config, config.mid_layers, config.token_mlp)
         self.up = make_layers(config, config.up_layers, config.byte_mlp)
@@ -72,13 +129,13 @@ class UNet(Encoder):
 
     @property
     def token_multiple(self) -> int:
-        """What the number of tokens M is padded to a multiple of."""
+        """Number to a multiple of which the number of tokens M is padded."""
         # The GPU's attention is compiled for each M, so M should take few values.
         return 128 if self.head.weight.is_cuda else self._token_multiple
 
     @property
     def recomputes(self) -> bool:
-        """Whether layers are computed again in the backward pass."""
+        """Whether activations are recomputed in the backward pass."""
         return any(layer.recompute for layer in self.mid)
 
     def apply_token_layers(
@@ -88,14 +145,14 @@ class UNet(Encoder):
         gate_BM: Tensor | None = None,
         segments: Segments | None = None,
     ) -> Tensor:
-        """Token representations Y' (eq. 4).
+        """Return token representations Y' (eq. 4).
 
         Args:
             token_BMD: tokens.
             position_BM: byte position of each token's boundary, for RoPE.
-            gate_BM: how far each token exists, in [0, 1], if not wholly; see ``relaxed_attention``.
-            segments: how many tokens each sequence has; what follows is padding, and where the model packs
-                (``pack_tokens``), it costs nothing.
+            gate_BM: gates of the tokens in [0, 1], or None for ordinary tokens; see ``relaxed_attention``.
+            segments: segments of the sequences, whose number of tokens lets a model with ``pack_tokens`` leave out the
+                padding.
 
         Returns:
             Y', [B, M, D].
@@ -118,20 +175,20 @@ class UNet(Encoder):
         return token_BMD
 
     def decode_hidden(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
-        """From byte representations and boundaries to the normalised stream that the heads read (eq. 3-5).
+        """Return the normalised hidden states which the heads read, from byte representations and boundaries (eq. 3-5).
 
         Args:
-            x_BTD: the encoder's output, also in a higher precision, as observations hold it.
+            x_BTD: output of the encoder, or the same in a higher precision, as in observations.
             action_BT: 1 where a token ends; column 0 must be 1.
-            boundary_BT: the boundaries as floats that carry gradient. ``select`` reads them as strengths in [0, 1]
-                (column 0 must be 1) and runs relaxed, at a higher cost; ``mean`` as straight-through decisions, equal
-                to the actions in value; ``smooth`` as boundary probabilities. None: the actions alone.
+            boundary_BT: boundaries as floats which carry gradient. ``select`` reads them as gates in [0, 1] (column 0
+                must be 1) and runs relaxed, at a higher cost; ``mean`` as straight-through decisions, equal to the
+                actions in value; ``smooth`` as boundary probabilities. None for the actions alone.
 
         Returns:
             [B, T, D].
         """
         y_BTD = self.pooling(
-            self._computing(x_BTD), action_BT, boundary_BT, self.apply_token_layers, self.token_multiple
+            self._to_compute_dtype(x_BTD), action_BT, boundary_BT, self.apply_token_layers, self.token_multiple
         )
         return self.norm(self._byte_layers(self.up, y_BTD))
 
@@ -144,15 +201,15 @@ class UNet(Encoder):
         return self.head(self.decode_hidden(x_BTD, action_BT, boundary_BT))
 
     def log_prob(self, y: Tensor, symbol: Tensor) -> Tensor:
-        """Log-probability in nats of what ``decode_hidden`` is followed by: [.., D], [.., *symbol_shape] -> [..]."""
+        """Return the log-probability in nats of the next symbols: [.., D], [.., *symbol_shape] -> [..]."""
         return self._log_prob(self.codec, self.head, y, symbol)
 
     def early_log_prob(self, x: Tensor, symbol: Tensor) -> Tensor:
-        """The same of what ``encode`` gives, as the early exit says it."""
+        """Return the early exit's log-probability of the next symbols, from the output of ``encode``."""
         return self._log_prob(self.codec, self.early_exit, x, symbol)
 
     def direct(self, y: Tensor) -> Tensor:
-        """Return the parameters of the next H symbols' distributions, each given x_<=i alone (``config.horizon`` H > 0).
+        """Return the parameters of the next H symbols' distributions, each given x_<=i alone; H is ``config.horizon``.
 
         Args:
             y: output of ``decode_hidden``, [.., D].
@@ -215,27 +272,27 @@ class UNet(Encoder):
         return self.codec.log_prob_horizon(self.direct(y), symbol, target)
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
-        """Parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
+        """Return the parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
         return self.decode(self.encode(symbol_BN), action_BN)
 
     def enable_activation_checkpointing(self) -> None:
-        """Keep the layers' inputs alone for the backward pass: a third more arithmetic, a fraction of the memory."""
+        """Store only the layers' inputs for the backward pass: a third more arithmetic, a fraction of the memory."""
         for layer in (*self.down, *self.mid, *self.up):
             layer.recompute = True
 
     def pack_tokens(self) -> None:
-        """From now on compute with the tokens of all sequences in one pack, not padded to the longest; same results."""
+        """Switch on sequence packing: the token-level layers compute no padding, with the same results."""
         self.packs = True
 
     def use_small_flex_blocks(self) -> None:
-        """On a GPU, work in small blocks at byte level, where the window fits into one; same results."""
+        """Use small attention blocks at byte level on a GPU, if the window fits into one, with the same results."""
         if self.config.window <= SMALL_BLOCK:
             self._block = SMALL_BLOCK
 
     def compile_layers(self) -> None:
-        """Compile every layer, and the exits down to the likelihoods.
+        """Compile every layer, and the heads with the likelihoods.
 
-        One compilation serves all byte-level layers, and one each size of a pack of tokens.
+        There is one compilation for all byte-level layers, and one for each size of a pack of tokens.
         """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128

@@ -215,15 +215,11 @@ def _check_state(failure: Checker, build: Callable[[], Agent], world: _World) ->
 def _stepped(agent: Agent, world: _World) -> TensorDictBase:
     """One position after the other, as an environment steps; batch size [B, T]."""
     seen, observer = world.observation(agent), Observer.of(agent)
-    last_actions_Bw = observer.initial_last_actions(BATCH, torch.device("cpu"))
-    count_B = torch.zeros(BATCH, dtype=torch.int64)
+    history = observer.initial_history(BATCH, torch.device("cpu"))
     acted = []
     for i in range(LENGTH - 1):
-        now = seen[:, i].clone()
-        now.update({keys.LAST_ACTIONS: last_actions_Bw, keys.TOKEN_COUNT: count_B, keys.NOISE: world.noise[0, :, i]})
-        answer = agent(now)
-        last_actions_Bw = observer.append_action(last_actions_Bw, answer[keys.ACTION])
-        count_B = count_B + answer[keys.ACTION]
+        answer = agent(seen[:, i].clone().update({**history, keys.NOISE: world.noise[0, :, i]}))
+        history = observer.append_action(history, answer[keys.ACTION])
         acted.append(answer.select(keys.ACTION, keys.BOUNDARY_PROB))
     return torch.stack(acted, 1)
 
@@ -280,7 +276,7 @@ def _check_probabilities(failure: Checker, agent: Policy, world: _World) -> None
 def _check_dist(failure: Checker, agent: Policy, seen: TensorDictBase, drawn: TensorDict) -> None:
     """TorchRL's losses score stored observations one by one."""
     action_BT = drawn[keys.ACTION]
-    stored = seen.copy().update(Observer.of(agent).past(action_BT))
+    stored = seen.copy().update(Observer.of(agent).history(action_BT))
     with failure.during("get_dist() of stored observations"):
         log_prob_BT = agent.get_dist(stored).log_prob(action_BT)
     same = _close(log_prob_BT, drawn[keys.ACTION_LOG_PROB])

@@ -1,6 +1,6 @@
-"""What the U-Net reads and predicts: symbols in, a distribution over the next symbol out.
+"""Codecs: embeddings of symbols, and distributions over the next symbol.
 
-The U-Net itself knows nothing of bytes. Another kind of sequence is another codec with the same five members.
+The U-Net itself does not depend on bytes. Another kind of sequence needs another codec with the same members.
 """
 
 import math
@@ -14,14 +14,14 @@ from tokenv.lm.layers import Linear
 
 
 class Codec(nn.Module, ABC):
-    """How one symbol becomes a vector, and how a vector becomes a distribution over the next symbol.
+    """Embedding of symbols, and the family of distributions over the next symbol.
 
     Attributes:
         symbol_shape: shape of one symbol; () for bytes.
-        symbol_dtype: its dtype.
-        num_parameters: numbers that describe one distribution; the size of a head's output.
-        unit: what losses are reported in, as metrics are named.
-        nats_per_unit: how many nats that is.
+        symbol_dtype: dtype of symbols.
+        num_parameters: parameters of one distribution; the size of a head's output.
+        unit: unit of reported losses, as in the names of metrics.
+        nats_per_unit: nats in one unit.
     """
 
     symbol_shape: tuple[int, ...]
@@ -32,32 +32,32 @@ class Codec(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, symbol: Tensor) -> Tensor:
-        """[.., *symbol_shape] -> [.., D]."""
+        """Embed symbols: [.., *symbol_shape] -> [.., D]."""
 
     @abstractmethod
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
-        """Log-probability (or log-density) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
+        """Return log-probabilities (or log-densities) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
     def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
-        """Log-probability of several symbols, each given all up to one: [.., H, num_parameters] -> [.., H] in nats.
+        """Return log-probabilities of several symbols, each given the symbols up to one, in nats: [.., H].
 
         Args:
-            parameters: of each target's distribution.
-            symbol: the last one that is known, [.., *symbol_shape]; nothing to codecs whose distributions do not
-                depend on it otherwise than through the parameters.
-            target: [.., H, *symbol_shape].
+            parameters: parameters of the distribution of each target, [.., H, num_parameters].
+            symbol: last known symbol, [.., *symbol_shape]; ignored by codecs whose distributions depend on it only
+                through the parameters.
+            target: targets, [.., H, *symbol_shape].
         """
         return self.log_prob(parameters, target)
 
     def loss_mask(self, symbol: Tensor) -> Tensor | None:
-        """How many likelihoods a symbol's is the sum of: [.., *symbol_shape] -> int64 [..]; None where always one."""
+        """Return the number of terms in a likelihood: [.., *symbol_shape] -> int64 [..]; None if always one."""
         return None
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Entropy of the next symbol in nats: [.., num_parameters] -> [..]. Only some agents ask for it.
+        """Return the entropy of the next symbol in nats, for agents which read it: [.., num_parameters] -> [..].
 
         Raises:
-            ValueError: this codec does not tell.
+            ValueError: this codec does not compute it.
         """
         raise ValueError(
             f"{type(self).__name__} has no entropy: write its method entropy(parameters), or choose an agent that "
@@ -76,7 +76,7 @@ class Codec(nn.Module, ABC):
     ) -> Tensor:
         """Draw symbols: [.., num_parameters] -> [.., *symbol_shape]. Temperature 0 takes the most probable.
 
-        ``after``, the symbols before, is for codecs whose distributions depend on them otherwise than through the
+        ``after``, the previous symbols, is ignored by codecs whose distributions depend on them only through the
         parameters.
         """
 
@@ -105,21 +105,21 @@ class ByteCodec(Codec):
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 
     def embed(self, symbol: Tensor) -> Tensor:
-        """[..] -> [.., D]."""
+        """Embed bytes: [..] -> [.., D]."""
         return self.embedding(symbol) * self.embedding.embedding_dim**0.5
 
     def logits(self, parameters: Tensor) -> Tensor:
-        """Soft-capped logits in float32 or finer: [.., V] -> [.., V]."""
+        """Return soft-capped logits in float32 or finer: [.., V] -> [.., V]."""
         fine = parameters if parameters.dtype == torch.float64 else parameters.float()
         return self.softcap * torch.tanh(fine / self.softcap)
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
-        """[.., V], [..] -> [..] in nats."""
+        """Return log-probabilities in nats: [.., V], [..] -> [..]."""
         loss = F.cross_entropy(self.logits(parameters).flatten(0, -2), symbol.flatten(), reduction="none")
         return -loss.view(symbol.shape)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """``-sum_x p(x) log p(x)`` in nats: [.., V] -> [..]."""
+        """Return ``-sum_x p(x) log p(x)`` in nats: [.., V] -> [..]."""
         log_prob = self.logits(parameters).log_softmax(-1)
         return -(log_prob.exp() * log_prob).sum(-1)
 
@@ -132,7 +132,7 @@ class ByteCodec(Codec):
         generator: torch.Generator | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """Nucleus sampling (Holtzman et al. 2020): [.., V] -> [..].
+        """Draw bytes by nucleus sampling (Holtzman et al. 2020): [.., V] -> [..].
 
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
@@ -151,5 +151,5 @@ class ByteCodec(Codec):
 
 
 def make_head(codec: Codec, width: int) -> Linear:
-    """A linear map from the stream to the parameters of the codec's distribution."""
+    """Build the linear map from hidden states to the parameters of the codec's distribution."""
     return Linear(width, codec.num_parameters)

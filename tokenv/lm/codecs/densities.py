@@ -1,7 +1,7 @@
-"""Densities of one real number, made of a head's raw output: what the series codec predicts with.
+"""Densities of one real number, with parameters from a head's raw output, for the series codec.
 
-All are in the units that the codec normalises to. The scales have a floor, ``MIN_SCALE``: where a series stands still
-the likelihood would otherwise grow without bound.
+All are in the codec's normalised units. The scales have a lower bound, ``MIN_SCALE``: the likelihood of a constant
+series would otherwise be unbounded.
 """
 
 import math
@@ -15,11 +15,11 @@ from scipy import special
 from torch import Tensor
 
 MIN_SCALE = 1e-3
-_UNIT = math.log(math.e - 1)  # softplus of it is 1: heads start at a scale of about one
+_UNIT = math.log(math.e - 1)  # inverse softplus of 1: heads start at a scale of about one
 
 
 def _from_exponential(value: Tensor) -> Tensor:
-    """``E|X - value|`` for X of an exponential density of rate 1."""
+    """Return ``E|X - value|`` for X with an exponential density of rate 1."""
     return torch.where(value > 0, value - 1 + 2 * torch.exp(-value.clamp(min=0)), 1 - value)
 
 
@@ -30,40 +30,40 @@ def _scale(raw: Tensor) -> Tensor:
 class Density(ABC):
     """A family of densities on the real line.
 
-    Every method reads the head's raw output, [.., P], in the precision it comes in; values and results are [..].
+    Every method reads the head's raw output, [.., P], and computes in its precision; values and results are [..].
 
     Attributes:
-        num_parameters: P.
+        num_parameters: number P of parameters.
     """
 
     num_parameters: int
 
     @abstractmethod
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Log-density in nats."""
+        """Return the log-density in nats."""
 
     @abstractmethod
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
-        """P(x <= value); without gradient where the family's special functions have none."""
+        """Return P(x <= value); without gradient if the family's special functions have none."""
 
     @abstractmethod
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
-        """The inverse of ``cdf`` for q in (0, 1)."""
+        """Return the inverse of ``cdf`` for q in (0, 1)."""
 
     @abstractmethod
     def mean(self, raw: Tensor) -> Tensor:
-        """The expected value."""
+        """Return the expected value."""
 
     @abstractmethod
     def crps(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Continuous ranked probability score, ``E|X - value| - E|X - X'| / 2`` (Gneiting & Raftery 2007).
+        """Return the continuous ranked probability score, ``E|X - value| - E|X - X'| / 2`` (Gneiting & Raftery 2007).
 
-        Without gradient where the family's special functions have none.
+        It has no gradient if the family's special functions have none.
         """
 
     @abstractmethod
     def entropy(self, raw: Tensor) -> Tensor:
-        """Differential entropy in nats."""
+        """Return the differential entropy in nats."""
 
 
 class Gaussian(Density):
@@ -72,31 +72,31 @@ class Gaussian(Density):
     num_parameters = 2
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Log-density in nats."""
+        """Return the log-density in nats."""
         scale = _scale(raw[..., 1])
         return -0.5 * ((value - raw[..., 0]) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
-        """P(x <= value)."""
+        """Return P(x <= value)."""
         return torch.special.ndtr((value - raw[..., 0]) / _scale(raw[..., 1]))
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
-        """The inverse of ``cdf``."""
+        """Return the inverse of ``cdf``."""
         return raw[..., 0] + _scale(raw[..., 1]) * torch.special.ndtri(q)
 
     def mean(self, raw: Tensor) -> Tensor:
-        """The expected value."""
+        """Return the expected value."""
         return raw[..., 0]
 
     def crps(self, raw: Tensor, value: Tensor) -> Tensor:
-        """In closed form."""
+        """Compute the CRPS in closed form."""
         scale = _scale(raw[..., 1])
         z = (value - raw[..., 0]) / scale
         density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
         return scale * (z * (2 * torch.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
 
     def entropy(self, raw: Tensor) -> Tensor:
-        """In closed form."""
+        """Compute the entropy in closed form."""
         return _scale(raw[..., 1]).log() + 0.5 * math.log(2 * math.pi * math.e)
 
 
@@ -105,39 +105,39 @@ class StudentT(Density):
 
     num_parameters = 3
 
-    def _parts(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unpack(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         location, scale, freedom = raw.unbind(-1)
         return location, _scale(scale), 2 + F.softplus(freedom + 2)
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Log-density in nats."""
-        location, scale, freedom = self._parts(raw)
+        """Return the log-density in nats."""
+        location, scale, freedom = self._unpack(raw)
         square = ((value - location) / scale).square()
         normaliser = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * (math.pi * freedom).log()
         return normaliser - scale.log() - (freedom + 1) / 2 * torch.log1p(square / freedom)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
-        """P(x <= value), without gradient: torch has no incomplete beta function."""
-        location, scale, freedom = self._parts(raw.detach())
+        """Return P(x <= value), without gradient: torch has no incomplete beta function."""
+        location, scale, freedom = self._unpack(raw.detach())
         z = (value.detach() - location) / scale
-        found = special.stdtr(freedom.expand(z.shape).double().cpu().numpy(), z.double().cpu().numpy())
-        return torch.as_tensor(found).to(z)
+        prob = special.stdtr(freedom.expand(z.shape).double().cpu().numpy(), z.double().cpu().numpy())
+        return torch.as_tensor(prob).to(z)
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
-        """The inverse of ``cdf``, without gradient."""
+        """Return the inverse of ``cdf``, without gradient."""
         location, scale, freedom = (
-            x.expand(torch.broadcast_shapes(x.shape, q.shape)) for x in self._parts(raw.detach())
+            x.expand(torch.broadcast_shapes(x.shape, q.shape)) for x in self._unpack(raw.detach())
         )
-        found = special.stdtrit(freedom.double().cpu().numpy(), q.expand(freedom.shape).double().cpu().numpy())
-        return location + scale * torch.as_tensor(found).to(scale)
+        z = special.stdtrit(freedom.double().cpu().numpy(), q.expand(freedom.shape).double().cpu().numpy())
+        return location + scale * torch.as_tensor(z).to(scale)
 
     def mean(self, raw: Tensor) -> Tensor:
-        """The expected value."""
+        """Return the expected value."""
         return raw[..., 0]
 
     def crps(self, raw: Tensor, value: Tensor) -> Tensor:
-        """In closed form (Jordan, Krueger & Lerch 2019), without gradient."""
-        location, scale, freedom = self._parts(raw.detach())
+        """Compute the CRPS in closed form (Jordan, Krueger & Lerch 2019), without gradient."""
+        location, scale, freedom = self._unpack(raw.detach())
         z = (value.detach() - location) / scale
         density = (self.log_prob(raw.detach(), value.detach()) + scale.log()).exp()
         half = freedom / 2
@@ -149,8 +149,8 @@ class StudentT(Density):
         return scale * (above + 2 * (density * (freedom + z.square()) - spread) / (freedom - 1))
 
     def entropy(self, raw: Tensor) -> Tensor:
-        """In closed form."""
-        _, scale, freedom = self._parts(raw)
+        """Compute the entropy in closed form."""
+        _, scale, freedom = self._unpack(raw)
         half, more = freedom / 2, (freedom + 1) / 2
         log_beta = torch.lgamma(half) + math.lgamma(0.5) - torch.lgamma(more)
         return more * (torch.digamma(more) - torch.digamma(half)) + 0.5 * freedom.log() + log_beta + scale.log()
@@ -160,7 +160,7 @@ class LogisticMixture(Density):
     """K logistic densities: weights, locations, scales.
 
     Args:
-        components: K.
+        components: number K of components.
 
     Raises:
         ValueError: ``components`` below 1.
@@ -171,30 +171,30 @@ class LogisticMixture(Density):
             raise ValueError(f"codec.components = {components}: expected at least 1")
         self.num_parameters = 3 * components
 
-    def _parts(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unpack(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights, locations and scales, each [.., K]."""
         weight, location, scale = raw.unflatten(-1, (3, -1)).unbind(-2)
         return weight.log_softmax(-1), location, _scale(scale)
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Log-density in nats."""
-        log_weight, location, scale = self._parts(raw)
+        """Return the log-density in nats."""
+        log_weight, location, scale = self._unpack(raw)
         z = (value.unsqueeze(-1) - location) / scale
         return torch.logsumexp(log_weight + F.logsigmoid(z) + F.logsigmoid(-z) - scale.log(), -1)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
-        """P(x <= value)."""
-        log_weight, location, scale = self._parts(raw)
+        """Return P(x <= value)."""
+        log_weight, location, scale = self._unpack(raw)
         return (log_weight.exp() * torch.sigmoid((value.unsqueeze(-1) - location) / scale)).sum(-1)
 
     @torch.no_grad()
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
-        """The inverse of ``cdf`` by bisection, in float64 and without gradient.
+        """Return the inverse of ``cdf`` by bisection between the quantiles of the components.
 
-        It lies between the components' own quantiles.
+        It is computed in float64 and without gradient.
         """
         fine = raw.double()
-        _, location, scale = self._parts(fine)
+        _, location, scale = self._unpack(fine)
         each = location + scale * torch.logit(q.double()).unsqueeze(-1)
         low, high = each.amin(-1), each.amax(-1)
         for _ in range(60):
@@ -204,19 +204,19 @@ class LogisticMixture(Density):
         return ((low + high) / 2).to(raw.dtype)
 
     def mean(self, raw: Tensor) -> Tensor:
-        """The expected value."""
-        log_weight, location, _ = self._parts(raw)
+        """Return the expected value."""
+        log_weight, location, _ = self._unpack(raw)
         return (log_weight.exp() * location).sum(-1)
 
     def crps(self, raw: Tensor, value: Tensor, points: int = 64) -> Tensor:
         """``E|X - value|`` in closed form, ``E|X - X'|`` by Gauss-Legendre quadrature over the quantiles."""
         node, weight = (torch.as_tensor(x / 2).to(raw) for x in np.polynomial.legendre.leggauss(points))
-        apart = self._expected(raw, 0.5 + node, lambda at: self._distance(raw[..., None, None, :], at) @ weight)
-        return self._distance(raw, value) - apart / 2
+        spread = self._expected(raw, 0.5 + node, lambda at: self._distance(raw[..., None, None, :], at) @ weight)
+        return self._distance(raw, value) - spread / 2
 
     def _distance(self, raw: Tensor, value: Tensor) -> Tensor:
         """``E|X - value|``; of one component, with z = (value - location) / scale: ``scale (2 log(1 + e^z) - z)``."""
-        log_weight, location, scale = self._parts(raw)
+        log_weight, location, scale = self._unpack(raw)
         z = (value.unsqueeze(-1) - location) / scale
         return (log_weight.exp() * scale * (2 * F.softplus(z) - z)).sum(-1)
 
@@ -226,20 +226,20 @@ class LogisticMixture(Density):
         return self._expected(raw, q, lambda at: -self.log_prob(raw[..., None, None, :], at).mean(-1))
 
     def _expected(self, raw: Tensor, q: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
-        """The mean over the components of what ``mean`` makes of their quantiles, [.., K, points] -> [.., K]."""
-        log_weight, location, scale = self._parts(raw)
+        """Return the mean over the components of a function ``mean`` of their quantiles, [.., K, points] -> [.., K]."""
+        log_weight, location, scale = self._unpack(raw)
         at = location.unsqueeze(-1) + scale.unsqueeze(-1) * torch.logit(q)
         return (log_weight.exp() * mean(at)).sum(-1)
 
 
 class Bins(Density):
-    """Quantised: a probability for each of B equal bins on [-R, R], constant density within, exponential tails.
+    """Probabilities of B equal bins on [-R, R] with constant density in each, and exponential tails.
 
     The tails decay at one unit of the normalised scale.
 
     Args:
-        bins: B.
-        reach: R.
+        bins: number B of bins.
+        reach: R, half the range which they cover.
 
     Raises:
         ValueError: ``bins`` below 1 or ``reach`` not positive.
@@ -254,7 +254,7 @@ class Bins(Density):
         self.num_parameters = bins + 2
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
-        """Log-density in nats."""
+        """Return the log-density in nats."""
         index = ((value + self.reach) / self.width).floor().clamp(-1, self.bins).long() + 1
         chosen = raw.log_softmax(-1)
         shape = torch.broadcast_shapes(chosen.shape[:-1], index.shape)
@@ -264,7 +264,7 @@ class Bins(Density):
         return chosen - torch.where(inside, math.log(self.width), outside)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
-        """P(x <= value)."""
+        """Return P(x <= value)."""
         prob = raw.softmax(-1)
         at = (value + self.reach) / self.width
         full = (at.unsqueeze(-1) - torch.arange(self.bins, device=raw.device, dtype=raw.dtype)).clamp(0, 1)
@@ -273,33 +273,35 @@ class Bins(Density):
         return low + (prob[..., 1:-1] * full).sum(-1) + high
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
-        """The inverse of ``cdf``."""
+        """Return the inverse of ``cdf``."""
         shape = torch.broadcast_shapes(raw.shape[:-1], q.shape)
         prob, q = raw.softmax(-1).expand(*shape, -1), q.expand(shape)
-        reached = prob.cumsum(-1)
-        index = torch.searchsorted(reached[..., :-1].contiguous(), q.unsqueeze(-1).contiguous())
+        cumulative = prob.cumsum(-1)
+        index = torch.searchsorted(cumulative[..., :-1].contiguous(), q.unsqueeze(-1).contiguous())
         own = prob.gather(-1, index).squeeze(-1).clamp(min=torch.finfo(raw.dtype).tiny)
-        before = (reached.gather(-1, index) - prob.gather(-1, index)).squeeze(-1)
+        before = (cumulative.gather(-1, index) - prob.gather(-1, index)).squeeze(-1)
         index = index.squeeze(-1)
         share = ((q - before) / own).clamp(torch.finfo(raw.dtype).tiny, 1 - torch.finfo(raw.dtype).eps / 2)
         inside = -self.reach + self.width * (index - 1 + share)
-        found = torch.where(index == 0, -self.reach + share.log(), inside)
-        return torch.where(index > self.bins, self.reach - torch.log1p(-share), found)
+        below = torch.where(index == 0, -self.reach + share.log(), inside)
+        return torch.where(index > self.bins, self.reach - torch.log1p(-share), below)
 
     def mean(self, raw: Tensor) -> Tensor:
-        """The expected value."""
+        """Return the expected value."""
         return (raw.softmax(-1) * self._centres(raw)).sum(-1)
 
     def crps(self, raw: Tensor, value: Tensor) -> Tensor:
-        """In closed form: ``E|X - value| - int F (1 - F)``."""
+        """Compute the CRPS in closed form: ``E|X - value| - int F (1 - F)``."""
         prob = raw.softmax(-1)
         inner, low, high = prob[..., 1:-1], prob[..., 0], prob[..., -1]
         edge = -self.reach + self.width * torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
-        inside = (value.unsqueeze(-1) - edge).clamp(0, self.width)  # of a bin, the part below the value
+        inside = (value.unsqueeze(-1) - edge).clamp(
+            0, self.width
+        )  # width of the part of a bin which is below the value
         outside = (value.unsqueeze(-1) - (edge + self.width / 2)).abs()
-        whole = (inside > 0) & (inside < self.width)
+        contains_value = (inside > 0) & (inside < self.width)
         within = (inside.square() + (self.width - inside).square()) / (2 * self.width)
-        distance = (inner * torch.where(whole, within, outside)).sum(-1)
+        distance = (inner * torch.where(contains_value, within, outside)).sum(-1)
         distance = distance + low * _from_exponential(-self.reach - value)
         distance = distance + high * _from_exponential(value - self.reach)
         below = low.unsqueeze(-1) + inner.cumsum(-1) - inner
@@ -308,7 +310,7 @@ class Bins(Density):
         return distance - spread
 
     def entropy(self, raw: Tensor) -> Tensor:
-        """In closed form; an exponential tail has an entropy of 1 nat."""
+        """Compute the entropy in closed form; an exponential tail has an entropy of 1 nat."""
         log_prob = raw.log_softmax(-1)
         own = torch.full_like(log_prob, math.log(self.width))
         own[..., 0] = own[..., -1] = 1.0

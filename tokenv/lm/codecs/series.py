@@ -1,9 +1,8 @@
-"""Real values in, a density over the next value out, both normalised by a frame that the source puts into the symbol.
+"""Codec of real values, which are normalised by a frame in the symbol, with a density over the next value.
 
-A symbol is [C, 5]: for every channel the value (NaN where missing), the location and scale of its sequence's frame,
-whether its likelihood counts, and the last value before it that is not missing (the location, where there is none).
-The codec thereby has no state, and a sequence's frame, statistics of its leading context, moves nothing but what that
-context is shown for.
+A symbol is [C, 5]: for every channel the value (NaN if missing), the location and scale of its sequence's frame,
+whether its likelihood counts, and the last value before it which is not missing (the location, if there is none). So
+the codec has no state. The frame consists of statistics of the leading context, and the source writes it.
 """
 
 import math
@@ -23,18 +22,18 @@ DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
 class SeriesCodec(Codec):
     """Real-valued symbols of C channels, whose density factorises over the channels given the past.
 
-    Likelihoods are in nats on the values' original scale, summed over a symbol's channels: exactly 0 for values that
-    are missing or do not count. Missing values are read as learned vectors.
+    Likelihoods are in nats on the values' original scale, summed over a symbol's channels: exactly 0 for values which
+    are missing or do not count. Missing values are embedded as learned vectors.
 
     Args:
         width: model width D.
         channels: values C of one symbol.
         density: ``gaussian``, ``student_t``, ``logistic_mixture`` or ``bins``.
-        components: of ``logistic_mixture``.
-        bins: of ``bins``.
-        reach: of ``bins``: half the range they cover, in standard deviations of the context.
-        residual: the density is that of the difference from the last value that is known, not from the frame's
-            location; for series whose level wanders.
+        components: components of ``logistic_mixture``.
+        bins: number of bins of ``bins``.
+        reach: half the range of ``bins``, in standard deviations of the context.
+        residual: whether the density is that of the difference from the last known value, not from the frame's
+            location; for series whose level drifts.
 
     Raises:
         ValueError: an unknown density, or a size out of range.
@@ -69,56 +68,56 @@ class SeriesCodec(Codec):
         self.channels, self.residual = channels, residual
         self.symbol_shape = (channels, 5)
         self.num_parameters = channels * self.density.num_parameters
-        self.lift = Linear(2 * channels, width)  # a channel's value, and the vector of its being missing
+        self.lift = Linear(2 * channels, width)  # for each channel the value, and whether it is missing
         self.bias = nn.Parameter(torch.randn(width))
         self.mix = Linear(width, width)
 
     def embed(self, symbol: Tensor) -> Tensor:
-        """[.., C, 5] -> [.., D]. Far outliers are read on a logarithmic scale."""
-        z, seen = self._normalised(symbol)
-        read = torch.cat([torch.asinh(z), (~seen).to(z.dtype)], -1).to(self.bias.dtype)
+        """Embed symbols, [.., C, 5] -> [.., D], with far outliers on a logarithmic scale."""
+        z, present = self._normalised(symbol)
+        read = torch.cat([torch.asinh(z), (~present).to(z.dtype)], -1).to(self.bias.dtype)
         lifted = self.lift(read)
         return lifted + self.mix(F.gelu(lifted + self.bias))
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
-        """[.., C * P], [.., C, 5] -> [..] in nats."""
+        """Return log-densities in nats: [.., C * P], [.., C, 5] -> [..]."""
         return self._log_prob(parameters, symbol, (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE])
 
     def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
-        """[.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H] in nats; see ``Codec``."""
+        """Return log-densities in nats, [.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H]; see ``Codec``."""
         return self._log_prob(parameters, target, self.base(symbol).unsqueeze(-2))
 
     def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor) -> Tensor:
         raw = self._raw(parameters)
-        z, seen = self._normalised(symbol)
+        z, present = self._normalised(symbol)
         if self.residual:
-            z = torch.where(seen, z - base, 0.0)
+            z = torch.where(present, z - base, 0.0)
         log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - symbol[..., SCALE].log().to(raw.dtype)
-        return torch.where(seen & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
+        return torch.where(present & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
 
     def base(self, symbol: Tensor) -> Tensor:
-        """Where the density of what follows a symbol has its zero, in units of the frame: [.., C, 5] -> [.., C]."""
+        """Return the zero of the density of what follows a symbol, in units of the frame: [.., C, 5] -> [.., C]."""
         if not self.residual:
             return torch.zeros_like(symbol[..., VALUE])
         last = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
         return (last - symbol[..., LOCATION]) / symbol[..., SCALE]
 
     def loss_mask(self, symbol: Tensor) -> Tensor:
-        """How many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
+        """Return how many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
         return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Differential entropy in nats, in units of the frame's scale, summed over channels: [.., C * P] -> [..].
+        """Return the differential entropy in nats, in units of the frame, summed over channels: [.., C * P] -> [..].
 
-        On the original scale it is larger by log(scale), which is the same for a whole sequence. Closed form but for
-        ``logistic_mixture``: see its own.
+        On the original scale it is larger by log(scale), which is constant in a sequence. It is computed in closed
+        form, except for ``logistic_mixture``.
         """
         return self.density.entropy(self._raw(parameters)).sum(-1)
 
     def mean(self, parameters: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0) -> Tensor:
-        """Expected values on the original scale: [.., C * P] and a frame's [.., C] each -> [.., C].
+        """Return expected values on the original scale: [.., C * P] and the frame's [.., C] each -> [.., C].
 
-        Where the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.
+        If the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.
         """
         return location + scale * self.density.mean(self._raw(parameters))
 
@@ -129,13 +128,13 @@ class SeriesCodec(Codec):
         location: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
     ) -> Tensor:
-        """Quantiles of every channel on the original scale.
+        """Return quantiles of every channel on the original scale.
 
         Args:
-            parameters: [.., C * P].
+            parameters: parameters of the densities, [.., C * P].
             q: probabilities strictly between 0 and 1, broadcast with [.., C].
-            location: of the frame, [.., C].
-            scale: of the frame, [.., C].
+            location: location of the frame, [.., C].
+            scale: scale of the frame, [.., C].
 
         Returns:
             [.., C].
@@ -152,14 +151,14 @@ class SeriesCodec(Codec):
     def cdf(
         self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
     ) -> Tensor:
-        """P(x <= value) of every channel, for values on the original scale: [.., C * P], [.., C] -> [.., C]."""
+        """Return P(x <= value) of every channel, for values on the original scale: [.., C * P], [.., C] -> [.., C]."""
         raw = self._raw(parameters)
         return self.density.cdf(raw, ((value - location) / scale).to(raw.dtype))
 
     def crps(
         self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
     ) -> Tensor:
-        """Continuous ranked probability score of every channel, in the values' unit: as ``cdf``."""
+        """Return the continuous ranked probability score of every channel, in the values' unit; see ``cdf``."""
         raw = self._raw(parameters)
         return scale * self.density.crps(raw, ((value - location) / scale).to(raw.dtype))
 
@@ -172,17 +171,17 @@ class SeriesCodec(Codec):
         generator: torch.Generator | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """Draw symbols in units of the frame, as nothing here knows it: [.., C * P] -> [.., C, 5].
+        """Draw symbols in units of the frame, which the codec does not know: [.., C * P] -> [.., C, 5].
 
-        Their own frame is (0, 1), in which they embed as the same value in its sequence's frame would: for values on
-        the original scale multiply by that one's scale and add its location.
+        Their own frame is (0, 1), in which they have the same embedding as in that of the sequence. For values on the
+        original scale multiply by the scale of the sequence's frame and add its location.
 
         Args:
-            parameters: [.., C * P].
+            parameters: parameters of the densities, [.., C * P].
             temperature: factor of the deviation from the median; 0 gives the median.
-            top_p: the central share of every channel's probability that is drawn from.
-            generator: of the draws.
-            after: the symbols before, [.., C, 5]; None for ones at their frame's location.
+            top_p: central probability mass of every channel from which values are drawn.
+            generator: random generator.
+            after: previous symbols, [.., C, 5]; None for symbols at the location of their frame.
 
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
@@ -203,13 +202,13 @@ class SeriesCodec(Codec):
         return torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
 
     def _raw(self, parameters: Tensor) -> Tensor:
-        """Every channel's raw parameters in float32 or finer: [.., C * P] -> [.., C, P]."""
+        """Return the raw parameters of every channel in float32 or finer: [.., C * P] -> [.., C, P]."""
         fine = parameters if parameters.dtype == torch.float64 else parameters.float()
         return fine.unflatten(-1, (self.channels, -1))
 
     @staticmethod
     def _normalised(symbol: Tensor) -> tuple[Tensor, Tensor]:
-        """Values in units of their frame, 0 where missing, and where they are not missing; both [.., C]."""
-        seen = ~symbol[..., VALUE].isnan()
+        """Return values in units of their frame, 0 if missing, and whether they are present; both [.., C]."""
+        present = ~symbol[..., VALUE].isnan()
         z = (symbol[..., VALUE] - symbol[..., LOCATION]) / symbol[..., SCALE]
-        return torch.where(seen, z, 0.0), seen
+        return torch.where(present, z, 0.0), present

@@ -1,1 +1,0 @@
-"""From symbols to tokens and back."""

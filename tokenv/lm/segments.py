@@ -1,0 +1,165 @@
+"""From boundaries to tokens: segments, and their relaxation, in which every byte is a token with a gate in [0, 1]."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Segments(NamedTuple):
+    """Positions of token boundaries.
+
+    Attributes:
+        boundary_BM: position of the byte which closed token m; padding repeats position 0.
+        token_index_BT: index of the newest token closed at or before each byte.
+        count_B: tokens of each sequence.
+        total: tokens of all sequences.
+    """
+
+    boundary_BM: Tensor
+    token_index_BT: Tensor
+    count_B: Tensor
+    total: int
+
+
+def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
+    """Turn boundary decisions into token positions.
+
+    The longest token sequence of the batch determines M. Reading it and the total is the only host synchronisation of
+    a pass.
+
+    Args:
+        action_BT: 1 where a token ends; column 0 must be 1, so that every byte has a token to read.
+        multiple: M is padded to a multiple of this number.
+    """
+    batch, length = action_BT.shape
+    token_index_BT = action_BT.cumsum(1) - 1
+    count_B = token_index_BT[:, -1] + 1
+    most, total = torch.stack([count_B.max(), count_B.sum()]).tolist()
+    longest = -(-most // multiple) * multiple
+    slot_BT = torch.where(action_BT.bool(), token_index_BT, longest)
+    position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
+    boundary = torch.zeros(batch, longest + 1, dtype=torch.long, device=action_BT.device)
+    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], token_index_BT, count_B, total)
+
+
+def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
+    """Return ``out[b, m] = x[b, index[b, m]]``; a flat index_select is several times faster than gather on a CPU."""
+    batch, length, width = x_BND.shape
+    offset_B1 = torch.arange(batch, device=x_BND.device).unsqueeze(1) * length
+    flat = x_BND.reshape(-1, width).index_select(0, (index_BM + offset_B1).flatten())
+    return flat.view(batch, -1, width)
+
+
+def select(x_BTD: Tensor, segments: Segments) -> Tensor:
+    """Downsample: token m is the byte vector at its boundary (eq. 7). [B, T, D] -> [B, M, D]."""
+    return _gather_rows(x_BTD, segments.boundary_BM)
+
+
+def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
+    """Upsample: every byte receives the newest token closed at or before it (eq. 9). [B, M, D] -> [B, T, D]."""
+    if token_BMD.is_cuda:
+        return SortedGather.apply(token_BMD, segments.token_index_BT)
+    return _gather_rows(token_BMD, segments.token_index_BT)
+
+
+class SortedGather(torch.autograd.Function):
+    """``out[b, t] = x[b, index[b, t]]`` for rows of ``index`` which never decrease, with a deterministic gradient.
+
+    The bytes of a token are adjacent, so its gradient is the sum of a segment, in float32 or finer. The gradient of
+    index_select adds in the model's precision and, on a GPU, in any order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BMD: Tensor, index_BT: Tensor) -> Tensor:
+        """Gather: [B, M, D], [B, T] -> [B, T, D]."""
+        ctx.save_for_backward(index_BT)
+        ctx.count = x_BMD.shape[1]
+        return _gather_rows(x_BMD, index_BT)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor, None]:
+        """Sum the gradients of each token's bytes: [B, M, D]."""
+        (index_BT,) = ctx.saved_tensors
+        batch = len(index_BT)
+        bytes_BM = torch.zeros(batch, ctx.count, dtype=torch.long, device=index_BT.device)
+        bytes_BM.scatter_add_(1, index_BT, torch.ones_like(index_BT))
+        fine = grad_BTD.to(torch.promote_types(grad_BTD.dtype, torch.float32)).flatten(0, 1)
+        total = torch.segment_reduce(fine, "sum", lengths=bytes_BM.flatten(), unsafe=True)
+        return total.view(batch, ctx.count, -1).to(grad_BTD.dtype), None
+
+
+def ema(prob_BM: Tensor, x_BMD: Tensor) -> Tensor:
+    """Return the moving average ``z_k = p_k x_k + (1 - p_k) z_{k-1}``, ``z_{-1} = 0``: [B, M, D].
+
+    It is a scan by doubling in O(M log M D): after r rounds every z_k has read its 2^r nearest x. Only products and
+    sums of numbers in [0, 1] appear, so that p = 0 and p = 1 are exact, with exact gradients.
+
+    Args:
+        prob_BM: p, in [0, 1].
+        x_BMD: x.
+    """
+    prob_BM1 = prob_BM.unsqueeze(-1)
+    keep_BM1, z_BMD = 1 - prob_BM1, prob_BM1 * x_BMD
+    shift = 1
+    while shift < x_BMD.shape[1]:
+        z_BMD = z_BMD + keep_BM1 * _delay(z_BMD, shift)
+        keep_BM1 = keep_BM1 * _delay(keep_BM1, shift)
+        shift *= 2
+    return z_BMD
+
+
+def _delay(x_BMD: Tensor, steps: int) -> Tensor:
+    return F.pad(x_BMD[:, :-steps], (0, 0, steps, 0))
+
+
+def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, gate_BN: Tensor) -> Tensor:
+    """Attend causally to keys with gates.
+
+    ``w_ij = s_j exp(score_ij) / sum_{j' <= i} s_j' exp(score_ij')``, scores soft-capped as in ``tokenv.lm.attention``.
+    Multiplying by s instead of adding log s keeps value and gradient finite at s = 0. Time and memory O(N^2).
+
+    Args:
+        q: queries, [B, H, N, d].
+        k: keys.
+        v: values.
+        softcap: bound of the scores.
+        gate_BN: s in [0, 1]; column 0 must be positive, so that every query has a key.
+
+    Returns:
+        Attended values, [B, H, N, d].
+    """
+    length = q.shape[-2]
+    fine = torch.promote_types(q.dtype, torch.float32)
+    scores = softcap * torch.tanh((q @ k.mT).to(fine) / (math.sqrt(q.shape[-1]) * softcap))
+    gate = gate_BN[:, None, None, :].to(fine)
+    later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
+    # The largest score with a weight becomes exp(0). Others may exceed it: those of gate 0, whose exp is a factor of
+    # the gradient only and is bounded against overflow, and later ones, which are masked.
+    largest = scores.detach().masked_fill(later | (gate == 0), -math.inf).amax(-1, keepdim=True)
+    bound = 0.9 * math.log(torch.finfo(fine).max)
+    weight = (gate * (scores - largest).clamp(max=bound).exp()).masked_fill(later, 0.0)
+    return (weight / weight.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[..., Tensor]) -> Tensor:
+    """Return the token which each byte reads, if all bytes are tokens with gates.
+
+    All T bytes run through the token-level layers with ``relaxed_attention``, to Y'; then
+    ``y_t = s_t Y'_t + (1 - s_t) y_{t-1}``.
+
+    Args:
+        x_BTD: output of the encoder.
+        gate_BT: s in [0, 1]; column 0 must be 1.
+        apply_token_layers: token-level layers; see ``UNet.apply_token_layers``.
+
+    Returns:
+        y, [B, T, D].
+    """
+    position_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device).expand(gate_BT.shape)
+    token_BTD = apply_token_layers(x_BTD, position_BT, gate_BT)
+    fine = torch.promote_types(x_BTD.dtype, torch.float32)
+    return ema(gate_BT.to(fine), token_BTD.to(fine)).to(x_BTD.dtype)
