@@ -1,6 +1,6 @@
 """Who draws the boundaries. Agents read TensorDict keys only and know neither model, environment nor estimator."""
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy"),

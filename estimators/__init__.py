@@ -3,7 +3,7 @@
 What builds an estimator of your own can be taken from here: ``from tokenv.estimators import Part, chain, Discount``.
 """
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 PARTS = {
     "base": (

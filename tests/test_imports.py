@@ -141,7 +141,7 @@ def test_no_circles():
         ("tokenv.lm.unet", "from ..env.stepping import TokenizationEnv"),
         ("tokenv.lm.unet", "from .. import env"),
         ("tokenv.lm.chunking.mean", "from ...env import stepping"),
-        ("tokenv.data.hub.streaming", "import tokenv.lm.config"),
+        ("tokenv.data.hub", "import tokenv.lm.config"),
         ("tokenv.env.rollout", "import tokenv.agents"),
         ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
     ],

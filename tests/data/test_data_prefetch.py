@@ -10,7 +10,7 @@ from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.sources import AHEAD, PrefetchedSource, stage_batch
+from tokenv.data.sources import MAX_PREFETCHED, PrefetchedSource, stage_batch
 from tokenv.training.data_parallel import RankStream
 
 CPU = torch.device("cpu")
@@ -81,10 +81,10 @@ def test_no_more_is_read_ahead_than_there_is_room_for(corpus):
     with PrefetchedSource(counted, 4, CPU) as ahead:
         ahead.next(4)
         end = time.monotonic() + 10
-        while counted.asked < 2 + AHEAD and time.monotonic() < end:
+        while counted.asked < 2 + MAX_PREFETCHED and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert counted.asked == 2 + AHEAD  # used, waiting for room, and the room
+        assert counted.asked == 2 + MAX_PREFETCHED  # used, waiting for room, and the room
 
 
 @pytest.mark.parametrize("error", [UserError("the line is dead: mend it"), KeyError("column")])
@@ -118,7 +118,7 @@ def test_the_thread_is_gone_whatever_ends_it(corpus, error):
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
-    monkeypatch.setattr("tokenv.data.sources.PATIENCE", 0.05)
+    monkeypatch.setattr("tokenv.data.sources.JOIN_TIMEOUT", 0.05)
     released = threading.Event()
 
     class Hangs(Counted):

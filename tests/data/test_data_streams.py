@@ -16,7 +16,7 @@ from tokenv.core.errors import UserError
 from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.hub.shards import partition_shards, validation_shards
+from tokenv.data.hub import partition_shards, validation_shards
 from tokenv.data.stream import Streams
 from tokenv.training.data_parallel import RankStream
 
@@ -73,7 +73,7 @@ class World:
         return dict(sorted(found.items()))
 
     def state(self):
-        return Streams.joined([source.state_dict() for source in self.sources])
+        return Streams.merge_states([source.state_dict() for source in self.sources])
 
 
 def fits(accumulate, batch_size, world, together):
@@ -173,7 +173,7 @@ def test_validation_reads_little_more_than_it_needs(shards, most):
     before, ROWS = ROWS, 3000
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tokenv.data.hub.streaming.DEFAULT_VALIDATION_SEQUENCES", 8)
+            patch.setattr("tokenv.data.hub.DEFAULT_VALIDATION_SEQUENCES", 8)
             corpus_of(shards, cut="document", validation=0.01)
     finally:
         ROWS = before
@@ -205,18 +205,18 @@ def test_a_state_of_other_streams_is_refused_in_one_message():
 def test_a_stream_with_nothing_to_train_on_says_so():
     corpus = corpus_of(25, cut="document", seq_len=40)
     one = corpus.streams(20)
-    assert len(one.each[0].next(3)) == 3
+    assert len(one.streams[0].next(3)) == 3
     corpus = corpus_of(3, seq_len=16, validation=1 - 1e-9)
     with pytest.raises(UserError, match=r"stream 2 of 4 of it has no sequence .* or data\.streams, or set data\.cut"):
-        corpus.streams(4).each[2].next(1)
+        corpus.streams(4).streams[2].next(1)
 
 
 def test_what_is_in_memory_is_a_single_stream():
     corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, words_lexicon=10))
     streams = corpus.streams(8, seed=3)
-    assert len(streams.each) == 1
+    assert len(streams.streams) == 1
     plain = corpus.train(seed=3)
-    assert streams.each[0].next(5).origin == plain.next(5).origin
+    assert streams.streams[0].next(5).origin == plain.next(5).origin
     assert streams.state_dict(frozenset({0})) == plain.state_dict()
 
 
@@ -263,7 +263,7 @@ def test_local_files_stream_by_row_groups(tables):
 def test_many_files_are_not_opened_to_take_them_apart(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["some text that is long enough"] * 4}), tmp_path / "0.parquet")
     source = f"hub:{tmp_path}"
-    monkeypatch.setattr("tokenv.data.hub.shards.ENOUGH", 1)
+    monkeypatch.setattr("tokenv.data.hub.MIN_FILES", 1)
     monkeypatch.setattr(datasets.IterableDataset, "reshard", lambda _: pytest.fail("taken apart"))
     with pytest.raises(UserError, match="no sequence"):  # the four are alike, and here none is held out
         load_corpus(DataConfig(source=source, seq_len=16))

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from tokenv.data.builtin import NEIGHBOURS, make_lexicon, prose_documents, python_documents, synthetic_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.builtin import prose_documents, python_documents
-from tokenv.data.text.synthetic_language import NEIGHBOURS, make_lexicon, words_documents
 
 
 def segment(content, gold):
@@ -32,7 +31,7 @@ def test_words_are_told_apart_at_their_ends_and_not_before():
 
 def test_gold_segments_documents_into_words_of_the_lexicon():
     lexicon = set(make_lexicon(50, seed=3))
-    rows = list(words_documents(50, 20, seed=3))
+    rows = list(synthetic_documents(50, 20, seed=3))
     assert len(rows) == 20
     for row in rows:
         words, ends = segment(row["content"], row["gold"])
@@ -45,7 +44,7 @@ def test_gold_segments_documents_into_words_of_the_lexicon():
 def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
     lexicon = make_lexicon(50, seed=0)
     rank = {word: number for number, word in enumerate(lexicon)}
-    documents = [segment(row["content"], row["gold"])[0] for row in words_documents(50, 400, seed=0)]
+    documents = [segment(row["content"], row["gold"])[0] for row in synthetic_documents(50, 400, seed=0)]
     drawn = [np.array([rank[word] for word in words]) for words in documents]
     follows = np.zeros((50, 50))
     for words in drawn:

@@ -26,8 +26,8 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.storage import atomic, checkpoints, checksummed, regular_files
-from tokenv.storage.checksums import DIGESTS, verify, write_digests
+from tokenv.storage import atomic, checkpoints, checksummed, trust
+from tokenv.storage.run_folders import DIGESTS, verify, write_digests
 from tokenv.training.metrics import read_progress
 from tokenv.training.trainer import train
 
@@ -198,10 +198,10 @@ def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
 
 def test_json_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("[" + "1," * 100 + "1]")
-    assert len(regular_files.read_json(tmp_path / "a.json")) == 101
-    monkeypatch.setattr(regular_files, "MOST_BYTES", 100)
+    assert len(trust.read_json(tmp_path / "a.json")) == 101
+    monkeypatch.setattr(trust, "MAX_JSON_BYTES", 100)
     with pytest.raises(UserError, match=r"a\.json is damaged, larger than 100 bytes"):
-        regular_files.read_json(tmp_path / "a.json")
+        trust.read_json(tmp_path / "a.json")
 
 
 # --- models ---

@@ -12,8 +12,7 @@ from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
 from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
-from tokenv.data.config import DataConfig
-from tokenv.data.series.config import SeriesConfig
+from tokenv.data.config import DataConfig, SeriesConfig
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())

@@ -8,7 +8,7 @@ from torch import nn
 
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries
+from tokenv.core.expectations import all_boundaries
 from tokenv.core.rates import RateRange
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig

@@ -11,7 +11,7 @@ from gymnasium.utils import EzPickle
 from tensordict import TensorDictBase
 
 from tokenv.core import keys
-from tokenv.data.sources import SourceOrFactory
+from tokenv.core.sequences import SourceOrFactory
 from tokenv.env.render import as_image, as_text
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.unet import UNet

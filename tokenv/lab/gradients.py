@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries, forcing_noise
+from tokenv.core.expectations import all_boundaries, forcing_noise, policy_objective
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import policy_objective
 
 COMPONENTS = ("logits", "policy", "encoder")
 MOST_COORDINATES = 65_536

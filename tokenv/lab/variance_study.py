@@ -15,10 +15,10 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import policy_objective
 from tokenv.evaluation.run_state import RunState
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.credit_distance import credit_by_distance
@@ -27,7 +27,7 @@ from tokenv.lab.gradients import COMPONENTS, ENUMERABLE, GradientProblem, draw_g
 from tokenv.lab.variance_config import Specification, VarianceOptions, parse
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import fingerprint, load_tensors, read_json, save_tensors, write_json
-from tokenv.storage.checksums import file_digest
+from tokenv.storage.run_folders import file_digest
 from tokenv.training.trainer import train
 
 Result = dict[str, Any]

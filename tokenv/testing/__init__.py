@@ -8,7 +8,7 @@ check_rate_target(MyTarget)
 check_codec("mymodule:MyCodec")
 """
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

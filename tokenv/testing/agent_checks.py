@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenv.agents.base import Agent, Policy
 from tokenv.config import registry
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries, forcing_noise
+from tokenv.core.expectations import all_boundaries, forcing_noise
 from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 from tokenv.testing.fixture import RATE, WIDTH, Checker, builder, tiny_lm

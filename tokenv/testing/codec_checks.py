@@ -11,7 +11,7 @@ from torch import Tensor
 from tokenv.agents.fixed import Uniform
 from tokenv.config import registry
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.core.sequences import TensorSource
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.base import Codec

@@ -13,9 +13,8 @@ from torch import Tensor
 from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.contracts import check_compatible
-from tokenv.core.enumeration import all_boundaries, forcing_noise
+from tokenv.core.expectations import all_boundaries, forcing_noise, policy_objective
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import policy_objective
 from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, Checker, TinyProblem, builder
 
 GROUP, GROUPS = 100, 60  # draws of an estimator that draws numbers of its own

@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.estimators.statistics import mean_over_decisions
+from tokenv.core.expectations import mean_over_decisions
 from tokenv.testing.fixture import BATCH, CONTEXT, LENGTH, RATE, Checker, TinyProblem, builder
 
 LOW, HIGH = 0.05, 0.9  # rates far on either side of the target

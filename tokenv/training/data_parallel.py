@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from tokenv.config.batch_assignment import BatchAssignment
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.stream import Streams
 
 
@@ -28,7 +28,7 @@ class RankStream:
     def __init__(self, streams: Streams, slots: BatchAssignment) -> None:
         self.seq_len = streams.seq_len
         self._streams, self._slots = streams, slots
-        count = len(streams.each)
+        count = len(streams.streams)
         every = [BatchAssignment(slots.accumulate, slots.batch_size, n, count, slots.together) for n in range(count)]
         self._source = {  # of an update's sequences: which stream's, and its number among those of that stream
             place: (stream, number)
@@ -47,19 +47,19 @@ class RankStream:
         for stream, some in itertools.groupby(mine, key=itemgetter(0)):
             first, *others = [number for _, number in some]
             self._skip_to(stream, first)
-            found.append(self._streams.each[stream].next(1 + len(others)))
+            found.append(self._streams.streams[stream].next(1 + len(others)))
             self._position[stream] += 1 + len(others)
         self._next += 1
         if self._next == len(slots.passes):
             for stream in self._used:
-                self._skip_to(stream, slots.accumulate * slots.batch_size // len(self._streams.each))
+                self._skip_to(stream, slots.accumulate * slots.batch_size // len(self._streams.streams))
             self._next, self._position = 0, dict.fromkeys(self._used, 0)
         return SequenceBatch.join(found)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's streams stand after an update; ``Streams.joined`` makes the run's state of all ranks'."""
+        """Where this rank's streams stand after an update; see ``Streams.merge_states``."""
         return self._streams.state_dict(self._used)
 
     def _skip_to(self, stream: int, position: int) -> None:
-        self._streams.each[stream].skip(position - self._position[stream])
+        self._streams.streams[stream].skip(position - self._position[stream])
         self._position[stream] = position

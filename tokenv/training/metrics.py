@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenv.storage.atomic import write_atomically
-from tokenv.storage.regular_files import read_json
+from tokenv.storage.trust import read_json
 
 
 class MetricsBuffer:

@@ -113,7 +113,7 @@ class Ranks:
         """Give all ranks rank 0's parameters and buffers."""
         for module in modules:
             for tensor in (*module.parameters(), *module.buffers()):
-                self.world.first(tensor.detach())
+                self.world.broadcast_(tensor.detach())
 
     def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum the gradients over all ranks; a parameter that has none on any rank keeps none.
