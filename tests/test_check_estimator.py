@@ -162,7 +162,7 @@ def around(*parts, **options):
         (around(Halting()), "not finite"),
         (lambda: chain(EarlyExit(), Discount(1.0)), "writes no 'loss_policy'"),
         (lambda: chain(EarlyExit(), Discount(1.0), Detached()), "no gradient reaches the policy"),
-        (lambda: chain(EarlyExit(), Discount(1.0), Everywhere()), "where nobody decides"),
+        (lambda: chain(EarlyExit(), Discount(1.0), Everywhere()), "where decision_mask is False"),
         (lambda: chain(EarlyExit(), Discount(1.0), Trailing()), r"shape \(2, 4, 1\), the rollout \(2, 4\)"),
         (lambda: chain(EarlyExit(), Discount(1.0), CarelessARM(), num_samples=2), "standard errors off"),
     ],

@@ -260,6 +260,7 @@ class StreamingBlocks:
         self._assignment = assignment
         self._size = -(-data.config.shuffle_buffer // assignment.streams)
         self._has_sequences = False
+        self._block: tuple[Chunks, np.ndarray[Any, Any]] | None = None
         self._go_to({"seed": seed, "epoch": 0, "block": 0, "shard": 0, "row": 0})
 
     def current(self) -> tuple[Chunks, np.ndarray[Any, Any]]:
@@ -296,7 +297,7 @@ class StreamingBlocks:
     def _go_to(self, state: dict[str, int]) -> None:
         self._state = state
         self._next: dict[str, int] | None = None
-        self._block: tuple[Chunks, np.ndarray[Any, Any]] | None = None
+        self._block = None
         self._rows = self._walk(state["shard"], state["row"])
 
     def _walk(self, first: int, first_row: int) -> Iterator[tuple[int, int, Row]]:

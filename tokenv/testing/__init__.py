@@ -1,4 +1,4 @@
-"""What agents, estimators, rate targets and codecs must keep to, built in or yours.
+"""Checks of agents, estimators, rate targets and codecs, built in or third-party.
 
 from tokenv.testing import check_agent, check_codec, check_estimator, check_rate_target
 
