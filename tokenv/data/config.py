@@ -125,7 +125,7 @@ class DataConfig:
         shuffle_buffer: Documents shuffled together at a time when streaming from the hub, all streams taken together.
         streams: Streams that a data set streamed from the hub is cut into, so that processes of one run read only their
             own: at most so many, the largest number that divides an update's sequences.
-        words_lexicon: Distinct words of the synthetic language.
+        lexicon_size: Distinct words of the synthetic language.
         words_documents: Documents written in the synthetic language.
         series: Options which only series have.
 
@@ -146,7 +146,7 @@ class DataConfig:
     group_duplicates: bool = field(default=True, metadata={"stored_default": False})
     shuffle_buffer: int = 10_000
     streams: int = 16
-    words_lexicon: int = 100
+    lexicon_size: int = field(default=100, metadata={"was": "words_lexicon"})
     words_documents: int = 2000
     series: SeriesConfig = field(default_factory=SeriesConfig)
 
@@ -162,7 +162,7 @@ class DataConfig:
             if not isinstance(value, str) or not value or value == HUB_PREFIX:
                 raise UserError(f"data.{name} is {value!r}; expected a non-empty string: write it out")
         _check_choice("data.cut", self.cut, CUTS)
-        least = {"seq_len": 2, "seed": 0, "shuffle_buffer": 1, "streams": 1, "words_lexicon": 2, "words_documents": 1}
+        least = {"seq_len": 2, "seed": 0, "shuffle_buffer": 1, "streams": 1, "lexicon_size": 2, "words_documents": 1}
         _check_integers("data", self, least)
         if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):
             raise UserError(f"data.validation is {self.validation!r}; expected a number: try 0.02")

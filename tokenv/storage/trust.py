@@ -88,8 +88,8 @@ def allow(trust: Trust) -> None:
     """Allow stored runs to name code and local data, from now on and in this process.
 
     Args:
-        trust: value of ``trust=...``: a name such as ``mytrick:mine`` or the path of a file or folder which begins
-            with ``/`` or ``~``, several of them (a list, or separated by commas), or True for all.
+        trust: value of ``trust_code=...``: a name such as ``mytrick:mine`` or the path of a file or folder which
+            begins with ``/`` or ``~``, several of them (a list, or separated by commas), or True for all.
 
     Raises:
         UserError: the value is neither.
@@ -102,7 +102,7 @@ def allow(trust: Trust) -> None:
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
         raise UserError(
-            f"trust = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a file "
+            f"trust_code = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a file "
             "such as /data/book.txt, or True"
         )
     _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
@@ -155,7 +155,7 @@ def check_name(name: str, origin: str | Path) -> None:
     if ":" in name and _allowed.isdisjoint((_ALL, name)):
         raise UserError(
             f"{origin} names code, {name!r}, that would be imported and run: if you know what it is and trust it, "
-            f"add trust={name} (trust=True for all that the run names)"
+            f"add trust_code={name} (trust_code=True for all that the run names)"
         )
 
 
@@ -172,7 +172,7 @@ def check_source(source: str) -> None:
     if source in _untrusted and os.path.exists(path) and not is_allowed(path):
         raise UserError(
             f"{_untrusted[source]} names {path}, which would be read as its data: if it is meant to be, add "
-            f"trust={path} (trust=True for all that the run names)"
+            f"trust_code={path} (trust_code=True for all that the run names)"
         )
 
 
@@ -220,7 +220,7 @@ def granted() -> bool | list[str]:
 
 def as_cli_args() -> list[str]:
     """Return what the user has allowed as arguments of a child process's command line."""
-    return [f"trust={granted()!r}"] if _allowed else []
+    return [f"trust_code={granted()!r}"] if _allowed else []
 
 
 def _sources(values: Mapping[str, Any]) -> list[str]:
