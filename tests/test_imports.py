@@ -21,9 +21,9 @@ ALLOWED = {
     "lm": ("core",),
     "env": ("core", "data", "lm"),
     "config": ("core", "storage", "data", "agents", "estimators", "lm"),
-    "testing": ("core", "data", "agents", "estimators", "lm", "env", "config"),
-    "evaluation": ("core", "storage", "plotting", "data", "lm", "env", "config"),
-    "training": ("core", "storage", "data", "estimators", "lm", "env", "config", "evaluation"),
+    "testing": ("core", "agents", "lm", "env", "config"),
+    "evaluation": ("core", "storage", "plotting", "lm", "env", "config"),
+    "training": ("core", "storage", "data", "lm", "env", "config", "evaluation"),
     "forecasting": ("core", "plotting", "data", "lm", "env", "config", "evaluation"),
     "lab": (
         "core",

@@ -8,12 +8,14 @@ import sysconfig
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Value
 from numpy.lib.stride_tricks import sliding_window_view
+
+from tokenv.data.chunks import Document
 
 Array = np.ndarray[Any, Any]
 FOREIGN_FOLDERS = {"site-packages", "dist-packages"}
@@ -30,38 +32,24 @@ FOLLOWS = 0.9
 ECHO_NOISE = 0.1
 
 
-def documents_dataset(names: list[str], contents: list[bytes], golds: list[bytes] | None = None) -> Dataset:
-    """Return a data set with the columns `name`, `content` (bytes) and, if the truth is known, `gold` (bytes)."""
-    columns: dict[str, Any] = {"name": names, "content": contents} | ({} if golds is None else {"gold": golds})
-    types = {"name": Value("string"), "content": Value("large_binary"), "gold": Value("large_binary")}
-    return Dataset.from_dict(columns, features=Features({name: types[name] for name in columns}))
+def python_documents() -> list[Document]:
+    """Read every .py file of the running interpreter's standard library, sorted by its path in the library."""
+    return [Document(name, path.read_bytes()) for name, path in _library_files().items()]
 
 
-def python_documents() -> Dataset:
-    """Read every .py file of the running interpreter's standard library.
-
-    Returns:
-        Rows `name` (the path inside the library) and `content`, sorted by name.
-    """
-    files = _library_files()
-    return documents_dataset(list(files), [path.read_bytes() for path in files.values()])
-
-
-def prose_documents() -> Dataset:
+def prose_documents() -> list[Document]:
     """Read the running interpreter's own documentation.
 
     Returns:
-        Rows `name` and `content`: the language reference by topic as `help()` shows it, then one document
-        per module of the standard library (without its tests) which joins the docstrings of the module and
-        of its classes and functions.
+        The language reference by topic as `help()` shows it, then one document per module of the standard library
+        (without its tests) which joins the docstrings of the module and of its classes and functions.
     """
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     texts = {f"topic {name}": text for name, text in sorted(topics.items())}
     for name, path in _library_files().items():
         if not TEST_FOLDERS.intersection(Path(name).parts):
             texts[f"docstrings of {name}"] = _docstrings(path)
-    texts = {name: text for name, text in texts.items() if text}
-    return documents_dataset(list(texts), [text.encode(errors="replace") for text in texts.values()])
+    return [Document(name, text.encode(errors="replace")) for name, text in texts.items() if text]
 
 
 def _library_files() -> dict[str, Path]:
@@ -113,7 +101,7 @@ def make_lexicon(size: int, seed: int) -> list[bytes]:
     return list(lexicon)
 
 
-def synthetic_documents(lexicon_size: int, documents: int, seed: int) -> Dataset:
+def synthetic_documents(lexicon_size: int, documents: int, seed: int) -> list[Document]:
     """Generate documents of a few thousand bytes in the synthetic language, without spaces.
 
     A word is followed by its successor with probability 0.9, else by any word, the k-th of the lexicon with
@@ -126,7 +114,7 @@ def synthetic_documents(lexicon_size: int, documents: int, seed: int) -> Dataset
         seed: seed of the language and of the documents.
 
     Returns:
-        Rows `name`, `content` (the bytes) and `gold` (as many bytes, 1 at the last byte of every word).
+        The documents, whose true tokens are the words.
     """
     lexicon = make_lexicon(lexicon_size, seed)
     generator = np.random.default_rng([seed, 1])
@@ -140,12 +128,10 @@ def synthetic_documents(lexicon_size: int, documents: int, seed: int) -> Dataset
     gold[end_K - 1] = 1
 
     end_D = end_K[np.cumsum(words_D) - 1].tolist()
-    spans = list(zip([0, *end_D[:-1]], end_D, strict=True))
-    return documents_dataset(
-        [f"words document {d}" for d in range(documents)],
-        [content[begin:end].tobytes() for begin, end in spans],
-        [gold[begin:end].tobytes() for begin, end in spans],
-    )
+    return [
+        Document(f"words document {d}", content[begin:end].tobytes(), gold[begin:end].tobytes())
+        for d, (begin, end) in enumerate(pairwise([0, *end_D]))
+    ]
 
 
 def _draw_words(lexicon_size: int, words_D: Array, generator: np.random.Generator) -> Array:

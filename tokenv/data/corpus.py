@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from tqdm import tqdm
 
@@ -15,24 +14,12 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.hub import StreamingDataset
-from tokenv.data.series.windows import load_series
+from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.split import Split, split_documents, split_from
 from tokenv.data.stream import EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 from tokenv.data.text.documents import read_documents
 
 __all__ = ["Corpus", "CorpusFactory", "InMemoryDataset", "SequenceBatch", "TrainStream", "load_corpus"]
-
-
-class Dataset(Protocol):
-    """Data of a corpus, held in memory or streamed."""
-
-    fingerprint: str
-
-    def blocks(self, seed: int) -> EpochBlocks:
-        """Return the endless blocks of training sequences in the order of `seed`."""
-
-    def validation(self, max_sequences: int | None) -> SequenceBatch:
-        """Return the validation sequences, or the first `max_sequences` of them."""
 
 
 class InMemoryDataset:
@@ -99,7 +86,7 @@ class Corpus:
             million windows; NaN if unknown, as for series and streamed data.
     """
 
-    def __init__(self, data: Dataset, config: DataConfig) -> None:
+    def __init__(self, data: InMemoryDataset | SeriesData | StreamingDataset, config: DataConfig) -> None:
         self._data = data
         self.seq_len = config.seq_len
         self.name = config.source

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import datasets
 import zstandard
+from datasets import logging as datasets_logging
+from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import UserError
 from tokenv.storage import trust
 
+datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
 CHUNK_BYTES = 2**20
@@ -68,6 +73,16 @@ def open_hub(name: str, hub_config: str | None, split: str) -> datasets.Iterable
                 f"to be, add trust_code={file} (trust_code=True for all that it names)"
             )
     return builder.as_streaming_dataset(split=split)
+
+
+def parquet_rows(path: Path, advice: str) -> Iterator[Row]:
+    """Read the rows of a parquet file without a converted copy in a cache or reports over the network.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
+    return iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", advice)
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:

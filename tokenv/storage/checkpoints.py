@@ -17,33 +17,14 @@ from tokenv.storage.run_folders import (
     STATE,
     DamagedError,
     best_checkpoint,
-    find,
     list_complete,
     load_state,
     verify,
     write_digests,
 )
+from tokenv.storage.run_folders import find as find
 from tokenv.storage.trust import UnreadableFileError, check_regular
 
-__all__ = [
-    "MODEL",
-    "OPTIMIZER",
-    "STATE",
-    "Checkpoint",
-    "DamagedError",
-    "check_optimizer",
-    "check_tensors",
-    "find",
-    "list_complete",
-    "load",
-    "load_model",
-    "load_optimizer",
-    "load_state",
-    "mismatched_tensors",
-    "optimizer_tensors",
-    "save",
-    "verify",
-]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 MAX_PARAMETER = 1e9  # magnitude: far above trained values, far below an overflow in a product
 PRECISIONS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed

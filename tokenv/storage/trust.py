@@ -102,8 +102,8 @@ def allow(trust: Trust) -> None:
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
         raise UserError(
-            f"trust_code = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a file "
-            "such as /data/book.txt, or True"
+            f"trust_code = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a "
+            "file such as /data/book.txt, or True"
         )
     _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
 

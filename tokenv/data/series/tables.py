@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import csv
 import difflib
-import glob
 import math
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data import rows
 from tokenv.data.config import SeriesConfig
-from tokenv.data.rows import HUB_ADVICE, iterate_rows
+from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
 
 MAX_VALUE = 1e100
 DELIMITERS = ",;\t"
@@ -121,9 +119,7 @@ def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
     """
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
-    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
-    rows = list(iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it"))
-    return _from_rows(path.name, str(path), rows, config)
+    return _from_rows(path.name, str(path), list(parquet_rows(path, "repair it")), config)
 
 
 def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig) -> list[Recording]:
@@ -337,17 +333,12 @@ def _parse_timestamp(value: Any) -> Any:
     if isinstance(value, datetime | date | int | float):
         return None if isinstance(value, float) and not np.isfinite(value) else value
     text = str(value).strip()
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(text)
-    except ValueError:
-        pass
     for layout in DATE_FORMATS:
-        try:
+        with suppress(ValueError):
             return datetime.strptime(text, layout)
-        except ValueError:
-            continue
-    try:
+    with suppress(ValueError):
         number = float(text)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) else None
+        return number if np.isfinite(number) else None
+    return None

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import glob
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
-from datasets import logging as datasets_logging
-from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.builtin import prose_documents, python_documents, synthetic_documents
 from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
-from tokenv.data.rows import iterate_rows, json_rows
+from tokenv.data.rows import json_rows, parquet_rows
 from tokenv.storage.atomic import PARTIAL
 
-datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
 JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
 PARQUET_SUFFIXES = (".parquet",)
@@ -53,11 +47,11 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         UserError: a file is of no known kind or broken, or its rows lack the text column.
     """
     if source == "python":
-        yield from _from_rows(python_documents())
+        yield from python_documents()
     elif source == "prose":
-        yield from _from_rows(prose_documents())
+        yield from prose_documents()
     elif source == "words":
-        yield from _from_rows(synthetic_documents(config.lexicon_size, config.words_documents, config.seed))
+        yield from synthetic_documents(config.lexicon_size, config.words_documents, config.seed)
     else:
         root = Path(source).expanduser()
         for path in (files := _find_files(source, root)):
@@ -97,11 +91,6 @@ def content_of(row: Mapping[str, Any], column: str, origin: str) -> bytes:
         return value.encode("utf-8", errors="replace")
 
 
-def _from_rows(rows: Dataset) -> Iterator[Document]:
-    for row in rows:
-        yield Document(row["name"], row["content"], row.get("gold"))
-
-
 def _find_files(source: str, root: Path) -> list[Path]:
     if root.is_file():
         if not root.name.endswith(TEXT_SUFFIXES + JSON_SUFFIXES + PARQUET_SUFFIXES):
@@ -123,17 +112,10 @@ def _find_files(source: str, root: Path) -> list[Path]:
 
 
 def _read_table(path: Path, column: str) -> Iterator[Document]:
-    for number, row in enumerate(_table_rows(path)):
+    is_parquet = path.name.endswith(PARQUET_SUFFIXES)
+    rows = parquet_rows(path, "repair it or leave it out") if is_parquet else json_rows(path)
+    for number, row in enumerate(rows):
         yield Document(f"{path.name} row {number}", content_of(row, column, f"{path}, row {number},"))
-
-
-def _table_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if not path.name.endswith(PARQUET_SUFFIXES):
-        yield from json_rows(path)
-        return
-    # Streaming leaves no converted copy in a cache. load_dataset would report its use over the network.
-    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
-    yield from iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it or leave it out")
 
 
 def write_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN) -> Path:
