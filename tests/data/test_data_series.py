@@ -395,7 +395,7 @@ def test_missing_and_broken_files_are_named(tmp_path):
         ({"kind": "series", "source": "chirps", "validation_source": "x.csv"}, r"data.validation_source is 'x.csv'"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(options, message):
+def test_incompatible_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         DataConfig(**options)
 

@@ -112,7 +112,7 @@ def test_few_documents_still_give_a_validation_sequence():
     assert len(split.validation) == 3
 
 
-def test_another_validation_source_is_kept_out_of_training():
+def test_another_validation_source_is_excluded_from_training():
     split = split_from(named([b"one", b"two", b"three"]), named([b"two", b"four"]), DataConfig())
     assert {document.content for document in split.train} == {b"one", b"three"}
     assert {document.content for document in split.validation} == {b"two", b"four"}

@@ -22,7 +22,7 @@ def test_the_lexicon_is_distinct_lower_case_and_seeded():
     assert make_lexicon(500, seed=1) != words
 
 
-def test_words_are_told_apart_at_their_ends_and_not_before():
+def test_words_are_distinguished_by_their_last_two_letters():
     words = make_lexicon(120, seed=0)
     assert len({word[-2:] for word in words}) == 120
     assert {word[-1] for word in words} == set(b"ghijklmnopqrstuvwxyz")
