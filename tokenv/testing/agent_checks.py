@@ -68,10 +68,10 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool = False, *
         agent: a registered name, or a class or function that builds an ``Agent``.
         reads_ahead: whether the boundaries depend on later symbols, as those of ``bpe``: then causality is not
             required, but the agent must reject acting position by position.
-        options: for the constructor; ``width``, ``rate``, ``seq_len`` and ``codec`` are given where it asks for them.
+        options: arguments of the constructor; ``width``, ``rate``, ``seq_len`` and ``codec`` are passed if required.
 
     Raises:
-        AssertionError: names what is wrong, and what to do.
+        AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
     """
     for length, check in ((LENGTH, _check_draws), (SHORT, _check_policy)):

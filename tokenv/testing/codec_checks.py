@@ -45,10 +45,10 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
 
     Args:
         codec: a registered name, or a class or function that builds a ``Codec``.
-        options: for the constructor; ``width``, ``softcap`` and ``channels`` are given where it asks for them.
+        options: arguments of the constructor; ``width``, ``softcap`` and ``channels`` are passed if it requires them.
 
     Raises:
-        AssertionError: names what is wrong, and what to do.
+        AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
     """
     checker = Checker("codec", codec, registry.CODECS, options, CONTEXT)

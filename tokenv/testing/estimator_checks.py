@@ -44,13 +44,13 @@ def check_estimator(
     Args:
         estimator: a registered name, or a class or function that builds a ``Chain``.
         windows: windows w of the policies it is tried with.
-        options: for the constructor; ``width``, ``rate`` and ``seq_len`` are given where it asks for them.
+        options: arguments of the constructor; ``width``, ``rate`` and ``seq_len`` are passed if it requires them.
 
     Returns:
         Properties which were not checked, and the reasons; empty if everything was.
 
     Raises:
-        AssertionError: names what is wrong, and what to do.
+        AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
     """
     checker = Checker("estimator", estimator, registry.ESTIMATORS, options, CONTEXT)

@@ -36,10 +36,10 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> None:
 
     Args:
         target: a registered name, or a class or function that builds a ``RateTarget``.
-        options: for the constructor; ``rate``, ``width`` and ``seq_len`` are given where it asks for them.
+        options: arguments of the constructor; ``rate``, ``width`` and ``seq_len`` are passed if it requires them.
 
     Raises:
-        AssertionError: names what is wrong, and what to do.
+        AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
     """
     checker = Checker("rate_target", target, registry.RATE_TARGETS, options, CONTEXT)
