@@ -1,6 +1,6 @@
 """Agents, which draw the boundaries. They read TensorDict keys only: no model, environment or estimator."""
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy", "StepState"),

@@ -3,7 +3,7 @@
 The stages of an estimator of your own are imported from here: ``from tokenv.estimators import Stage, chain, Discount``.
 """
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 STAGES = {
     "base": ("Chain", "Stage", "chain"),

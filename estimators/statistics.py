@@ -1,53 +1,39 @@
-"""Means over the batch and over samples, and the objective which gradient estimators descend.
+"""Means over the batch and over samples, for gradient estimators.
 
-Means over the batch are over the whole batch, whichever process holds its rows (``tokenv.core.distributed``).
+A mean over the batch is the mean of the whole batch, whichever process holds its rows (``tokenv.core.expectations``).
 """
 
 import torch
-from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, current_group
+from tokenv.core.expectations import (
+    local_masked_mean,
+    masked_mean,
+    mean_over,
+    mean_over_decisions,
+    policy_objective,
+    reduces_batch,
+    weighted_sums,
+)
 
-
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``x`` with weights ``mask`` (bool or nonnegative), over all dimensions: [..], [..] -> [].
-
-    It is 0 if all weights are.
-    """
-    weight = mask.to(x.dtype)
-    total, count = all_reduce_sum((x * weight).sum(), weight.sum())
-    return total / count.where(count > 0, 1.0)
-
-
-def local_masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return this process's term of ``masked_mean``, for losses, which are summed over processes: [..], [..] -> []."""
-    weight = mask.to(x.dtype)
-    (count,) = all_reduce_sum(weight.sum())
-    return (x * weight).sum() / count.where(count > 0, 1.0)
-
-
-def _is_over_batch(x: Tensor, dim: int | tuple[int, ...]) -> bool:
-    dims = (dim,) if isinstance(dim, int) else dim
-    return any(each % x.dim() == x.dim() - 2 for each in dims)
-
-
-def _sums_over(x: Tensor, weight: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return weighted sum and sum of weights along some dimensions, which keep size 1."""
-    sums = (x * weight).sum(dim, keepdim=True), weight.sum(dim, keepdim=True)
-    return all_reduce_sum(*sums) if _is_over_batch(x, dim) else sums
-
-
-def mean_over(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the mean where ``mask`` is True along some dimensions, which keep size 1; 0 if it is False everywhere."""
-    total, count = _sums_over(x, mask.to(x.dtype), dim)
-    return total / count.clamp(min=1)
+__all__ = [
+    "any_over",
+    "conditional_noise",
+    "kernel_weighted_mean",
+    "leave_one_out_mean",
+    "local_masked_mean",
+    "masked_mean",
+    "mean_over",
+    "mean_over_batch",
+    "mean_over_decisions",
+    "policy_objective",
+]
 
 
 def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """Return whether ``mask`` is True anywhere along some dimensions, which are removed."""
-    if not _is_over_batch(mask, dim):
+    """Whether ``mask`` is True anywhere along some dimensions, which vanish."""
+    if not reduces_batch(mask, dim):
         return mask.any(dim) if dim else mask
     (count,) = all_reduce_sum(mask.sum(dim))
     return count > 0
@@ -95,7 +81,7 @@ def _gather_rows(rows: Tensor) -> Tensor:
 def leave_one_out_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Return the mean along ``dim`` of all other entries where ``mask`` is True; 0 where there are none."""
     weight = mask.to(x.dtype)
-    total, count = _sums_over(x, weight, dim)
+    total, count = weighted_sums(x, weight, dim)
     others = (count - weight).clamp(min=0)
     return (total - x * weight) / others.where(others > 0, 1.0)
 
@@ -103,24 +89,3 @@ def leave_one_out_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 def conditional_noise(prob: Tensor, action: Tensor, uniform: Tensor) -> Tensor:
     """Return noise u given ``a = [u < p]``, from a new uniform number: in (0, p) for a = 1, in (p, 1) for a = 0."""
     return torch.where(action.bool(), uniform * prob, prob + uniform * (1 - prob))
-
-
-def mean_over_decisions(td: TensorDictBase, key: NestedKey) -> Tensor:
-    """Return this process's term of a loss's mean over all decisions; 0 if the loss is not in the rollout: []."""
-    return local_masked_mean(td[key], td[keys.DECISION_MASK]) if key in td else td[keys.LOG_LIKELIHOOD].new_zeros(())
-
-
-def policy_objective(td: TensorDictBase) -> Tensor:
-    """Return the objective of an estimator per decision: its loss, and if boundaries are relaxed also the model's loss.
-
-    Args:
-        td: rollout to which the estimator has been applied, [.., B, T].
-
-    Returns:
-        A scalar. If the estimator is unbiased, the expectation of its gradient with respect to policy and encoder
-        is that of ``-1/decisions sum_{b,t} E_a[log p(x_{t+1} | x_<=t, a_<=t)]``.
-    """
-    loss = mean_over_decisions(td, keys.LOSS_POLICY)
-    if keys.BOUNDARY in td:
-        loss = loss - td[keys.LOG_LIKELIHOOD].sum() / td[keys.DECISION_MASK].sum()
-    return loss

@@ -57,4 +57,4 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins with what a new process trusts."""
     monkeypatch.setattr(trust, "_allowed", set())
-    monkeypatch.setattr(trust, "_foreign", {})
+    monkeypatch.setattr(trust, "_untrusted", {})

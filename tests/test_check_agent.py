@@ -64,7 +64,7 @@ class Own(Learned):
 
 
 def draw_changed(change):
-    """An agent whose ``draw`` is changed."""
+    """Return an agent whose ``draw`` is changed."""
 
     class Changed(Own):
         def draw(self, observation, noise):

@@ -162,7 +162,7 @@ def around(*parts, **options):
         (around(Halting()), "not finite"),
         (lambda: chain(EarlyExit(), Discount(1.0)), "writes no 'loss_policy'"),
         (lambda: chain(EarlyExit(), Discount(1.0), Detached()), "no gradient reaches the policy"),
-        (lambda: chain(EarlyExit(), Discount(1.0), Everywhere()), "where nobody decides"),
+        (lambda: chain(EarlyExit(), Discount(1.0), Everywhere()), "where decision_mask is False"),
         (lambda: chain(EarlyExit(), Discount(1.0), Trailing()), r"shape \(2, 4, 1\), the rollout \(2, 4\)"),
         (lambda: chain(EarlyExit(), Discount(1.0), CarelessARM(), num_samples=2), "standard errors off"),
     ],
@@ -187,13 +187,13 @@ class Indexes(Stage):
         return td.set(keys.ADVANTAGE, td[keys.ADVANTAGE] - td[keys.ADVANTAGE][7])
 
 
-def test_what_a_part_raises_is_told_with_what_was_asked_of_it():
+def test_exceptions_of_a_stage_are_reported_with_the_action():
     message = r"a rollout that it is applied to \(policy with window 0, 2 sequences\) fails with IndexError"
     with pytest.raises(AssertionError, match=message):
         check_estimator(around(Indexes()))
 
 
-def test_what_was_not_checked_is_told():
+def test_unchecked_properties_are_returned():
     assert check_estimator("leave_one_out", windows=(0,), gamma=1.0) == []
     (told,) = check_estimator("leave_one_out", windows=(0,), gamma=0.9)
     assert told == "window 0: the expected gradient, for discounting biases it: check it with gamma=1.0, too"

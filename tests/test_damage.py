@@ -18,7 +18,7 @@ from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints
-from tokenv.storage.checksums import DIGESTS, FILES, write_digests
+from tokenv.storage.run_folders import DIGESTS, FILES, write_digests
 from tokenv.training.trainer import train
 
 TENSORS = {"lm.w": torch.arange(6.0).reshape(2, 3), "lm.b": torch.ones(3)}
@@ -50,7 +50,7 @@ def flip(file: Path, bit: int) -> None:
 def test_every_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
     state = {"step": 1, "config": {"seed": 1}, "bits_per_byte": 2.0}
     path = checkpoints.save(tmp_path / "checkpoints", checkpoints.Checkpoint(TENSORS, TENSORS, state), keep=2)
-    sound = checkpoints.save(
+    intact = checkpoints.save(
         tmp_path / "checkpoints", checkpoints.Checkpoint(TENSORS, TENSORS, state | {"step": 2}), keep=2
     )
     bits = 8 * (path / name).stat().st_size
@@ -59,9 +59,9 @@ def test_every_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
         flip(path / name, bit)
         with pytest.raises(checkpoints.DamagedError) as raised:
             checkpoints.load(path)
-        assert raised.value.sound == sound
+        assert raised.value.intact == intact
         assert str(path) in str(raised.value)
-        assert f"the newest sound checkpoint is {sound}" in str(raised.value)
+        assert f"the newest intact checkpoint is {intact}" in str(raised.value)
         flip(path / name, bit)
     assert checkpoints.load(path).state == state
 
@@ -92,7 +92,7 @@ def test_earlier_versions_checkpoints_have_no_digests_and_are_read(run: Path) ->
 
 @pytest.mark.parametrize("which", ["best", "latest"])
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
-def test_readers_take_the_newest_sound_one_and_say_so(
+def test_readers_take_the_newest_intact_one_and_say_so(
     which: str, name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, third = checkpoints.list_complete(run / "checkpoints")
@@ -109,12 +109,12 @@ def test_readers_take_the_newest_sound_one_and_say_so(
     for path in (first, second, third):
         flip(path / "optimizer.safetensors", 999)
         flip(path / "model.safetensors", 998)
-    with pytest.raises(checkpoints.DamagedError, match="no other checkpoint of the run is known to be sound"):
+    with pytest.raises(checkpoints.DamagedError, match="no other checkpoint of the run is known to be intact"):
         load_run(str(run), which)
 
 
 @pytest.mark.parametrize("name", [*FILES, DIGESTS])
-def test_resuming_names_the_sound_one_and_takes_none_by_itself(name: str, run: Path) -> None:
+def test_resuming_names_the_intact_one_and_takes_none_by_itself(name: str, run: Path) -> None:
     second, third = checkpoints.list_complete(run / "checkpoints")[1:]
     flip(third / name, 777)
     with pytest.raises(checkpoints.DamagedError, match=f"resume={second} goes on from it"):

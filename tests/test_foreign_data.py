@@ -20,7 +20,7 @@ from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import checkpoints, trust
-from tokenv.storage.checksums import write_digests
+from tokenv.storage.run_folders import write_digests
 
 TEXT = "a line of text, and number {} of many\n"
 
@@ -41,7 +41,7 @@ def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "_allowed", set())
-    monkeypatch.setattr(trust, "_foreign", {})
+    monkeypatch.setattr(trust, "_untrusted", {})
 
 
 def plant(source: str, key: str = "source") -> None:
@@ -74,7 +74,7 @@ def test_ones_own_runs_go_on_and_are_measured_without_a_word(words: list[str], m
     run_command("train", ["with", "runs/1/config.json", "-u"])
     another_process(monkeypatch)
     evaluate_run(Path("runs/1"), EvaluationRequest(1, 260))
-    assert trust.remembered() == {str(Path("books").resolve())}
+    assert trust.remembered_paths() == {str(Path("books").resolve())}
     assert (Path("state") / "tokenv" / "data-sources.jsonl").stat().st_mode & 0o77 == 0
 
 

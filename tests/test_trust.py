@@ -21,7 +21,7 @@ from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints, trust
-from tokenv.storage.checksums import write_digests
+from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 CODE = """

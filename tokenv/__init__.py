@@ -14,7 +14,7 @@ Parts of estimators are in ``tokenv.estimators``, agents in ``tokenv.agents``.
 
 from pathlib import Path
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 __version__ = "0.1.0"
 

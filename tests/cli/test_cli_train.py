@@ -15,7 +15,7 @@ from PIL import Image
 from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.compare.store import PROCESS, read_run
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 
 ROOT = Path(__file__).parents[2]
 

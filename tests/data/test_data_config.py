@@ -30,7 +30,7 @@ from tokenv.data.config import DataConfig
         ("words_documents", 0),
     ],
 )
-def test_a_wrong_value_is_named_with_what_was_expected(name, value):
+def test_invalid_values_raise_a_message_with_the_expected_values(name, value):
     with pytest.raises(ValueError, match=rf"data\.{name} is .*expected .*: ") as caught:
         DataConfig(**{name: value})
     assert repr(value) in str(caught.value) or str(value) in str(caught.value)

@@ -103,7 +103,7 @@ def test_a_mistyped_built_in_is_guessed():
         load_corpus(DataConfig(source="pyhton"))
 
 
-def test_a_missing_path_is_named_with_what_is_accepted(tmp_path):
+def test_a_missing_path_raises_a_message_with_accepted_sources(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere.*not exist; expected one of python.*parquet"):
         load_corpus(DataConfig(source=str(tmp_path / "nowhere")))
 
@@ -195,7 +195,7 @@ def test_loading_twice_gives_the_same_corpus(tmp_path):
     assert first.seq_len == first.train().seq_len == 8
 
 
-def test_the_fingerprint_tells_data_and_settings_apart(tmp_path):
+def test_the_fingerprint_depends_on_data_and_settings(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl")
     other = write_jsonl(tmp_path / "b.jsonl", [*TEXTS[1:], "something else here"])
     configs = [

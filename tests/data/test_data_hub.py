@@ -152,7 +152,7 @@ def test_nothing_to_train_on_is_refused_instead_of_searched_forever(hub):
         stream.next(1)
 
 
-def test_what_the_hub_cannot_give_is_one_message(monkeypatch):
+def test_failures_of_the_hub_are_one_message(monkeypatch):
     def no_more(number):
         yield from generate(30, "text")
         raise RuntimeError("the line is dead\nand more")

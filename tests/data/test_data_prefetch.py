@@ -10,7 +10,7 @@ from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.sources import AHEAD, PrefetchedSource, stage_batch
+from tokenv.data.sources import MAX_PREFETCHED, PrefetchedSource, stage_batch
 from tokenv.training.data_parallel import RankStream
 
 CPU = torch.device("cpu")
@@ -30,18 +30,18 @@ def source_of(corpus, state=None):
 
 
 class Counted:
-    """A source that counts what was asked of it, and fails in the end."""
+    """Source which counts the batches read from it, and finally fails."""
 
     seq_len = 4
 
     def __init__(self, source, until=10**9, error=None):
-        self.source, self.until, self.error, self.asked = source, until, error, 0
+        self.source, self.until, self.error, self.reads = source, until, error, 0
         self.state_dict = source.state_dict
 
     def next(self, count):
-        if self.asked == self.until:
+        if self.reads == self.until:
             raise self.error
-        self.asked += 1
+        self.reads += 1
         return self.source.next(count)
 
 
@@ -49,7 +49,7 @@ def alive():
     return [thread for thread in threading.enumerate() if thread.name == "tokenv reads ahead"]
 
 
-def test_text_and_cursors_are_those_of_what_was_used(corpus):
+def test_text_and_cursors_are_those_of_the_batches_used(corpus):
     plain = source_of(corpus)
     with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
         assert ahead.seq_len == plain.seq_len
@@ -63,7 +63,7 @@ def test_text_and_cursors_are_those_of_what_was_used(corpus):
     assert not alive()
 
 
-def test_what_was_read_ahead_and_not_used_is_read_again(corpus):
+def test_unused_prefetched_batches_are_read_again(corpus):
     plain = source_of(corpus)
     with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
         for _ in range(2 * 3):
@@ -81,10 +81,10 @@ def test_no_more_is_read_ahead_than_there_is_room_for(corpus):
     with PrefetchedSource(counted, 4, CPU) as ahead:
         ahead.next(4)
         end = time.monotonic() + 10
-        while counted.asked < 2 + AHEAD and time.monotonic() < end:
+        while counted.reads < 2 + MAX_PREFETCHED and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert counted.asked == 2 + AHEAD  # used, waiting for room, and the room
+        assert counted.reads == 2 + MAX_PREFETCHED  # used, waiting for room, and the room
 
 
 @pytest.mark.parametrize("error", [UserError("the line is dead: mend it"), KeyError("column")])
@@ -118,7 +118,7 @@ def test_the_thread_is_gone_whatever_ends_it(corpus, error):
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
-    monkeypatch.setattr("tokenv.data.sources.PATIENCE", 0.05)
+    monkeypatch.setattr("tokenv.data.sources.JOIN_TIMEOUT", 0.05)
     released = threading.Event()
 
     class Hangs(Counted):

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tokenv.core.errors import UserError
-from tokenv.data.config import DataConfig
+from tokenv.data import builtin
+from tokenv.data.builtin import synthetic_series
+from tokenv.data.config import SYNTHETIC_SERIES, DataConfig, SeriesConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.series import synthetic
-from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
-from tokenv.data.series.synthetic import synthetic_series
 from tokenv.data.series.windows import load_series, moments, normalise_window, split_borders
 
 ROWS = 200
@@ -287,7 +286,7 @@ def test_levels_change_only_at_change_points():
 def test_echoes_are_pulses_their_answers_decoys_and_noise(monkeypatch):
     """Without the noise: once the answers to all earlier pulses are taken away, what is left is pulses and decoys."""
     noisy_SL, _ = synthetic_series("echoes", 20, 800, 24, seed=0)
-    monkeypatch.setattr(synthetic, "NOISE", 0.0)
+    monkeypatch.setattr(builtin, "ECHO_NOISE", 0.0)
     value_SL, gold_SL = synthetic_series("echoes", 20, 800, 24, seed=0)
     assert (noisy_SL - value_SL).std() == pytest.approx(0.1, rel=0.05)
     rest_SL = value_SL.copy()
@@ -396,7 +395,7 @@ def test_missing_and_broken_files_are_named(tmp_path):
         ({"kind": "series", "source": "chirps", "validation_source": "x.csv"}, r"data.validation_source is 'x.csv'"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(options, message):
+def test_incompatible_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         DataConfig(**options)
 

@@ -16,7 +16,7 @@ from tokenv.core.errors import UserError
 from tokenv.data import rows
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.hub.shards import partition_shards, validation_shards
+from tokenv.data.hub import partition_shards, validation_shards
 from tokenv.data.stream import Streams
 from tokenv.training.data_parallel import RankStream
 
@@ -33,7 +33,7 @@ def generate(shards, same):
 
 
 def corpus_of(shards, *, same=False, **changes):
-    """A corpus of so many shards; the hub is replaced while it is opened."""
+    """Return a corpus of so many shards; the hub is replaced while it is opened."""
     kwargs = {"shards": list(range(shards)), "same": same}
     opened = datasets.IterableDataset.from_generator(generate, gen_kwargs=kwargs)
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ class World:
         return dict(sorted(found.items()))
 
     def state(self):
-        return Streams.joined([source.state_dict() for source in self.sources])
+        return Streams.merge_states([source.state_dict() for source in self.sources])
 
 
 def fits(accumulate, batch_size, world, together):
@@ -89,7 +89,7 @@ def fits(accumulate, batch_size, world, together):
     most=st.sampled_from([1, 2, 4, 16]),
     worlds=st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=3, max_size=5),
 )
-def test_ranks_read_what_one_reads_and_go_on_at_any_number(
+def test_ranks_read_the_same_data_as_one_and_resume_at_any_number(
     corpora, shards, accumulate, batch_size, together, most, worlds
 ):
     shape = {"most": most, "together": together}
@@ -135,7 +135,7 @@ def test_streams_together_read_every_row_once_an_epoch():
 
 @settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0.001, 0.999), st.integers(0, 9))
-def test_the_shards_held_out_are_as_many_as_asked_for_and_lie_evenly(count, fraction, seed):
+def test_the_requested_number_of_shards_is_held_out_evenly(count, fraction, seed):
     held = validation_shards(count, fraction, seed)
     assert held == sorted(set(held))
     assert all(0 <= shard < count for shard in held)
@@ -150,7 +150,7 @@ def test_the_shards_held_out_are_as_many_as_asked_for_and_lie_evenly(count, frac
 
 @pytest.mark.parametrize("shards", [1, 5, 25, 64])
 @pytest.mark.parametrize("cut", ["chunk", "document"])
-def test_what_is_validated_on_is_never_trained_on(shards, cut):
+def test_validation_documents_are_never_trained_on(shards, cut):
     corpus = corpus_of(shards, cut=cut, same=True)
     held = set(corpus.validation(10**6).document_B.tolist())
     one = World(corpus, 1, 16, 1, most=4)
@@ -173,7 +173,7 @@ def test_validation_reads_little_more_than_it_needs(shards, most):
     before, ROWS = ROWS, 3000
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tokenv.data.hub.streaming.DEFAULT_VALIDATION_SEQUENCES", 8)
+            patch.setattr("tokenv.data.hub.DEFAULT_VALIDATION_SEQUENCES", 8)
             corpus_of(shards, cut="document", validation=0.01)
     finally:
         ROWS = before
@@ -205,24 +205,24 @@ def test_a_state_of_other_streams_is_refused_in_one_message():
 def test_a_stream_with_nothing_to_train_on_says_so():
     corpus = corpus_of(25, cut="document", seq_len=40)
     one = corpus.streams(20)
-    assert len(one.each[0].next(3)) == 3
+    assert len(one.streams[0].next(3)) == 3
     corpus = corpus_of(3, seq_len=16, validation=1 - 1e-9)
     with pytest.raises(UserError, match=r"stream 2 of 4 of it has no sequence .* or data\.streams, or set data\.cut"):
-        corpus.streams(4).each[2].next(1)
+        corpus.streams(4).streams[2].next(1)
 
 
-def test_what_is_in_memory_is_a_single_stream():
+def test_data_in_memory_is_a_single_stream():
     corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10))
     streams = corpus.streams(8, seed=3)
-    assert len(streams.each) == 1
+    assert len(streams.streams) == 1
     plain = corpus.train(seed=3)
-    assert streams.each[0].next(5).origin == plain.next(5).origin
+    assert streams.streams[0].next(5).origin == plain.next(5).origin
     assert streams.state_dict(frozenset({0})) == plain.state_dict()
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """A folder of Parquet files, and what is opened of them."""
+    """Return a folder of Parquet files, and the list of those which are opened."""
     for part in range(4):
         texts = [f"file {part} number {number} with text" for number in range(80)]
         pq.write_table(pa.table({"text": texts}), tmp_path / f"{part}.parquet", row_group_size=8)
@@ -260,10 +260,10 @@ def test_local_files_stream_by_row_groups(tables):
     assert again.update() == one.update()
 
 
-def test_many_files_are_not_opened_to_take_them_apart(tmp_path, monkeypatch):
+def test_many_files_are_not_split_into_row_groups(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["some text that is long enough"] * 4}), tmp_path / "0.parquet")
     source = f"hub:{tmp_path}"
-    monkeypatch.setattr("tokenv.data.hub.shards.ENOUGH", 1)
+    monkeypatch.setattr("tokenv.data.hub.MIN_FILES", 1)
     monkeypatch.setattr(datasets.IterableDataset, "reshard", lambda _: pytest.fail("taken apart"))
     with pytest.raises(UserError, match="no sequence"):  # the four are alike, and here none is held out
         load_corpus(DataConfig(source=source, seq_len=16))

@@ -9,9 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_data_series import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
-from tokenv.data.series.config import SeriesConfig
-from tokenv.data.series.dates import extend_dates, read_dates
-from tokenv.data.series.tables import read_csv, read_frame, read_table
+from tokenv.data.config import SeriesConfig
+from tokenv.data.series.tables import extend_dates, read_csv, read_dates, read_frame, read_table
 from tokenv.data.series.windows import load_series
 
 
@@ -44,7 +43,7 @@ def test_long_tables_are_a_series_for_every_name(tmp_path, kind):
     if kind != "frame":
         data = load_series(make_config(tmp_path / f"x.{kind}"))
         assert [series.name for series in data.series] == ["a", "one", "three"]
-        assert {data.series[p].name for p in data.windows("test").place_P} == {"a", "one"}
+        assert {data.series[p].name for p in data.windows("test").series_P} == {"a", "one"}
 
 
 def test_wide_frames_are_read_as_files_are(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from episodes import Noise, Scripted, random_noise
-from rated import RANGE, stir, told_agents
+from rated import RANGE, rate_conditioned_agents, stir
 from tensordict.nn import TensorDictSequential
 from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
@@ -20,7 +20,7 @@ from tokenv.env.stepping import TokenizationEnv
 
 WIDTH, BATCH, LENGTH = 16, 3, 14
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
-TOLD = pytest.mark.parametrize("name", told_agents(WIDTH, LENGTH))
+TOLD = pytest.mark.parametrize("name", rate_conditioned_agents(WIDTH, LENGTH))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def assert_same(one, other):
 @TOLD
 def test_stepping_equals_one_pass(tiny_lm, symbol_BN, name):
     """The same seed gives the same rates; every sequence keeps its own to the end."""
-    agent, env = told_agents(WIDTH, LENGTH)[name], make_env(tiny_lm, symbol_BN)
+    agent, env = rate_conditioned_agents(WIDTH, LENGTH)[name], make_env(tiny_lm, symbol_BN)
     drawn = []
     for seed in range(3):
         noise_BT = random_noise(BATCH, LENGTH - 1)
@@ -74,7 +74,7 @@ def test_the_specs_hold_and_one_number_is_everybodys_rate(tiny_lm, symbol_BN):
     check_env_specs(make_env(tiny_lm, symbol_BN))
     env = make_env(tiny_lm, symbol_BN, rates=0.25)
     assert env.reset()[keys.TARGET_RATE].tolist() == [0.25] * BATCH
-    td = env.one_pass(told_agents(WIDTH, LENGTH)["learned, w = 3"])
+    td = env.one_pass(rate_conditioned_agents(WIDTH, LENGTH)["learned, w = 3"])
     assert (td[keys.TARGET_RATE] == 0.25).all()
     assert keys.TARGET_RATE in env.one_pass(Scripted(), noise=random_noise(BATCH, LENGTH - 1))
 
@@ -90,13 +90,13 @@ def test_without_rates_observations_are_what_they_were(tiny_lm, symbol_BN):
 @pytest.mark.parametrize("rate", [0.0, 1.0, torch.tensor([0.2, 0.3])])
 def test_rates_that_cannot_be_are_refused(tiny_lm, symbol_BN, rate):
     with pytest.raises(ValueError, match=r"expected boundaries per symbol in \(0, 1\), one number or 3"):
-        rollout(tiny_lm, told_agents(WIDTH, LENGTH)["uniform"], symbol_BN, rate=rate)
+        rollout(tiny_lm, rate_conditioned_agents(WIDTH, LENGTH)["uniform"], symbol_BN, rate=rate)
 
 
 @TOLD
 def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
     """At one rate a rate-conditioned agent equals one built for that rate; its gains and shifts start at 0."""
-    told = told_agents(WIDTH, LENGTH)[name]
+    told = rate_conditioned_agents(WIDTH, LENGTH)[name]
     kind = type(told)
     options = {"rounding": told.rounding} if hasattr(told, "rounding") else {"width": WIDTH, "window": told.window}
     if "learned" not in name:
@@ -121,7 +121,7 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
 @TOLD
 def test_a_sequences_rate_is_its_own_matter(tiny_lm, symbol_BN, name):
     """A row does not depend on the other rows of its batch and their target rates."""
-    agent, noise_BT = told_agents(WIDTH, LENGTH)[name], random_noise(BATCH, LENGTH - 1)
+    agent, noise_BT = rate_conditioned_agents(WIDTH, LENGTH)[name], random_noise(BATCH, LENGTH - 1)
     rate_B = torch.tensor([0.15, 0.3, 0.55])
     together = rollout(tiny_lm, agent, symbol_BN, noise=noise_BT, rate=rate_B)
     for row in range(BATCH):
@@ -133,7 +133,7 @@ def test_a_sequences_rate_is_its_own_matter(tiny_lm, symbol_BN, name):
 
 def test_drawn_rates_depend_on_the_slot_alone(tiny_lm, symbol_BN):
     """Rates do not depend on the size of the batch, on samples, on the noise of actions or on processes."""
-    agent = told_agents(WIDTH, LENGTH)["uniform"]
+    agent = rate_conditioned_agents(WIDTH, LENGTH)["uniform"]
 
     def rates(rows, sampling=None, group=None, **options):
         env = make_env(tiny_lm, symbol_BN[rows])
@@ -164,7 +164,7 @@ def test_the_rates_leave_the_noise_alone(tiny_lm, symbol_BN):
 
 @pytest.mark.parametrize("name", ["learned, w = 3", "strict, w = 2"])
 def test_scored_again_a_rollout_stays_what_it_was(tiny_lm, symbol_BN, name):
-    agent = told_agents(WIDTH, LENGTH)[name]
+    agent = rate_conditioned_agents(WIDTH, LENGTH)[name]
     td = rollout(tiny_lm, agent, symbol_BN, Sampling(num_samples=2)).detach()
     for again in (rescore(tiny_lm, agent, td), rescore_head(agent, td)):
         for key in (keys.ACTION_LOG_PROB, keys.ENTROPY, keys.TARGET_RATE):
@@ -177,7 +177,7 @@ def test_scored_again_a_rollout_stays_what_it_was(tiny_lm, symbol_BN, name):
 
 @TOLD
 def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
-    agent = told_agents(WIDTH, LENGTH)[name].eval()
+    agent = rate_conditioned_agents(WIDTH, LENGTH)[name].eval()
     prompt, rate_B = torch.randint(256, (BATCH, 4)), torch.tensor([0.15, 0.3, 0.55])
     done = generate(
         tiny_lm, agent, prompt, LENGTH - 4, temperature=0, rate=rate_B, generator=torch.Generator().manual_seed(0)
@@ -196,7 +196,7 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
 def test_strict_counts_are_each_sequences_own(tiny_lm):
     symbol_BN, rate_B = torch.randint(256, (4, LENGTH)), torch.tensor([0.1, 0.29, 0.5, 0.6])
     for name in ("strict, w = 2", "uniform", "random"):
-        td = rollout(tiny_lm, told_agents(WIDTH, LENGTH)[name], symbol_BN, rate=rate_B)
+        td = rollout(tiny_lm, rate_conditioned_agents(WIDTH, LENGTH)[name], symbol_BN, rate=rate_B)
         assert td[keys.ACTION].sum(-1).tolist() == [1, 4, 7, 8], name
 
 

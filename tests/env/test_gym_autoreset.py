@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from episodes import dealt_symbols, small_lm
+from episodes import small_lm, symbols_of_row
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
@@ -22,7 +22,7 @@ def lm():
     return small_lm().double()
 
 
-symbols = partial(dealt_symbols, LENGTH, ROWS)
+symbols = partial(symbols_of_row, LENGTH, ROWS)
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])

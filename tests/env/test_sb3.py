@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from episodes import dealt_symbols, small_lm
+from episodes import small_lm, symbols_of_row
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from numpy.testing import assert_allclose, assert_array_equal
@@ -41,7 +41,7 @@ def lm():
     return small_lm().double()
 
 
-symbols = partial(dealt_symbols, LENGTH, ROWS)
+symbols = partial(symbols_of_row, LENGTH, ROWS)
 
 
 def seeded(seed):

@@ -57,7 +57,10 @@ def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(tiny_lm: UNet,
 
 def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny_lm: UNet) -> None:
     agent, rate = Learned(width=16, rate=0.3, window=0).double(), 0.4
-    estimator, length = chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double())), TEXT.shape[1] - 1
+    estimator, length = (
+        chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double())),
+        TEXT.shape[1] - 1,
+    )
     total = [0.0] * len(list([*agent.parameters(), *tiny_lm.down.parameters()]))
     for number in range(2 ** (length - 1)):  # every draw of the teacher, with its probability
         bits = [number >> i & 1 for i in range(length - 1)]

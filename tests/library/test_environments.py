@@ -26,7 +26,7 @@ from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.library import hub
 from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import trust
-from tokenv.storage.checksums import write_digests
+from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from tokenv.core.errors import MissingFileError, UserError
 from tokenv.evaluation.loaded_run import load_run, score_text
 from tokenv.library import hub
 from tokenv.storage import trust
-from tokenv.storage.checksums import DIGESTS, write_digests
+from tokenv.storage.run_folders import DIGESTS, write_digests
 from tokenv.training.trainer import train
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3

@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints.list_complete(folder)]
 
 
-def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_last_and_best_checkpoints_remain(tmp_path: Path) -> None:
     for step, bits in enumerate([3.0, 1.0, None, 2.0, 2.5, 2.4]):
         save(tmp_path / "checkpoints", step, bits)
     assert names(tmp_path / "checkpoints") == ["step-00000001", "step-00000004", "step-00000005"]
@@ -62,7 +62,7 @@ def test_a_kill_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path: Path, mo
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_what_kills_have_left_is_swept_and_blocks_nothing(tmp_path: Path) -> None:
+def test_partial_files_of_killed_processes_are_deleted_and_block_nothing(tmp_path: Path) -> None:
     """Earlier versions deleted under the checkpoint's own name."""
     folder = tmp_path / "checkpoints"
     for step in (1, 2):
@@ -77,7 +77,7 @@ def test_what_kills_have_left_is_swept_and_blocks_nothing(tmp_path: Path) -> Non
     assert not list(folder.glob(".*"))
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     atomic.write_atomically(path, "old")
 

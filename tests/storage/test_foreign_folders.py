@@ -26,9 +26,9 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.storage import atomic, checkpoints, checksummed, regular_files
-from tokenv.storage.checksums import DIGESTS, verify, write_digests
+from tokenv.storage import atomic, checkpoints, checksummed, trust
 from tokenv.storage.progress_file import read_progress
+from tokenv.storage.run_folders import DIGESTS, verify, write_digests
 from tokenv.training.trainer import train
 
 SECRET = "the user's own"
@@ -36,7 +36,7 @@ SECRET = "the user's own"
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of the user's, outside of the foreign folder."""
+    """Return a file of the user's, outside of the foreign folder."""
     path = tmp_path / "victim"
     path.write_text(SECRET)
     return path
@@ -68,7 +68,7 @@ def test_no_writer_follows_a_link(name: str, victim: Path, foreign: Path) -> Non
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_name_that_was_foreseen_is_not_written_to(
+def test_a_predictable_name_is_not_written_to(
     name: str, victim: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
@@ -151,7 +151,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_regular_file_is_refused_at_once(kind: str, run: Path) -> None:
+def test_irregular_files_are_rejected_at_once(kind: str, run: Path) -> None:
     """Reading a pipe would wait for ever, reading a device would fill the memory."""
     checkpoint = checkpoints.find(run)
 
@@ -183,7 +183,7 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, run: Path) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
-def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
+def test_irregular_files_are_not_loaded(kind: str, name: str, run: Path) -> None:
     checkpoint = checkpoints.find(run)
     (checkpoint / DIGESTS).unlink()
     (checkpoint / name).unlink()
@@ -196,12 +196,12 @@ def test_nor_is_it_loaded(kind: str, name: str, run: Path) -> None:
         checksummed.load_tensors(checkpoint / name, 1)
 
 
-def test_json_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_json_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("[" + "1," * 100 + "1]")
-    assert len(regular_files.read_json(tmp_path / "a.json")) == 101
-    monkeypatch.setattr(regular_files, "MOST_BYTES", 100)
+    assert len(trust.read_json(tmp_path / "a.json")) == 101
+    monkeypatch.setattr(trust, "MAX_JSON_BYTES", 100)
     with pytest.raises(UserError, match=r"a\.json is damaged, larger than 100 bytes"):
-        regular_files.read_json(tmp_path / "a.json")
+        trust.read_json(tmp_path / "a.json")
 
 
 # --- models ---
@@ -224,7 +224,7 @@ def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -1e10])
-def test_weights_that_no_training_leaves_are_refused(value: float, run: Path) -> None:
+def test_implausible_weights_are_rejected(value: float, run: Path) -> None:
     for path in checkpoints.list_complete(run / "checkpoints"):
         tensors = checkpoints.load_file(path / checkpoints.MODEL)
         tensors["lm.head.weight"][3, 1] = value

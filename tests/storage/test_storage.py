@@ -8,7 +8,7 @@ from tokenv.storage.atomic import write_atomically
 
 
 @pytest.mark.parametrize("content", ["Stück\r\n", b"\x00\xff\n"])
-def test_what_is_written_is_read_and_replaces_what_was_there(tmp_path, content):
+def test_written_files_are_read_back_and_replace_existing_ones(tmp_path, content):
     path = tmp_path / "file"
     for _ in range(2):
         write_atomically(path, content)

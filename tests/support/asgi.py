@@ -7,7 +7,7 @@ from typing import Any
 async def request(
     app: Any, path: str, body: bytes | None = None, *, gone: asyncio.Event | None = None, **headers: str
 ) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of an answer; a body makes it a POST; the client disconnects when ``gone`` is set."""
+    """Return status, headers and text of a response; with a body it is a POST; ``gone`` disconnects the client."""
     named = {"host": "127.0.0.1:8123"} | headers
     scope = {
         "type": "http",

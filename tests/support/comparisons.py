@@ -1,4 +1,4 @@
-"""Made-up comparisons of text and of series, as reports show them."""
+"""Synthetic comparisons of text and of series, for tests of reports."""
 
 import csv
 import itertools
@@ -12,8 +12,7 @@ from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
 from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
-from tokenv.data.config import DataConfig
-from tokenv.data.series.config import SeriesConfig
+from tokenv.data.config import DataConfig, SeriesConfig
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
@@ -67,7 +66,7 @@ def a_passage(text, probability=0.5):
 
 
 def changed(run, **changes):
-    """The run with other values of its own or of its assessment; a loss is that of its only sequence."""
+    """Return the run with changed values of its own or of its evaluation; a loss is that of its only sequence."""
     if "loss" in changes:
         changes["loss"] = [changes["loss"]]
     assessed = {field.name: changes.pop(field.name) for field in fields(RunEvaluation) if field.name in changes}
@@ -92,7 +91,7 @@ def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
 
 
 def of_series(method, **changes):
-    """The same method, had it read series: lower losses by 3, windows, and a loss on the test split."""
+    """Return the same method for series: losses lower by 3, windows, and a loss on the test split."""
     runs = []
     for run in method.runs:
         history = {name.replace("bits_per_byte", "nats_per_value"): curve for name, curve in run.history.items()}

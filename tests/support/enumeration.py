@@ -1,4 +1,4 @@
-"""Expectations without sampling: over all boundaries of a tiny model, or over all cells of the noise, in float64."""
+"""Compute expectations exactly: over all boundaries of a tiny model, or over all cells of the noise, in float64."""
 
 import itertools
 from unittest import mock
@@ -8,7 +8,7 @@ from torch import nn
 
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
-from tokenv.core.enumeration import all_boundaries
+from tokenv.core.expectations import all_boundaries
 from tokenv.core.rates import RateRange
 from tokenv.env.rollout import rollout
 from tokenv.lm.config import UNetConfig
@@ -26,12 +26,12 @@ def relative_bias(found, true):
 
 
 def decisive(mask):
-    """Noise that decides against any logit that could come up."""
+    """Return noise which decides against every logit of the model."""
     return torch.where(mask.bool(), 1e-15, 1 - 1e-15).double()
 
 
 def cells(breaks):
-    """The noise, cut at ``breaks`` ([n, B] for every position): midpoints [C, B, T] and sizes [C, B] of all cells."""
+    """Cut the noise at ``breaks`` ([n, B] for every position); return midpoints [C, B, T] and sizes [C, B] of cells."""
     middle_T, size_T = [], []
     for at in breaks:
         edge = nn.functional.pad(nn.functional.pad(at.sort(0).values, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0)
@@ -45,7 +45,7 @@ def cells(breaks):
 
 
 def rand_gives(values):
-    """Within it, ``torch.rand`` returns ``values``."""
+    """Return a context in which ``torch.rand`` returns ``values``."""
     return mock.patch.object(torch, "rand", return_value=values)
 
 
@@ -55,7 +55,7 @@ class Enumeration:
     Where sequences do not see each other, it is enough to give both the same boundaries, and to weigh each by its own
     probabilities [C, B]: ``masks_CT`` are all boundaries of one sequence.
 
-    With ``rates`` the policy is told them, every sequence's own.
+    With ``rates`` the policy reads every sequence's own target rate.
     """
 
     rates = None
@@ -88,25 +88,25 @@ class Enumeration:
         return td, prob_K
 
     def likelihood(self):
-        """Log-likelihood of both sequences under each of the boundaries, straight from the model: [K]."""
+        """Return the log-likelihood of both sequences under each of the boundaries, directly from the model: [K]."""
         samples = len(self.mask_KBT)
         given = self.symbol_BN[:, :-1].repeat(samples, 1)
         log_prob = self.lm.codec.logits(self.lm(given, self.mask_KBT.flatten(0, 1))).log_softmax(-1)
         return log_prob.gather(-1, self.symbol_BN[:, 1:].repeat(samples, 1)[..., None]).view(samples, -1).sum(1)
 
     def true(self, inputs=None):
-        """The gradient of -E_a[sum log p] by the boundaries' probabilities."""
+        """Return the gradient of -E_a[sum log p] by the boundaries' probabilities."""
         _, prob_K = self.rollout()
         return flat_gradient(-(prob_K * self.likelihood().detach()).sum(), inputs or self.inputs)
 
     def expected(self, estimator, inputs=None):
-        """E[gradient of the summed policy loss] over all boundaries."""
+        """Return E[gradient of the summed policy loss] over all boundaries."""
         td, prob_K = self.rollout()
         loss_K = estimator(td)[keys.LOSS_POLICY].sum((1, 2))
         return flat_gradient((prob_K.detach() * loss_K).sum(), inputs or self.inputs)
 
     def samples(self, noise_CKBT, **options):
-        """C independent rollouts of K samples: [C, K, B, T]."""
+        """Return C independent rollouts of K samples: [C, K, B, T]."""
         shape = noise_CKBT.shape
         batch = self.symbol_BN.shape[0]
         noise = noise_CKBT.expand(*shape[:2], batch, shape[-1]).flatten(0, 1)
@@ -114,24 +114,24 @@ class Enumeration:
         return td.unflatten(0, shape[:2])
 
     def tuples(self, samples):
-        """All K-tuples of one sequence's boundaries: [C, K, 1, T]."""
+        """Return all K-tuples of one sequence's boundaries: [C, K, 1, T]."""
         number = len(self.masks_CT)
         return self.masks_CT[torch.tensor(list(itertools.product(range(number), repeat=samples)))].unsqueeze(2)
 
     def gradient(self, estimator, td_CKBT, weight_CB, inputs=None):
-        """Weighted gradient of the policy loss: its mean over samples, its sum over the sequence."""
+        """Return the weighted gradient of the policy loss, averaged over samples and summed over the sequence."""
         loss_CB = estimator(td_CKBT)[keys.LOSS_POLICY].mean(1).sum(-1)
         return flat_gradient((weight_CB * loss_CB).sum(), inputs or self.inputs)
 
     def breaks(self):
-        """All values that p_i can take: [n, B] for every position."""
+        """Return all values which p_i can take: [n, B] for every position."""
         prob_CBT = self.samples(decisive(self.masks_CT[:, None, None])).detach()[keys.BOUNDARY_PROB].squeeze(1)
         nothing = prob_CBT[:0, :, 0]
         later = [prob_CBT[(self.masks_CT[:, t:] == 0).all(1), :, t] for t in range(1, prob_CBT.shape[-1])]
         return [nothing, *later]
 
     def coupled(self, estimator, noise_CBT, samples, offset_CP=None):
-        """Rollouts of K samples each, coupled by the estimator: [C, K, B, T]."""
+        """Return rollouts of K samples each, coupled by the estimator: [C, K, B, T]."""
         noise = noise_CBT.unsqueeze(1).expand(-1, samples, -1, -1)
         mask = torch.ones(noise.shape[-2:], dtype=torch.bool)
         mask[:, 0] = False
@@ -140,7 +140,7 @@ class Enumeration:
         return self.samples(coupled)
 
     def branched(self, estimator, samples, positions=1):
-        """All choices of positions, times all cells of the noise: rollouts [C, K, B, T] and weights [C, B]."""
+        """Return rollouts [C, K, B, T] and weights [C, B] of all choices of positions, times all cells of the noise."""
         noise, size = cells(self.breaks())
         decisions = self.symbol_BN.shape[1] - 2
         # Enough steps that every stretch's length divides their number: each decision gets its exact chance.

@@ -1,4 +1,4 @@
-"""What episodes in tests are of, and what drives them: given noise, and an agent that follows it."""
+"""Sequences, noise and a scripted agent for tests of episodes."""
 
 import torch
 from tensordict import TensorDict
@@ -13,8 +13,8 @@ def small_lm():
     return UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4))
 
 
-def dealt_symbols(length, rows, row=None):
-    """Twelve sequences; or those of them that one row of ``rows`` plays, one after the other."""
+def symbols_of_row(length, rows, row=None):
+    """Return twelve sequences, or the successive ones of one of ``rows`` rows."""
     symbol_BN = torch.randint(256, (12, length), generator=torch.Generator().manual_seed(0))
     return symbol_BN if row is None else symbol_BN[row::rows]
 
@@ -24,7 +24,7 @@ def random_noise(*shape):
 
 
 class Scripted(Agent):
-    """Draws the boundaries that the noise spells out: 1 where it is above one half."""
+    """Agent which draws a boundary where the noise is above one half."""
 
     in_keys = [keys.POSITION, keys.DECISION_MASK, keys.NOISE]
 
@@ -46,7 +46,7 @@ class Scripted(Agent):
 
 
 class Noise(torch.nn.Module):
-    """Before the agent acts at position i, hand it column i of given noise."""
+    """Module which passes column i of given noise to the agent at position i."""
 
     in_keys = [keys.POSITION]
     out_keys = [keys.NOISE]

@@ -185,7 +185,7 @@ def keys_for(command):
 
 
 def mutated(text, dice):
-    """A text with a few characters dropped, doubled, changed or moved."""
+    """Return a text with a few characters dropped, doubled, changed or moved."""
     made = list(text)
     for _ in range(dice.randint(1, 4)):
         at = dice.randrange(len(made) + 1)
@@ -204,7 +204,7 @@ def mutated(text, dice):
 
 
 def value(key, dice):
-    """A value for a key: mostly nasty, at times a name that fits."""
+    """Return a value for a key: mostly nasty, at times a name that fits."""
     table = SECTIONS.get(key.removesuffix(".name").rpartition(".")[2])
     if table is not None and key.endswith(".name") and dice.random() < 0.7:
         return dice.choice(list(table))
@@ -240,7 +240,7 @@ def command_line(dice):
 
 
 def yaml_file(dice):
-    """A YAML file near one of ours, and a command that reads it."""
+    """Return a YAML file near one of ours, and a command that reads it."""
     name = dice.choice(list(CONFIGS))
     lines = CONFIGS[name].read_text().splitlines()
     for _ in range(dice.randint(1, 3)):
@@ -281,7 +281,7 @@ LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
 
 
 def data_file(dice):
-    """A broken or odd corpus, and a command that reads it."""
+    """Return a broken or odd corpus, and a command that reads it."""
     rows = [json.dumps({"text": "some text " * dice.randint(0, 9)}) for _ in range(dice.randint(0, 12))]
     for _ in range(dice.randint(0, 3)):
         odd = [
@@ -321,7 +321,7 @@ def data_file(dice):
 
 
 def series_file(dice):
-    """A broken or odd table, and a command that reads it."""
+    """Return a broken or odd table, and a command that reads it."""
     cells = [
         "1",
         "2.5",
@@ -367,7 +367,7 @@ def series_file(dice):
 
 
 def parquet_file(dice):
-    """A parquet file of texts or series with flipped bits, and a command that reads it."""
+    """Return a parquet file of texts or series with flipped bits, and a command that reads it."""
     texts = [f"document {row} " * 5 for row in range(12)]
     steps = [f"2020-01-01 00:{row:02}:00" for row in range(60)]
     lists = [[dice.gauss(0, 1) for _ in range(60)], dice.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60])]
@@ -398,7 +398,7 @@ def flipped(data, dice):
 
 
 def checkpoint(dice):
-    """A damaged checkpoint, and a command that reads it."""
+    """Return a damaged checkpoint, and a command that reads it."""
     shutil.rmtree("odd-run", ignore_errors=True)
     shutil.copytree(RUN, "odd-run")
     path = dice.choice(sorted(path for path in Path("odd-run").rglob("*") if path.suffix in (".json", ".safetensors")))

@@ -79,7 +79,7 @@ STARTS = {
 
 
 def working_line(dice):
-    """A command that does its work, on a tiny run, with odd values."""
+    """Return a command that does its work, on a tiny run, with odd values."""
     rows = [json.dumps({"text": dice.choice(TEXTS[:6]) + " last words"}) for _ in range(dice.randint(0, 4))]
     Path("rows.jsonl").write_text("\n".join([*rows, *dice.choice([[], ["{}"], ["null"], ["{"]])]))
     steps = [f"2020-01-01 00:{row:02}:00" for row in range(dice.choice([0, 1, 3, 40]))]
@@ -96,7 +96,7 @@ def working_line(dice):
 
 
 def _stream(dice):
-    """A folder of parquet shards, some of them damaged, as streamed data have them."""
+    """Return a folder of parquet shards, some of them damaged, as streamed data have them."""
     folder = Path("streamed")
     folder.mkdir(exist_ok=True)
     for number in range(3):
@@ -116,7 +116,7 @@ def _model(run):
 
 
 def frame(dice):
-    """A forecast of an odd data frame."""
+    """Return a forecast of an odd data frame."""
     rows = dice.choice([0, 1, 2, 20, 20, 20])
     values = dice.choice(
         [[1.0] * rows, [float(row % 5) for row in range(rows)], ["x"] * rows, [None] * rows, [1e300] * rows]
@@ -142,7 +142,7 @@ def frame(dice):
 
 
 def text_call(dice):
-    """What the library and the lm-evaluation-harness ask of a model, with odd texts and numbers."""
+    """Return a call of a model by the library or the lm-evaluation-harness, with odd texts and numbers."""
     text, context = dice.choice(TEXTS), dice.choice(TEXTS)
     rate = dice.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
     harness = ["harness"] if find_spec("lm_eval") else []

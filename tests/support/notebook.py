@@ -1,4 +1,4 @@
-"""Runs a notebook's cells without Jupyter, and stores what they answer: ``python tests/support/notebook.py``."""
+"""Run a notebook's cells without Jupyter, and store their outputs: ``python tests/support/notebook.py``."""
 
 import ast
 import io
@@ -13,12 +13,12 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorial.ipynb"
 
 
 def read(path: Path = NOTEBOOK) -> dict[str, Any]:
-    """The notebook, as JSON has it."""
+    """Return the notebook's JSON."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def run(notebook: dict[str, Any]) -> None:
-    """Run all cells in the current folder, and store in the notebook what each prints and what its last line is."""
+    """Run all cells in the current folder, and store their printed text and last values in the notebook."""
     space: dict[str, Any] = {"__name__": "notebook"}
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(codes, start=1):
@@ -43,9 +43,7 @@ def _outputs(tree: ast.Module, number: int, space: dict[str, Any]) -> list[dict[
         if hasattr(value, "_repr_html_"):
             data["text/html"] = value._repr_html_().splitlines(keepends=True)
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
-    return json.loads(
-        json.dumps(outputs).replace(f"{Path.cwd()}/", "")
-    )  # a folder of this machine is nobody's business
+    return json.loads(json.dumps(outputs).replace(f"{Path.cwd()}/", ""))  # without folders of this machine
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Web pages as a reader sees them."""
+"""Parser of web pages."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ VOID = {"meta", "br", "link", "img", "source", "input"}
 
 
 class Page(HTMLParser):
-    """Collects what a reader sees, and checks that tags close in order."""
+    """Collect the visible contents of a page, and check that tags close in order."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Several processes that make the same updates, and what each of them found."""
+"""Run the same updates in several processes and compare their results."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ from tokenv.training.update import accumulate_gradients, micro_batch_seed, polic
 
 
 def in_processes(count, function, folder, *arguments):
-    """What ``function(ranks, *arguments)`` gave in each of ``count`` processes; or what ended it, as text."""
+    """Return the results of ``function(ranks, *arguments)`` in ``count`` processes, or the text of its exception."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,20 +52,26 @@ def in_processes(count, function, folder, *arguments):
 
 def _in_process(rank, count, port, function, folder, arguments):
     torch.set_num_threads(1)
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in told.items()})
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": count,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in environment.items()})
     with open(folder / f"{rank}.err", "w") as errors, contextlib.redirect_stderr(errors):
         try:
             with init_from_torchrun() as ranks:
-                found = function(ranks, *arguments)
+                result = function(ranks, *arguments)
         except BaseException as error:
-            found = f"{type(error).__name__}: {error}"
+            result = f"{type(error).__name__}: {error}"
             traceback.print_exc()
-    (folder / f"{rank}").write_bytes(pickle.dumps(found))
+    (folder / f"{rank}").write_bytes(pickle.dumps(result))
 
 
 def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
-    """Some updates, by the functions that the training loop makes them of: metrics, gradients, and the end's state."""
+    """Run some updates with the functions of the training loop; return metrics, gradients, and the final state."""
     config = resolve([], settings)
     parts = build_components(config)
     if parts.estimator is not None:
@@ -103,12 +109,12 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
 
 
 def all_updates(ranks, cases):
-    """Of every case, by name, what ``updates`` finds."""
+    """Return the results of ``updates`` for every case, by name."""
     return {name: updates(ranks, settings, **how) for name, (settings, how) in cases.items()}
 
 
 def largest_difference(one, other):
-    """Of two answers of ``updates``: in metrics, in gradients, and in what the model is in the end."""
+    """Return the largest differences of two results of ``updates``: in metrics, gradients, and final state."""
     (steps, state), (other_steps, other_state) = one, other
     assert len(steps) == len(other_steps)
     worst = {"metrics": 0.0, "gradients": 0.0, "state": 0.0}
@@ -125,7 +131,7 @@ def largest_difference(one, other):
 
 
 def write_series(path: Path) -> None:
-    """Two channels with gaps, of which some are long."""
+    """Write two channels with gaps, some of which are long."""
     generator = np.random.default_rng(0)
     value_LC = generator.normal(size=(600, 2)).cumsum(0)
     value_LC[generator.random(value_LC.shape) < 0.2] = np.nan
@@ -135,7 +141,7 @@ def write_series(path: Path) -> None:
 
 
 def write_tables(folder: Path) -> None:
-    """Parquet files of texts: two of forty row groups each."""
+    """Write two Parquet files of texts with forty row groups each."""
     for part in range(2):
         texts = [f"file {part}, text number {number} of some that are long enough" for number in range(240)]
         pq.write_table(pa.table({"text": texts}), folder / f"{part}.parquet", row_group_size=6)

@@ -1,4 +1,4 @@
-"""Tiny worlds in which every sequence is asked for a rate of its own."""
+"""Agents whose sequences have target rates of their own."""
 
 import torch
 
@@ -12,15 +12,15 @@ RANGE = RateRange(0.1, 0.6)
 
 
 def stir(agent, spread=0.5):
-    """Give a policy parameters that say something of the encoding, of earlier boundaries and of the rate."""
+    """Randomise a policy's parameters so that it depends on the encoding, earlier boundaries and the rate."""
     with torch.no_grad():
         agent.projection.weight.normal_(std=spread)
         agent.told.last.weight.normal_(std=0.3)
     return agent
 
 
-def told_agents(width, length):
-    """Every agent that can be told a rate, by name, in float64."""
+def rate_conditioned_agents(width, length):
+    """Return all agents which read a target rate, by name, in float64."""
     return {
         "learned, w = 0": stir(Learned(width, window=0, scale=1.0, rates=RANGE)).double(),
         "learned, w = 3": stir(Learned(width, window=3, scale=1.0, rates=RANGE)).double(),
@@ -34,5 +34,5 @@ def told_agents(width, length):
 
 
 def rate_curve(*given, **named):
-    """A model's points alone."""
+    """Return the points of a model's rate curve."""
     return [point for point, _ in evaluate_rates(*given, **named)]

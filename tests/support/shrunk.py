@@ -64,12 +64,12 @@ def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def content(name: str) -> dict[str, Any]:
-    """A configuration of ours by name, or a file in this folder; a comparison's base comes along, as ``base``."""
+    """Return a shipped configuration by name, or a file in this folder."""
     return yaml.safe_load((CONFIGS.get(name) or Path(name)).read_text())
 
 
 def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run of these settings small, wherever it reads from."""
+    """Return the changes which shrink a run of these settings, whatever its data."""
     data = settings.get("data", {})
     source = data.get("source", "python")
     changes = copy.deepcopy(RUN)
@@ -89,7 +89,7 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
-    """What makes a comparison small: all methods (or those of ``only``), one seed, nothing but their size changed."""
+    """Return the words which shrink a comparison: all methods (or those of ``only``) in small, with one seed."""
     found = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
     if "base" in settings:
         base = content(settings["base"])
@@ -115,7 +115,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
 
 
 def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
-    """A command line with the words that make it small; what it says itself beside sizes and sources stays.
+    """Return a command line with added words which shrink it; its options other than sizes and sources stay.
 
     Args:
         line: what follows ``tokenv``: a command, ``with`` and words.
@@ -165,7 +165,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
 
 
 def stand_ins(folder: Path) -> None:
-    """The files that shrunk lines read: texts for every corpus, tables for every series, questions for two tasks."""
+    """Write the files which shrunk lines read: texts, tables of series, questions for two tasks."""
     dice = random.Random(0)
     rows = []
     for number in range(120):
@@ -235,5 +235,5 @@ class InThisProcess:
                 self.code = 1
 
     def wait(self, seconds: float | None = None) -> int:
-        """The exit status."""
+        """Return the exit status."""
         return int(self.code)

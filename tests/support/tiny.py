@@ -1,4 +1,4 @@
-"""A whole training run that takes a second: what tests change of the default configuration."""
+"""Settings of a training run which takes a second."""
 
 from typing import Any
 
@@ -16,5 +16,5 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings(**sections: dict[str, Any]) -> dict[str, Any]:
-    """The same with other values in some sections."""
+    """Return the settings with other values in some sections."""
     return merge(SETTINGS, sections)

@@ -16,7 +16,7 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.storage import checkpoints
-from tokenv.storage.checksums import write_digests
+from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 

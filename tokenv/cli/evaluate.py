@@ -16,7 +16,7 @@ from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.series.windows import load_series

@@ -15,8 +15,7 @@ from tokenv.config.conversion import parameters
 from tokenv.config.field_docs import meanings, sentence
 from tokenv.config.files import load_yaml, named_configs
 from tokenv.core.errors import UserError, suggest
-from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES
-from tokenv.data.series.config import SYNTHETIC_SERIES
+from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES, SYNTHETIC_SERIES
 
 Lines = Iterator[tuple[str, str]]
 TABLES = {

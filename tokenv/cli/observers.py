@@ -21,7 +21,7 @@ from typing import Any
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.plotting.characters import escape_line
 from tokenv.storage.atomic import copy_atomically, write_atomically
-from tokenv.storage.regular_files import read_json
+from tokenv.storage.trust import read_json
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)

@@ -16,7 +16,7 @@ from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
 from tokenv.forecasting.config import check_request
 from tokenv.storage import run_folders
-from tokenv.storage.checksums import verify
+from tokenv.storage.run_folders import verify
 
 
 def check_budget(flops: float | None, beside: bool, key: str) -> None:

@@ -31,7 +31,7 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.tokenizer import train_bpe

@@ -17,7 +17,7 @@ from tokenv.config.schema import Config
 from tokenv.plotting.characters import escape_line
 from tokenv.storage import processes
 from tokenv.storage.atomic import write_atomically
-from tokenv.storage.regular_files import UnreadableFileError, read_json
+from tokenv.storage.trust import UnreadableFileError, read_json
 
 ATTEMPTS = 5
 

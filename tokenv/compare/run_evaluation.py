@@ -12,8 +12,8 @@ from tokenv.evaluation.boundary_stats import BoundaryStats
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import read_json, write_json
-from tokenv.storage.checksums import DIGESTS
-from tokenv.storage.regular_files import MOST_BYTES, open_regular
+from tokenv.storage.run_folders import DIGESTS
+from tokenv.storage.trust import MAX_JSON_BYTES, open_regular
 
 FILE = "assessment.json"
 VERSION = 3
@@ -194,7 +194,7 @@ def _owner(checkpoint: Path) -> str:
     if not told.is_file():
         return checkpoint.name
     with open_regular(told) as file:
-        return file.read(MOST_BYTES).decode()
+        return file.read(MAX_JSON_BYTES).decode()
 
 
 def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation | None:
@@ -206,7 +206,7 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
     """
     try:
         checkpoint = checkpoints.find(folder)
-        known = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint), digest=True))
+        known = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint), require_digest=True))
     except (OSError, ValueError, TypeError):
         return None  # there is none, or it is damaged, without a digest, or another run's or version's
     wanted = (VERSION, checkpoint.name, evaluation_request)

@@ -19,7 +19,7 @@ from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.errors import UserError
 from tokenv.plotting.characters import warn
 from tokenv.storage import checkpoints, processes, trust
-from tokenv.storage.regular_files import read_json
+from tokenv.storage.trust import read_json
 
 SILENT_SECONDS = 300.0  # machines may see one another's files a minute late
 PROCESS = "process"  # in what a run tells of its host: see ``tokenv.storage.processes``

@@ -169,7 +169,7 @@ def load_pretrained_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) 
     """
     tensors, state = checkpoints.load_model(Path(start))
     found = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
-    odd = checkpoints.odd_tensors(found, wanted := lm.state_dict())
+    odd = checkpoints.mismatched_tensors(found, wanted := lm.state_dict())
     if odd:
         there, here = (_shape(of.get(odd[0])) for of in (found, wanted))
         raise UserError(

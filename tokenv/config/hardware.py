@@ -12,7 +12,7 @@ import torch
 from tokenv.config.schema import Config, HardwareConfig
 from tokenv.core.errors import UserError
 from tokenv.core.rates import highest_rate
-from tokenv.data.series.config import SYNTHETIC_SERIES
+from tokenv.data.config import SYNTHETIC_SERIES
 from tokenv.lm.config import UNetConfig
 
 ROOM = 1.25  # threads and processes a core from which on training is warned of

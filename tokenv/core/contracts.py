@@ -1,4 +1,4 @@
-"""What the rooms promise each other: what a rollout asks of an agent, what an estimator asks of a rollout."""
+"""Contracts between rooms: what a rollout requires of an agent, and an estimator of a rollout."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
 
 
 class NoiseCoupler(Protocol):
-    """Makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
+    """Hook which makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
 
     def __call__(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
-        """[K, B, T], [B, T] -> [K, B, T]."""
+        """Couple the noise of K samples: [K, B, T], [B, T] -> [K, B, T]."""
 
 
 class ActionProposer(Protocol):
-    """Draws actions instead of the agent; see ``tokenv.estimators.base.Stage.propose``."""
+    """Hook which draws actions instead of the agent; see ``tokenv.estimators.base.Stage.propose``."""
 
     def __call__(self, noise: Tensor) -> Tensor | None:
-        """[.., B, T] -> int64 [.., B, T]; None leaves the drawing to the agent."""
+        """Draw actions, [.., B, T] -> int64 [.., B, T], or return None to let the agent draw."""
 
 
 class Relaxation(Protocol):
-    """Makes the boundaries that the pooling reads differentiable; see ``tokenv.estimators.base.Stage.relax``."""
+    """Hook which makes boundaries differentiable for the pooling; see ``tokenv.estimators.base.Stage.relax``."""
 
     def __call__(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
-        """Float [.., B, T]."""
+        """Return relaxed boundaries, float [.., B, T]."""
 
 
 class AuxiliaryRelaxations(Protocol):
-    """Gives further, relaxed boundaries; see ``tokenv.estimators.base.Stage.relaxations``."""
+    """Hook which returns R further, relaxed boundaries; see ``tokenv.estimators.base.Stage.relaxations``."""
 
     def __call__(
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
-        """Float [.., B, T, R]."""
+        """Return relaxed boundaries, float [.., B, T, R]."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What an estimator asks of a rollout.
+    """Options of a rollout which an estimator requires.
 
     Attributes:
-        num_samples: K samples of the boundaries of every sequence share one encoder pass and come as a leading
-            dimension; None gives one sample and no such dimension.
-        reward_only: samples after the first are decoded without gradient, and weigh nothing (``sample_weight``) in
-            the language model's loss.
-        couple: makes the samples' noise dependent.
-        propose: draws the actions instead of the agent.
-        relax: makes the boundaries that the pooling reads differentiable.
-        relaxations: further, relaxed boundaries whose likelihoods are wanted.
+        num_samples: number K of boundary samples per sequence, which share one encoder pass and form a leading
+            dimension; None gives one sample without this dimension.
+        reward_only: whether samples after the first are decoded without gradient and have weight 0
+            (``sample_weight``) in the language model's loss.
+        couple: hook which makes the samples' noise dependent.
+        propose: hook which draws the actions instead of the agent.
+        relax: hook which makes the boundaries read by the pooling differentiable.
+        relaxations: hook which returns further, relaxed boundaries, whose likelihoods are computed.
         teacher: agent whose boundaries the policy is scored with, as ``demonstration_log_prob``; the policy's own
             boundaries are drawn and decoded all the same.
-        early_exit: whether the early exit's likelihoods are computed, and with them the rewards relative to it.
+        early_exit: whether to compute the early exit's likelihoods and the rewards relative to them.
     """
 
     num_samples: int | None = None
@@ -72,12 +72,12 @@ class Sampling:
 
     @property
     def samples(self) -> int:
-        """Samples of every sequence."""
+        """Number of samples per sequence."""
         return self.num_samples or 1
 
 
 class ObservationReader(Protocol):
-    """What an observer asks of an agent."""
+    """Requirements of an observer on an agent."""
 
     in_keys: list[str]
     window: int
@@ -85,7 +85,7 @@ class ObservationReader(Protocol):
 
 
 class BoundaryAgent(ObservationReader, Protocol):
-    """What a rollout asks of an agent; see ``tokenv.agents.base.Agent``."""
+    """Requirements of a rollout on an agent; see ``tokenv.agents.base.Agent``."""
 
     whole: bool
 
@@ -97,21 +97,21 @@ class BoundaryAgent(ObservationReader, Protocol):
         """Draw all boundaries of all sequences."""
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
-        """What ``draw`` gives, for boundaries that are given."""
+        """Return the output of ``draw`` for given boundaries."""
 
 
 class StepAgent(ObservationReader, Protocol):
-    """What writing on asks of an agent; see ``tokenv.agents.base.Agent``."""
+    """Requirements of generation on an agent; see ``tokenv.agents.base.Agent``."""
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read an observation and its noise, write ``action`` and ``boundary_prob``."""
 
     def repeat_rows(self, times: int) -> None:
-        """Let each row stand for ``times`` rows from here on."""
+        """Repeat each row of the agent's state ``times`` times."""
 
 
 class Estimator(Protocol):
-    """What training asks of an estimator; see ``tokenv.estimators.base.Chain``."""
+    """Requirements of training on an estimator; see ``tokenv.estimators.base.Chain``."""
 
     sampling: Sampling
     unbiased: bool
@@ -121,23 +121,23 @@ class Estimator(Protocol):
     trains_through: Literal["loss", "likelihood"]
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """From a rollout to its losses."""
+        """Add the losses to a rollout."""
 
     def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The same once more, for a rollout that was scored again."""
+        """Add the losses to a rollout which was scored again."""
 
 
 def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -> None:
-    """Refuse an estimator that is not valid for a policy or a model.
+    """Raise an error unless an estimator is valid for a policy and a model.
 
     Args:
-        estimator: what is to train the agent.
-        agent: the policy.
-        pooling: ``model.pooling``.
+        estimator: estimator which trains the agent.
+        agent: trained policy.
+        pooling: value of ``model.pooling``.
 
     Raises:
-        ValueError: it is biased for policies that read their past, and this one does; or it needs relaxed passes,
-            which this pooling does not have.
+        ValueError: the estimator is biased for policies which read their past, and this one does; or it requires
+            relaxed passes, which this pooling does not support.
     """
     if estimator.requires_factorised_policy and agent.autoregressive:
         raise ValueError(
@@ -150,14 +150,14 @@ def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -
 
 
 def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:
-    """Refuse an agent that would look ahead.
+    """Raise an error if an agent would read symbols before they are predicted.
 
     Args:
-        agent: draws the boundaries.
-        direct: whether only what follows the last decision is predicted (``model.direct``).
+        agent: agent which draws the boundaries.
+        direct: whether only symbols after the last decision are predicted (``model.direct``).
 
     Raises:
-        ValueError: the agent reads symbols that are to be predicted.
+        ValueError: the agent reads symbols which are to be predicted.
     """
     if agent.whole and not direct:
         raise ValueError(

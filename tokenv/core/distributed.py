@@ -1,7 +1,7 @@
 """Share a batch among several processes: noise drawn for all of it, sums over all of it, sharded tensors.
 
-Each process holds as many rows. Whoever takes a mean over the batch adds up over the processes with
-``all_reduce_sum``, so that the batch's statistics are those of the whole batch; ``tokenv.estimators.statistics`` does.
+Every process holds the same number of rows. Means over the batch are computed with ``all_reduce_sum``, so that they are
+means over the whole batch; ``tokenv.core.expectations`` does so.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tokenv.core.errors import RunFailedError
 
 
 class LostRankError(RunFailedError):
-    """Another process of the run has ended, or does not answer."""
+    """Another process of the run has ended or does not answer."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some of a run's processes.
+    """Group of processes of a run.
 
     Attributes:
-        rank: of this one among them.
-        size: how many they are; one sends nothing.
+        rank: rank of this process in the group.
+        size: number of processes; a single process does not communicate.
         handle: torch's process group.
     """
 
@@ -40,76 +40,76 @@ class Group:
     handle: Any = None
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the processes, without gradient: [..] -> [..]."""
+        """Return the sum over the processes, without gradient: [..] -> [..]."""
         if self.size == 1:
             return x
         return self.all_reduce_(x.detach().clone(memory_format=torch.contiguous_format))
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """The same, in the place of ``x``, which is contiguous and without gradient."""
+        """Sum a contiguous tensor without gradient over the processes, in place."""
         if self.size > 1:
             with translate_distributed_errors():
                 dist.all_reduce(x, group=self.handle)
         return x
 
-    def first(self, x: Tensor) -> None:
-        """Put what rank 0 holds in the place of ``x``, which is contiguous and without gradient."""
+    def broadcast_(self, x: Tensor) -> None:
+        """Overwrite a contiguous tensor without gradient with rank 0's."""
         if self.size > 1:
             with translate_distributed_errors():
                 dist.broadcast(x, group=self.handle, group_src=0)
 
     def gather(self, x: Tensor, dim: int = 0) -> Tensor:
-        """What all processes hold, behind one another in the order of their ranks, without gradient."""
+        """Concatenate the tensors of all processes in the order of ranks, without gradient."""
         if self.size == 1:
             return x
-        plain = x.detach().contiguous()
-        sent = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
-        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        local = x.detach().contiguous()
+        sent = local.view(torch.uint8) if local.dtype == torch.bool else local
+        received = [torch.empty_like(sent) for _ in range(self.size)]
         with translate_distributed_errors():
-            dist.all_gather(parts, sent, group=self.handle)
-        return torch.cat([part.view(plain.dtype) for part in parts], dim)
+            dist.all_gather(received, sent, group=self.handle)
+        return torch.cat([each.view(local.dtype) for each in received], dim)
 
-    def all_gather_object(self, mine: Any) -> list[Any]:
-        """What all processes hold, which is small and can be pickled, in the order of their ranks."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the small, picklable values of all processes in the order of ranks."""
         if self.size == 1:
-            return [mine]
-        all_of_them: list[Any] = [None] * self.size
+            return [value]
+        values: list[Any] = [None] * self.size
         with translate_distributed_errors():
-            dist.all_gather_object(all_of_them, mine, group=self.handle)
-        return all_of_them
+            dist.all_gather_object(values, value, group=self.handle)
+        return values
 
 
 SINGLE_PROCESS = Group()
-_sharers: ContextVar[Group] = ContextVar("sharers", default=SINGLE_PROCESS)
+_current_group: ContextVar[Group] = ContextVar("current_group", default=SINGLE_PROCESS)
 
 
 @contextmanager
 def use_group(group: Group) -> Iterator[None]:
-    """While entered, the batch at hand is one that ``group`` shares: rank 0 holds the first rows, and so on."""
-    token = _sharers.set(group)
+    """Declare that ``group`` shares the current batch: rank 0 holds the first rows, and so on."""
+    token = _current_group.set(group)
     try:
         yield
     finally:
-        _sharers.reset(token)
+        _current_group.reset(token)
 
 
 def current_group() -> Group:
-    """Who shares the batch at hand."""
-    return _sharers.get()
+    """Return the processes which share the current batch."""
+    return _current_group.get()
 
 
-def all_reduce_sum(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Sums over all who share the batch: each of its shape.
+def all_reduce_sum(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Sum tensors over the processes which share the batch; shapes stay the same.
 
-    Gradients flow. What each process makes of a sum is taken for a part of one loss, so that the gradient of a summand
-    is the sum of all that the processes say of the sum.
+    Gradients flow. The processes' losses are summands of one loss: the gradient of a summand is the sum of all
+    processes' gradients of the sum.
     """
     group = current_group()
     if group.size == 1:
-        return parts
-    total = _AllReduceSum.apply(torch.cat([part.flatten() for part in parts]), group)
-    pieces = total.split([part.numel() for part in parts])
-    return tuple(piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True))
+        return tensors
+    total = _AllReduceSum.apply(torch.cat([each.flatten() for each in tensors]), group)
+    sums = total.split([each.numel() for each in tensors])
+    return tuple(sum_.view(each.shape).to(each.dtype) for sum_, each in zip(sums, tensors, strict=True))
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -124,31 +124,31 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 def local_rows(x: Tensor, dim: int = -2) -> Tensor:
-    """This process's rows of what stands for the whole batch."""
+    """Return this process's rows of a tensor for the whole batch."""
     group = current_group()
     rows = x.shape[dim] // group.size
     return x.narrow(dim, group.rank * rows, rows)
 
 
 def uniform_like(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fresh uniform numbers in (0, 1): [.., B, T] of the noise's shape, type and device.
+    """Draw uniform numbers in (0, 1) of the noise's shape, type and device: [.., B, T].
 
-    Drawn for the whole batch and on the generator's device, so that a row's numbers depend neither on how many
-    processes share the batch nor on where they compute.
+    They are drawn for the whole batch on the generator's device, so that a row's numbers depend neither on the number
+    of processes which share the batch nor on their devices.
     """
     *samples, rows, steps = noise.shape if noise.dim() > 1 else (1, *noise.shape)
-    place = noise.device if generator is None else generator.device
+    device = noise.device if generator is None else generator.device
     shape = (*samples, rows * current_group().size, steps)
-    fresh = torch.rand(shape, dtype=noise.dtype, device=place, generator=generator)
+    fresh = torch.rand(shape, dtype=noise.dtype, device=device, generator=generator)
     return local_rows(fresh).reshape(noise.shape).to(noise.device)
 
 
 @contextmanager
 def translate_distributed_errors(*, sure: bool = True) -> Iterator[None]:
-    """What torch raises where another process is gone becomes a ``LostRankError``.
+    """Raise a ``LostRankError`` instead of torch's error when another process is gone.
 
     Args:
-        sure: whether nothing but sending happens here; else errors count that speak of it.
+        sure: whether the code only communicates; otherwise only errors which mention communication are translated.
     """
     try:
         yield
@@ -157,25 +157,23 @@ def translate_distributed_errors(*, sure: bool = True) -> Iterator[None]:
     except RuntimeError as error:  # of gloo and of NCCL alike
         if not sure and re.search("gloo|NCCL|nccl|Connection", str(error)) is None:
             raise
-        told = re.sub(r"^\[[^]]*\] *", "", str(error).strip())  # where in gloo
-        reason = re.split(r"\n|\. ", told)[0]
+        message = re.sub(r"^\[[^]]*\] *", "", str(error).strip())  # without the place in gloo's source
+        reason = re.split(r"\n|\. ", message)[0]
         raise LostRankError(f"another process of this run has ended or does not answer ({reason})") from error
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, in each of the processes that hold it; these must ask together. Others are whole as they are."""
+    """Return an unsharded tensor; all processes which hold a shard must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of a tensor that every process has the part that it has of ``like``; all of it where that is not dealt out."""
+    """Return this process's shard of a tensor which every process holds, sharded as ``like`` is."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gather_full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors, on the CPU where they were dealt out; all ranks must ask together."""
-    return {
-        name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()
-    }
+    """Return unsharded tensors, on the CPU if they were sharded; all ranks must call this together."""
+    return {name: each.full_tensor().cpu() if isinstance(each, DTensor) else each for name, each in tensors.items()}

@@ -1,4 +1,4 @@
-"""What is the user's fault: shown as one message, while all other errors keep their traceback."""
+"""Errors of users: the command line shows their message alone, and all other errors with their traceback."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ REPORT = "tokenv: this is a mistake in tokenv, or in a module that the command n
 
 
 class UserError(ValueError):
-    """A value, name or file of the user's that cannot be taken; the message names it and says how to mend it."""
+    """Invalid value, name or file given by the user; the message names it and says how to correct it."""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """The user names a file or folder that is not there."""
+    """File or folder named by the user which does not exist."""
 
 
 class RunFailedError(RuntimeError):
-    """Work that came to nothing for a reason that can be foreseen, such as a loss that is no number; shown as told."""
+    """Run which failed for a foreseeable reason, such as a loss that is not finite; shown without traceback."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: the nearest known one, or all of them."""
+    """Return a hint for a mistyped name: the nearest known name, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

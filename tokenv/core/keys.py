@@ -1,10 +1,10 @@
-"""The TensorDict keys all rooms share, and the shape legend. Imports nothing of ours.
+"""TensorDict keys shared by all rooms, and the shape legend.
 
 Shape legend, used as suffixes (``reward_BT``):
 
 ==  =====================================================================
 B   sequences in the batch
-K   samples of the boundaries per sequence (leading dimension when asked for)
+K   samples of the boundaries per sequence (leading dimension, if there are several)
 N   symbols of a sequence (bytes of a text)
 T   decisions that earn a reward, T = N - 1
 M   tokens of a sequence (boundaries drawn so far)
@@ -15,7 +15,7 @@ w   earlier boundaries that the policy reads
 ==  =====================================================================
 
 Where TorchRL has a name, it is used: a rollout is a TensorDict of batch size [B, T] (or [K, B, T]) with the
-observation and the action at the root and what came of it under ``next``.
+observation and the action at the root and their result under ``next``.
 """
 
 # Observation at position i.
@@ -24,11 +24,11 @@ ENCODING = "encoding"  # X_i, the encoder's output: float [.., T, D]
 LAST_ACTIONS = "last_actions"  # a_{i-1}, ..., a_{i-w}, newest first: float [.., T, w]
 POSITION = "position"  # i: int64 [.., T]
 TOKEN_COUNT = "token_count"  # boundaries drawn before i: int64 [.., T]
-DECISION_MASK = "decision_mask"  # False where the boundary is forced and nobody decides: bool [.., T]
-TARGET_RATE = "target_rate"  # boundaries per symbol that are asked for: float [.., T]; only where an agent reads it
+DECISION_MASK = "decision_mask"  # False where the boundary is forced: bool [.., T]
+TARGET_RATE = "target_rate"  # requested boundaries per symbol: float [.., T]; only where an agent reads it
 EARLY_ENTROPY = "early_entropy"  # of p_early(x_{i+1} | x_<=i) in nats: float [.., T]; only where an agent reads it
 
-# What an agent reads besides, and what it writes.
+# Further input of an agent, and its output.
 NOISE = "noise"  # u_i, the uniform number that decides a_i: float [.., T]
 ACTION = "action"  # a_i in {0, 1}: int64 [.., T]
 BOUNDARY_LOGITS = "boundary_logits"  # l_i: float [.., T]
@@ -36,23 +36,23 @@ BOUNDARY_PROB = "boundary_prob"  # p_i = sigmoid(l_i): float [.., T]
 ACTION_LOG_PROB = "action_log_prob"  # log pi(a_i | x_<=i, a_<i) in nats: float [.., T]
 ENTROPY = "entropy"  # of pi(. | x_<=i, a_<i) in nats: float [.., T]
 DEMONSTRATION_LOG_PROB = "demonstration_log_prob"  # log pi(a_i | x_<=i, a_<i) of a teacher's actions: float [.., T]
-BOUNDARY = "boundary"  # a_i as the pooling reads it, with a gradient: float [.., T]; only where something relaxes it
+BOUNDARY = "boundary"  # a_i with a gradient, as the pooling reads it: float [.., T]; only where it is relaxed
 OLD_LOG_PROB = "old_log_prob"  # action_log_prob at the time of drawing: float [.., T]; only when scored again
 
-# What the environment answers; both under "next", so that step i holds the prediction of x_{i+1}.
+# Output of the environment, under "next", so that step i holds the prediction of x_{i+1}.
 LOG_LIKELIHOOD = ("next", "log_likelihood")  # log p(x_{i+1} | x_<=i, a_<=i) in nats: float [.., T]
 LOG_LIKELIHOOD_EARLY = ("next", "log_likelihood_early")  # the same from the early exit: float [.., T]
 LOG_LIKELIHOOD_RELAXED = ("next", "log_likelihood_relaxed")  # under R relaxed boundaries: float [.., T, R]
-LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct head's H symbols from i + 1 on; and
-DIRECT_COUNT = ("next", "direct_count")  # of how many likelihoods it is one; 0 where H go beyond the end: [.., T]
+LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct head's H symbols from i + 1 on
+DIRECT_COUNT = ("next", "direct_count")  # number of summed likelihoods; 0 where H steps exceed the end: [.., T]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
 NEXT_ENCODING = ("next", ENCODING)  # X_{i+1}: float [.., T, D]
 
-# What estimators write.
-SAMPLE_WEIGHT = "sample_weight"  # share of the language model's loss: float [K, B, T]; absent where all are equal
-DIAGNOSTICS = "diagnostics"  # ("diagnostics", name): what an estimator wants logged: float [.., T]
-ADVANTAGE = "advantage"  # what action i is credited with, as far as the chain has come: float [.., T]
+# Output of estimators.
+SAMPLE_WEIGHT = "sample_weight"  # weight in the language model's loss: float [K, B, T]; absent where all are equal
+DIAGNOSTICS = "diagnostics"  # ("diagnostics", name): values which an estimator logs: float [.., T]
+ADVANTAGE = "advantage"  # credit of action i after the stages so far: float [.., T]
 LOSS_POLICY = "loss_policy"  # per decision; its mean is the loss: float [.., T]
-LOSS_CRITIC = "loss_critic"  # of a network inside the estimator, which loss_policy then trains: float [.., T]
+LOSS_CRITIC = "loss_critic"  # loss of the estimator's own network: float [.., T]
 LOSS_RATE = "loss_rate"  # per decision; its mean is the loss: float [.., T]

@@ -1,4 +1,4 @@
-"""Boundary rates that are asked for: one for all sequences, or a range of which every sequence is asked for one."""
+"""Target boundary rates: one for all sequences, or a range from which each sequence draws its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RateRange:
-    """Rates of which every sequence is asked for one: ``rate = min^(1 - u) max^u`` for uniform u.
+    """Range of target rates, one of which each sequence draws: ``rate = min^(1 - u) max^u`` for uniform u.
 
-    Log-uniform, for losses fall about evenly with the rate's logarithm, so that every octave is trained alike; and the
-    mean, ``(max - min) / log(max / min)``, is 0.195 from 0.05 to 0.5: such a run costs what one of rate 0.2 costs.
+    The distribution is log-uniform because losses fall about linearly with the logarithm of the rate, so every octave
+    is trained equally. The mean, ``(max - min) / log(max / min)``, is 0.195 for 0.05 to 0.5: such a run costs as much
+    as one of rate 0.2.
 
     Args:
-        min: smallest boundaries per symbol.
-        max: largest.
+        min: smallest number of boundaries per symbol.
+        max: largest number of boundaries per symbol.
 
     Raises:
         UserError: not 0 < ``min`` < ``max`` < 1.
@@ -39,43 +40,43 @@ class RateRange:
 
     @property
     def mean(self) -> float:
-        """Of the rates that are drawn."""
+        """Mean of the drawn rates."""
         return (self.max - self.min) / math.log(self.max / self.min)
 
     def at(self, uniform: Tensor) -> Tensor:
-        """The rates that uniform numbers in [0, 1] stand for: of their shape."""
+        """Map uniform numbers in [0, 1] to rates of the same shape."""
         return self.min * (self.max / self.min) ** uniform
 
     def covers(self, rate: float) -> bool:
-        """Whether a rate may be drawn."""
+        """Check whether a rate is in the range."""
         return self.min <= rate <= self.max
 
-    def __format__(self, how: str) -> str:
-        return f"{self.min:{how}} to {self.max:{how}}"
+    def __format__(self, spec: str) -> str:
+        return f"{self.min:{spec}} to {self.max:{spec}}"
 
 
 Rate = float | RateRange
 
 
 def check_rate(key: str, rate: float | None) -> None:
-    """Refuse what is no rate.
+    """Raise an error unless a rate is None or in (0, 1).
 
     Args:
-        key: what it is called where it was asked for.
-        rate: boundaries per symbol; None is none.
+        key: name of the rate in the message.
+        rate: boundaries per symbol, or None.
 
     Raises:
-        UserError: it is not in (0, 1).
+        UserError: the rate is not in (0, 1).
     """
     if rate is not None and not 0 < rate < 1:
         raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
 
 
 def mean_rate(rate: Rate) -> float:
-    """Boundaries per symbol that sequences are asked for on average."""
+    """Return the mean target rate in boundaries per symbol."""
     return rate.mean if isinstance(rate, RateRange) else rate
 
 
 def highest_rate(rate: Rate) -> float:
-    """The most boundaries per symbol that a sequence is asked for."""
+    """Return the largest target rate in boundaries per symbol."""
     return rate.max if isinstance(rate, RateRange) else rate

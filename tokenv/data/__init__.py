@@ -1,1 +1,1 @@
-"""Where sequences come from: text corpora, the built-in corpora, and how they are cut."""
+"""Data: corpora of text and series, how they are split and cut, and the streams of training sequences."""

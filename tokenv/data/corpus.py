@@ -2,51 +2,91 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from tqdm import tqdm
 
-from tokenv.data.chunks import Document, SequenceBatch
+from tokenv.core.errors import UserError
+from tokenv.core.sequences import SequenceBatch
+from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.hub.streaming import StreamingDataset
-from tokenv.data.in_memory import InMemoryDataset
-from tokenv.data.series.windows import load_series
-from tokenv.data.split import split_documents, split_from
-from tokenv.data.stream import EpochBlocks, Streams, TrainStream
+from tokenv.data.hub import StreamingDataset
+from tokenv.data.series.windows import SeriesData, load_series
+from tokenv.data.split import Split, split_documents, split_from
+from tokenv.data.stream import EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 from tokenv.data.text.documents import read_documents
 
-__all__ = ["Corpus", "SequenceBatch", "TrainStream", "load_corpus"]
+__all__ = ["Corpus", "CorpusFactory", "InMemoryDataset", "SequenceBatch", "TrainStream", "load_corpus"]
 
 
-class Dataset(Protocol):
-    """What a corpus is made of: held in memory or streamed."""
+class InMemoryDataset:
+    """Training and validation chunks of a split.
 
-    fingerprint: str
+    Attributes:
+        fingerprint: hex digest of every document on either side and of how they are cut.
+        overlap: share of the held-out 32-byte windows which also occur in training text.
 
-    def blocks(self, seed: int) -> EpochBlocks:
-        """Return the endless blocks of training pieces in the order of `seed`."""
+    Raises:
+        UserError: either side is too small for a single sequence.
+    """
+
+    def __init__(self, split: Split, config: DataConfig) -> None:
+        self._train = chunk_documents(split.train, seq_len=config.seq_len, cut=config.cut)
+        self._validation = chunk_documents(split.validation, seq_len=config.seq_len, cut=config.cut)
+        if not len(self._train) or not len(self._validation):
+            raise UserError(_describe_too_small(split, config))
+        self._seed = config.seed
+        self.overlap = split.overlap
+        header = repr((config.cut, config.seq_len, config.seed)).encode()
+        self.fingerprint = hashlib.blake2b(b"|".join((header, *split.digests)), digest_size=16).hexdigest()
+
+    def blocks(self, seed: int) -> InMemoryBlocks:
+        """Return the endless epochs over the training chunks."""
+        return InMemoryBlocks(self._train, self._seed, seed)
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
-        """Return the validation sequences, or the first `max_sequences` of them."""
+        """Return the validation chunks, or the first `max_sequences` of them."""
+        return self._validation.take(low_discrepancy_order(len(self._validation))[:max_sequences])
+
+
+def _describe_too_small(split: Split, config: DataConfig) -> str:
+    lengths = [len(document.content) for document in split.train + split.validation]
+    if not lengths:
+        return f"data source {config.source!r} holds no document with a byte in it: point to data with text"
+    validation_bytes = sum(len(document.content) for document in split.validation)
+    message = (
+        f"data source {config.source!r} holds {len(lengths)} non-empty documents, {sum(lengths)} bytes, of "
+        f"which {len(split.validation)} documents, {validation_bytes} bytes, are for validation; expected at least one "
+        f"sequence of data.seq_len {config.seq_len} bytes on either side. "
+    )
+    if config.cut == "document":
+        return message + (
+            f"data.cut 'document' needs whole documents that long, the longest has {max(lengths)} bytes: "
+            "lower data.seq_len, or set data.cut to 'chunk'"
+        )
+    return message + (
+        "A document is never on both sides: give more documents, lower data.seq_len, "
+        "or set data.validation_source to other data"
+    )
 
 
 class Corpus:
-    """A text corpus split by document, or series split by time, into training and validation sequences.
+    """Text corpus split by document, or series split by time, into training and validation sequences.
 
     Attributes:
-        seq_len: Symbols in a sequence.
-        name: The source, for people.
-        fingerprint: Hex digest of the data and of how it is split and cut; two loads of the same data with
-            the same settings have the same.
-        streamed: Whether it is read on the fly instead of held in memory.
-        overlap: Share of the held-out 32-byte windows that stand in training text, too, estimated from at most two
-            million windows; NaN where it is not known, as of series and streamed data.
+        seq_len: symbols of a sequence.
+        name: source of the data.
+        fingerprint: hex digest of the data and of how it is split and cut; two loads of the same data with
+            the same settings have the same one.
+        streamed: whether it is read on the fly instead of held in memory.
+        overlap: share of the held-out 32-byte windows which also occur in training text, estimated from at most two
+            million windows; NaN if unknown, as for series and streamed data.
     """
 
-    def __init__(self, data: Dataset, config: DataConfig) -> None:
+    def __init__(self, data: InMemoryDataset | SeriesData | StreamingDataset, config: DataConfig) -> None:
         self._data = data
         self.seq_len = config.seq_len
         self.name = config.source
@@ -58,21 +98,21 @@ class Corpus:
         """Open an endless stream of training sequences.
 
         Args:
-            seed: Seed of the order, at least 0.
+            seed: seed of the order, at least 0.
 
         Raises:
-            ValueError: If `seed` is negative.
+            ValueError: `seed` is negative.
         """
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected an integer of at least 0: choose one")
         return self._stream(self._data.blocks(seed))
 
     def streams(self, count: int, *, seed: int = 0) -> Streams:
-        """Open the training sequences as streams that processes can share out; of what is in memory, a single one.
+        """Open the training sequences as disjoint streams for several processes; data in memory is a single stream.
 
         Args:
-            count: Streams that a data set read on the fly is cut into, at least 1.
-            seed: See `train`.
+            count: streams into which a data set read on the fly is cut, at least 1.
+            seed: see `train`.
         """
         if not isinstance(self._data, StreamingDataset):
             return Streams([self.train(seed=seed)])
@@ -84,14 +124,14 @@ class Corpus:
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the validation sequences, always the same and in the same order.
 
-        The order spreads over the corpus, so that the first sequences represent the whole. Of a hub data
-        set it goes through successive documents of what is held out, some of each shard in turn.
+        The order spreads over the corpus, so that the first sequences represent the whole. For a hub data
+        set it goes through successive held-out documents, some of each shard in turn.
 
         Args:
-            max_sequences: Return only so many, the first; if None, all (of a hub data set 512).
+            max_sequences: return only the first so many; None returns all (of a hub data set 512).
 
         Raises:
-            ValueError: If `max_sequences` is not positive.
+            ValueError: `max_sequences` is not positive.
         """
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out")
@@ -100,10 +140,10 @@ class Corpus:
 
 @dataclass(frozen=True)
 class CorpusFactory:
-    """Opens the training stream of a corpus for a seed; small to pickle, and a process reads the data once.
+    """Factory of a corpus' training streams by seed; small to pickle, and a process reads the data once.
 
     Attributes:
-        config: What to read and how to cut it.
+        config: what to read and how to cut it.
     """
 
     config: DataConfig
@@ -111,34 +151,35 @@ class CorpusFactory:
     def __call__(self, seed: int) -> TrainStream:
         """Open the training sequences in the order of `seed`, which is at least 0."""
         key = repr(self.config)
-        if key not in _OPENED:
-            _OPENED[key] = load_corpus(self.config)
-        return _OPENED[key].train(seed=seed)
+        if key not in _CORPORA:
+            _CORPORA[key] = load_corpus(self.config)
+        return _CORPORA[key].train(seed=seed)
 
 
-_OPENED: dict[str, Corpus] = {}
+_CORPORA: dict[str, Corpus] = {}
 
 
 def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
     """Read a corpus, split it by document (series by time) and cut it into sequences.
 
     Args:
-        config: What to read and how to cut it.
-        progress: Show a bar over the documents being read.
+        config: what to read and how to cut it.
+        progress: whether to show a progress bar over the documents.
 
     Raises:
-        MissingFileError: If a source does not exist.
-        UserError: If the data cannot be read as text or series, is too little for one training and one validation
-            sequence, or is a file that only a stored run names (see `check_sources`).
+        MissingFileError: a source does not exist.
+        UserError: the data cannot be read as text or series, is too little for one training and one validation
+            sequence, or is a file which only a stored run names (see `check_sources`).
     """
     check_sources(config)
     if config.kind == "series":
         return Corpus(load_series(config), config)
-    held = None if config.validation_source is None else _read(config.validation_source, config, progress)
+    validation = None if config.validation_source is None else _read(config.validation_source, config, progress)
     if config.source.startswith(HUB_PREFIX):
-        return Corpus(StreamingDataset(config, None if held is None else list(held), progress=progress), config)
+        held_out = None if validation is None else list(validation)
+        return Corpus(StreamingDataset(config, held_out, progress=progress), config)
     documents = _read(config.source, config, progress)
-    split = split_documents(documents, config) if held is None else split_from(documents, held, config)
+    split = split_documents(documents, config) if validation is None else split_from(documents, validation, config)
     return Corpus(InMemoryDataset(split, config), config)
 
 

@@ -1,4 +1,4 @@
-"""Near-duplicate documents: find groups of them, and measure how much held-out text stands in training text.
+"""Near-duplicate documents: find groups of them, and measure how much held-out text occurs in training text.
 
 Documents are compared by their windows of 32 bytes (shingles; Broder 1997, "On the resemblance and containment of
 documents"). Only windows whose hash is a multiple of a power of two are kept (FracMinHash; Irber et al. 2022): the
@@ -31,10 +31,10 @@ class WindowSample:
     """A sample of the 32-byte windows of D documents, sorted by hash, then by document.
 
     Attributes:
-        hash_S: uint64 [S].
-        document_S: int64 [S], the index of the document that the window stands in.
-        length_D: int64 [D], bytes of every document.
-        every: one window in so many is in the sample, a power of two.
+        hash_S: hashes of the windows, uint64 [S].
+        document_S: index of the document in which the window occurs, int64 [S].
+        length_D: bytes of every document, int64 [D].
+        every: reciprocal of the sampled share, a power of two.
     """
 
     hash_S: Array
@@ -49,22 +49,22 @@ class WindowSample:
         every = 1
         while length_D.sum() > every * MOST_SAMPLES:
             every *= 2
-        found = list(_samples(documents, every))
-        hash_S = np.concatenate([some for some, _ in found] or [np.zeros(0, np.uint64)])
-        document_S = np.concatenate([which for _, which in found] or [np.zeros(0, np.int64)])
+        samples = list(_sample_windows(documents, every))
+        hash_S = np.concatenate([hashes for hashes, _ in samples] or [np.zeros(0, np.uint64)])
+        document_S = np.concatenate([indices for _, indices in samples] or [np.zeros(0, np.int64)])
         order_S = np.lexsort((document_S, hash_S))
         return cls(hash_S[order_S], document_S[order_S], length_D, every)
 
     def groups(self) -> Array:
-        """Number the groups of near-duplicates.
+        """Assign every document to a group of near-duplicates.
 
         Two documents are near-duplicates if they share at least 256 windows and a fifth of the windows of the smaller
-        one. A window that stands in many documents compares each with the next 16 of them. Groups are the connected
-        components. Where one would hold more than a quarter of all bytes, the text repeats itself throughout and no
-        split could keep it apart: then every document is a group of its own.
+        one. A window which occurs in many documents compares each with the next 16 of them. Groups are the connected
+        components. If one would hold more than a quarter of all bytes, the text repeats itself throughout and no
+        split could separate it: then every document is a group of its own.
 
         Returns:
-            The group of every document, int64 [D].
+            The index of every document's group, int64 [D].
         """
         documents = len(self.length_D)
         new_S = np.ones(len(self.hash_S), dtype=bool)
@@ -87,39 +87,39 @@ class WindowSample:
             return np.arange(documents)
         return np.asarray(group_D, dtype=np.int64)
 
-    def overlap(self, held_D: Array, train_D: Array) -> float:
-        """Return the share of the held-out documents' windows that stand in a training document, too.
+    def overlap(self, validation_D: Array, train_D: Array) -> float:
+        """Return the share of the held-out documents' windows which also occur in a training document.
 
         Args:
-            held_D: bool [D], True for held-out documents.
-            train_D: bool [D], True for training documents.
+            validation_D: True for held-out documents, bool [D].
+            train_D: True for training documents, bool [D].
 
         Returns:
             In [0, 1]; NaN if no held-out window is in the sample.
         """
-        held_S = held_D[self.document_S]
-        if not held_S.any():
+        validation_S = validation_D[self.document_S]
+        if not validation_S.any():
             return float("nan")
-        return float(np.isin(self.hash_S[held_S], self.hash_S[train_D[self.document_S]]).mean())
+        return float(np.isin(self.hash_S[validation_S], self.hash_S[train_D[self.document_S]]).mean())
 
 
-def _samples(documents: Sequence[Document], every: int) -> Iterator[tuple[Array, Array]]:
-    """Yield hashes and document indices of the sampled windows, of some documents at a time."""
+def _sample_windows(documents: Sequence[Document], every: int) -> Iterator[tuple[Array, Array]]:
+    """Yield hashes and document indices of the sampled windows, a block of documents at a time."""
     first = 0
     while first < len(documents):
         last, size = first, 0
         while last < len(documents) and size < BLOCK:
             size += len(documents[last].content)
             last += 1
-        some = [document.content for document in documents[first:last]]
-        content = some[0] if len(some) == 1 else b"".join(some)
-        end_D = np.cumsum([len(each) for each in some])
+        contents = [document.content for document in documents[first:last]]
+        content = contents[0] if len(contents) == 1 else b"".join(contents)
+        end_D = np.cumsum([len(each) for each in contents])
         for begin in range(0, size, BLOCK):
             hash_W = _window_hashes(content[begin : begin + BLOCK + WINDOW - 1])
-            at_S = np.flatnonzero(hash_W % np.uint64(every) == 0)
-            which_S = np.searchsorted(end_D, begin + at_S, side="right")
-            inside_S = begin + at_S + WINDOW <= end_D[which_S]
-            yield hash_W[at_S[inside_S]], first + which_S[inside_S]
+            begin_S = np.flatnonzero(hash_W % np.uint64(every) == 0)
+            index_S = np.searchsorted(end_D, begin + begin_S, side="right")
+            inside_S = begin + begin_S + WINDOW <= end_D[index_S]
+            yield hash_W[begin_S[inside_S]], first + index_S[inside_S]
         first = last
 
 

@@ -1,58 +1,66 @@
-"""Read rows of JSON files and of data sets; whatever is wrong is one message."""
+"""Read rows of JSON files and of data sets; every failure is one message for the user."""
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import datasets
 import zstandard
+from datasets import logging as datasets_logging
+from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import UserError
 from tokenv.storage import trust
 
+datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
+CHUNK_BYTES = 2**20
+DAMAGED = (zlib.error, lzma.LZMAError, zstandard.ZstdError)
+OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
 
 
-def iterate_rows(opened: Callable[[], Iterable[Row]], failed: str, advice: str) -> Iterator[Row]:
-    """The rows of a source, one by one.
+def iterate_rows(open_rows: Callable[[], Iterable[Row]], failure: str, advice: str) -> Iterator[Row]:
+    """Yield the rows of a source.
 
     Args:
-        opened: opens it.
-        failed: what it means if that fails, for the message.
-        advice: what may help.
+        open_rows: function which opens the source.
+        failure: description of a failure, for the message.
+        advice: remedy, for the message.
 
     Raises:
-        UserError: it cannot be opened, or read to its end.
+        UserError: the source cannot be opened, or read to its end.
     """
     try:
-        yield from opened()
+        yield from open_rows()
     except UserError:
         raise
-    except Exception as error:  # of many packages, none of which knows the user's words
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{failed}: {why}: {advice}") from error
+    except Exception as error:  # of many packages, whose errors do not name the source
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{failure}: {reason}: {advice}") from error
 
 
 def open_hub(name: str, hub_config: str | None, split: str) -> datasets.IterableDataset:
-    """Open a data set of the Hugging Face hub, or a local folder that is laid out as one, for streaming.
+    """Open a data set of the Hugging Face hub, or a local folder with the same layout, for streaming.
 
-    Its README may name data files anywhere, on this machine too: those outside of the data set need the user's word.
+    Its README may name data files anywhere, even on this machine: the user must allow those outside of the data set.
 
     Args:
         name: ``owner/name``, or the path of a folder.
-        hub_config: the data set's configuration; None for its default.
-        split: such as ``train``.
+        hub_config: configuration of the data set; None for its default.
+        split: split of the data set, such as ``train``.
 
     Raises:
-        UserError: it names a file outside of the hub, or of the folder, that the user has not named.
+        UserError: it names a file outside of the hub, or of the folder, which the user has not allowed.
     """
     builder = datasets.load_dataset_builder(name, hub_config)
     folder = os.path.join(trust.local_path(name), "") if os.path.isdir(name) else None
@@ -67,60 +75,65 @@ def open_hub(name: str, hub_config: str | None, split: str) -> datasets.Iterable
     return builder.as_streaming_dataset(split=split)
 
 
-CHUNK = 2**20
-DAMAGED = (zlib.error, lzma.LZMAError, zstandard.ZstdError)
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
+def parquet_rows(path: Path, advice: str) -> Iterator[Row]:
+    """Read the rows of a parquet file without a converted copy in a cache or reports over the network.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
+    return iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", advice)
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the objects of a file: one a line, or one list of all.
+    """Read the objects of a file: one per line, or a list of all.
 
     Args:
-        path: .json or .jsonl, and .gz, .xz or .zst where it is packed.
+        path: .json or .jsonl file, with .gz, .xz or .zst added if it is compressed.
 
     Raises:
-        UserError: a line is no object, or the file is damaged or cut off; the message names the line.
+        UserError: a line is no object, or the file is damaged or truncated; the message names the line.
     """
     number = 0
     try:
         for number, line in enumerate(_lines(_chunks(path)), 1):
-            whole = number == 1 and line.lstrip().startswith(b"[")
-            rows = json.loads(b"".join(_chunks(path))) if whole else [json.loads(line)] if line.strip() else []
+            is_list = number == 1 and line.lstrip().startswith(b"[")
+            rows = json.loads(b"".join(_chunks(path))) if is_list else [json.loads(line)] if line.strip() else []
             for row in rows:
                 if not isinstance(row, dict):
                     raise UserError(
                         f'{path} line {number} holds {str(row)[:80]!r}; expected an object such as {{"text": "..."}}'
                     )
                 yield row
-            if whole:
+            if is_list:
                 return
     except UserError:
         raise
     except (EOFError, RecursionError, ValueError, OSError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(
-            f"{path} cannot be read as json: line {number or 1}: {what}: repair it or leave it out"
+            f"{path} cannot be read as json: line {number or 1}: {reason}: repair it or leave it out"
         ) from error
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     rest = b""
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
     yield rest
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
     with OPENERS.get(path.suffix, Path.open)(path, "rb") as file:  # type: ignore[call-arg]
-        chunks = iter(lambda: file.read(CHUNK), b"")
-        yield from _unpacked(chunks) if path.suffix == ".zst" else chunks
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        yield from _decompress(chunks) if path.suffix == ".zst" else chunks
 
 
-def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Zstandard frames, one after the other; unlike the library's own reader, this one sees where the last is cut."""
+def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Decompress successive Zstandard frames; unlike the library's own reader, notice a truncated last frame."""
     frame = None
     for packed in chunks:
         while packed:

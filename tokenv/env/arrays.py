@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
-from tokenv.data.sources import SourceOrFactory
+from tokenv.core.sequences import SourceOrFactory
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.unet import UNet
 

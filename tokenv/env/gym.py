@@ -25,9 +25,9 @@ from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 
 from tokenv.core import keys
+from tokenv.core.sequences import SourceOrFactory
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory
-from tokenv.data.sources import SourceOrFactory
 from tokenv.env import BYTES_ID, SERIES_ID, register
 from tokenv.env.arrays import RENDER_MODES, Array, ArrayAdapter, Observation, PicklableEnv, ended
 from tokenv.lm.codecs.series import SeriesCodec

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent, Sampling
 from tokenv.core.rates import Rate
-from tokenv.data.sources import Source, SourceOrFactory
+from tokenv.core.sequences import Source, SourceOrFactory
 from tokenv.env.observation import Observer
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
 from tokenv.env.rollout import ONE_SAMPLE, rollout

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenv.core import keys
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.evaluation.evaluator import concat_columns, held_out_rollouts
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
 from tokenv.storage import checkpoints

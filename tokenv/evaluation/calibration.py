@@ -20,8 +20,7 @@ from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import Rate, RateRange
-from tokenv.data.chunks import SequenceBatch
-from tokenv.data.corpus import Corpus
+from tokenv.core.sequences import HeldOutData, SequenceBatch
 from tokenv.evaluation.evaluator import eval_mode, num_decision_sites, shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, segment, split_text
 from tokenv.evaluation.requested_rate import resolve_rate
@@ -32,7 +31,7 @@ FARTHEST = 48.0  # up to this one, where float32 still tells shifted noise apart
 SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
 
 
-def split_for_calibration(corpus: Corpus, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
+def split_for_calibration(corpus: HeldOutData, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
     """Validation sequences to measure, and others to calibrate on.
 
     Where there are no more than are to be measured, half of them are for calibration.

@@ -18,7 +18,7 @@ from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
 from tokenv.env.rollout import observe, rollout
 from tokenv.lm.codecs.base import Codec

@@ -88,10 +88,10 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
     try:
         return _load(checkpoints.find(run, which), device)
     except checkpoints.DamagedError as error:
-        if not fall_back or error.sound is None or (Path(run) / checkpoints.STATE).is_file():
+        if not fall_back or error.intact is None or (Path(run) / checkpoints.STATE).is_file():
             raise
-        warn(f"{error.what}; this goes on with {error.sound}")
-        return _load(error.sound, device)
+        warn(f"{error.problem}; this goes on with {error.intact}")
+        return _load(error.intact, device)
 
 
 def _load(path: Path, device: str | None) -> LoadedRun:

@@ -12,7 +12,7 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.evaluation.calibration import calibrate
 from tokenv.evaluation.evaluator import (
     clustered_standard_error,

@@ -200,7 +200,7 @@ def _examples(windows: Windows, index_P: Array, horizon: int) -> Iterator[tuple[
     for first in range(0, len(index_P), MAX_BATCH):
         index_B = index_P[first : first + MAX_BATCH]
         symbol_BN = windows.take(index_B).symbol_BN
-        std_BC = torch.from_numpy(np.stack([windows.series[index].std_C for index in windows.place_P[index_B]]))
+        std_BC = torch.from_numpy(np.stack([windows.series[index].std_C for index in windows.series_P[index_B]]))
         weight_BC1 = (symbol_BN[:, 0, :, SCALE] / std_BC).unsqueeze(-1)
         ahead = symbol_BN[:, -horizon:]
         y_BCH = ((ahead[..., VALUE] - ahead[..., LOCATION]) / ahead[..., SCALE]).mT

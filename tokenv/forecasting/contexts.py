@@ -12,11 +12,10 @@ from torch import Tensor
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
-from tokenv.data.in_memory import low_discrepancy_order
-from tokenv.data.series.config import SYNTHETIC_SERIES, SeriesConfig
-from tokenv.data.series.dates import extend_dates
-from tokenv.data.series.tables import Recording
+from tokenv.data.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.data.series.tables import Recording, extend_dates
 from tokenv.data.series.windows import Series, SeriesData, SplitBorders, normalise_window, series_of
+from tokenv.data.stream import low_discrepancy_order
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -186,7 +185,7 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> Forecast
     length = data.config.seq_len
     windows = data.windows("test", before=length - horizon, stride=1)
     chosen_P = np.sort(low_discrepancy_order(len(windows))[: count or None])
-    series_P, start_P = windows.place_P[chosen_P], windows.start_P[chosen_P]
+    series_P, start_P = windows.series_P[chosen_P], windows.start_P[chosen_P]
     # Columns recorded at the same time depend on one another; synthetic series are independent.
     synthetic = data.config.source in SYNTHETIC_SERIES
     return ForecastContexts(

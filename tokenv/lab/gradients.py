@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.core.enumeration import all_boundaries, forcing_noise
+from tokenv.core.expectations import all_boundaries, forcing_noise, policy_objective
 from tokenv.env.rollout import rollout
 from tokenv.estimators.branching import BitFlip
-from tokenv.estimators.statistics import policy_objective
 
 COMPONENTS = ("logits", "policy", "encoder")
 MAX_COORDINATES = 65_536

@@ -17,10 +17,10 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
-from tokenv.estimators.statistics import policy_objective
 from tokenv.lab.config import Specification, VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.gradient_statistics import gradient_statistics
@@ -34,7 +34,7 @@ from tokenv.lab.gradients import (
 )
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import fingerprint, load_tensors, read_json, save_tensors, write_json
-from tokenv.storage.checksums import file_digest
+from tokenv.storage.run_folders import file_digest
 from tokenv.training.checkpointing import load_components, read_state
 from tokenv.training.trainer import train
 

@@ -17,7 +17,7 @@ from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.storage import run_folders
 from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.storage.checkpoints import MODEL, STATE
-from tokenv.storage.checksums import DIGESTS, write_digests
+from tokenv.storage.run_folders import DIGESTS, write_digests
 
 SAVED = (MODEL, STATE)  # of a model without its optimiser
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

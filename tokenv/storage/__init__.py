@@ -1,1 +1,1 @@
-"""Files that are complete or not there at all."""
+"""Files which are complete or do not exist: atomic writes, checkpoints, checksums, processes, trust."""

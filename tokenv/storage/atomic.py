@@ -1,4 +1,4 @@
-"""Files and folders that are complete or not there at all."""
+"""Write files and folders atomically: they are complete or do not exist."""
 
 import errno
 import os
@@ -16,17 +16,17 @@ PARTIAL, DELETED = ".partial-", ".deleted-"
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """Give another path to write a file to, and rename it when written: a kill at any moment leaves the old one.
+    """Yield another path to write a file to, and rename it at the end: a kill at any moment leaves the old file.
 
-    Two processes may write the same file; it is the last one's. A link is replaced, never followed: the new file has a
-    random name, and is made only where nothing of this name exists.
+    If two processes write the same file, the last one wins. A link is replaced, never followed: the new file has a
+    random name and is created only if nothing of this name exists.
 
     Raises:
-        OSError: the file cannot be written, or its path is a folder's; nothing is left behind.
+        OSError: the file cannot be written, or its path is a folder; no partial file remains.
     """
     if not path.name or (path.is_dir() and not path.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    scratch = _beside(path, PARTIAL, path.suffix)
+    scratch = _random_sibling(path, PARTIAL, path.suffix)
     try:
         os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:
@@ -43,11 +43,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, complete or not at all.
 
     Args:
-        path: in an existing folder; a file that is there is replaced.
-        content: text is written as UTF-8.
+        path: path in an existing folder; an existing file is replaced.
+        content: content of the file; text is written as UTF-8.
 
     Raises:
-        OSError: the file cannot be written; nothing is left behind.
+        OSError: the file cannot be written; no partial file remains.
     """
     with replacing_file(path) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -60,19 +60,19 @@ def copy_atomically(source: str | Path, path: str | Path) -> None:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder to write files to, and rename it when they are on the disk; what is there makes room.
+    """Yield an empty folder to write files to, and rename it when they are on the disk; it replaces an existing one.
 
     Raises:
-        OSError: it cannot be written, or the folder that its own lies in is gone; nothing is left behind.
+        OSError: it cannot be written, or its grandparent folder is missing; no partial folder remains.
     """
-    partial = _beside(path, f"{PARTIAL}{path.name}-")
-    path.parent.mkdir(exist_ok=True)  # no more: where a store was unmounted, another disk would be written to
+    partial = _random_sibling(path, f"{PARTIAL}{path.name}-")
+    path.parent.mkdir(exist_ok=True)  # not its parents: where a store was unmounted, another disk would be written to
     partial.mkdir()
     try:
         with _as_os_error(partial):
             yield partial
-        for written in (*partial.iterdir(), partial):
-            _flush(written)
+        for path_to_flush in (*partial.iterdir(), partial):
+            _flush(path_to_flush)
         if os.path.lexists(path):
             remove_folder(path)
         os.replace(partial, path)
@@ -82,28 +82,28 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Rename a folder out of the way, then delete it: a kill in between leaves no half of it under its name."""
-    doomed = _beside(path, f"{DELETED}{path.name}-")
-    os.replace(path, doomed)
-    _delete(doomed)
+    """Rename a folder, then delete it: a kill in between leaves no incomplete folder under its name."""
+    renamed = _random_sibling(path, f"{DELETED}{path.name}-")
+    os.replace(path, renamed)
+    _delete(renamed)
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Delete what kills have left of files and folders that were being written or deleted here.
+    """Delete the files and folders which killed processes were writing or deleting in a folder.
 
-    Nobody may be writing here now.
+    No process may be writing to the folder.
     """
-    for left in (*folder.glob(f"{PARTIAL}*"), *folder.glob(f"{DELETED}*")):
-        _delete(left)
+    for path in (*folder.glob(f"{PARTIAL}*"), *folder.glob(f"{DELETED}*")):
+        _delete(path)
 
 
-def _beside(path: Path, prefix: str, suffix: str = "") -> Path:
-    """A path in the same folder that nobody can foresee."""
+def _random_sibling(path: Path, prefix: str, suffix: str = "") -> Path:
+    """Return an unpredictable path in the same folder."""
     return path.with_name(f"{prefix}{secrets.token_hex(8)}{suffix}")
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder with all in it, or a file, or a link but not where it leads."""
+    """Delete a folder with its contents, a file, or a link but not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -112,7 +112,7 @@ def _delete(path: Path) -> None:
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """A full disk is an OSError that names the file to be written, also where safetensors finds it."""
+    """Raise an OSError which names the file when the disk is full, also for errors of safetensors."""
     try:
         yield
     except OSError as error:

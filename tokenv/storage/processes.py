@@ -1,4 +1,4 @@
-"""Which processes are at something, written down so that others can see whether these still exist."""
+"""Describe processes so that others can check whether they still exist."""
 
 import os
 import socket
@@ -12,42 +12,44 @@ TICKS = "start_ticks"
 
 
 def describe(*pids: int) -> dict[str, Any]:
-    """This process and those of these ids, as JSON can hold them; of these, who has ended is left out."""
-    processes = [{"pid": pid} | began for pid in (os.getpid(), *pids) if (began := _began(pid))]
+    """Return a JSON-serialisable description of this process and those with these ids, without ended ones."""
+    processes = [{"pid": pid} | start for pid in (os.getpid(), *pids) if (start := _describe_start(pid))]
     return {"place": host_id(), "processes": processes}
 
 
-def alive_pids(told: Any) -> list[int] | None:
-    """Ids of the processes that ``describe`` told of and that still exist; None where that cannot be seen from here.
+def alive_pids(description: Any) -> list[int] | None:
+    """Return the ids of described processes which still exist; None if they ran on another machine.
 
     Args:
-        told: what ``describe`` gave, here or on another machine; what is no such thing tells of nobody.
+        description: result of ``describe``, here or on another machine; anything else describes no process.
     """
     try:
-        known = {each["pid"]: each for each in told["processes"]}
-        return [pid for pid, each in known.items() if _is(each)] if told["place"] == host_id() else None
+        processes = {each["pid"]: each for each in description["processes"]}
+        return (
+            [pid for pid, each in processes.items() if _is_alive(each)] if description["place"] == host_id() else None
+        )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):  # not ours, or damaged
         return []
 
 
-def _is(process: dict[str, Any]) -> bool:
+def _is_alive(process: dict[str, Any]) -> bool:
     if TICKS in process:
-        return _ticks(process["pid"]) == process[TICKS]
-    started = _started(process["pid"])
-    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks are set now and then
+        return _start_ticks(process["pid"]) == process[TICKS]
+    started = _start_time(process["pid"])
+    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks may be adjusted
 
 
-def _began(pid: int) -> dict[str, Any]:
-    """When a process began, by what no clock that is set can change where there is such a thing; empty if it ended."""
-    ticks = _ticks(pid)
+def _describe_start(pid: int) -> dict[str, Any]:
+    """Return the start of a process, independent of the system clock where possible; empty if it has ended."""
+    ticks = _start_ticks(pid)
     if ticks is not None:
         return {TICKS: ticks}
-    started = None if Path("/proc/self/stat").exists() else _started(pid)
+    started = None if Path("/proc/self/stat").exists() else _start_time(pid)
     return {} if started is None else {"started": started}
 
 
-def _ticks(pid: int) -> int | None:
-    """Clock ticks from the machine's start to the process's; None if it has ended, and on other systems than Linux.
+def _start_ticks(pid: int) -> int | None:
+    """Return the clock ticks from the machine's start to the process's; None if it has ended or this is not Linux.
 
     Field 22 of ``/proc/PID/stat``, whose second field, a name in parentheses, may hold anything (proc(5)).
     """
@@ -58,8 +60,8 @@ def _ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _started(pid: int) -> float | None:
-    """When a process started, in seconds since 1970; None if it has ended: another may have its id by now."""
+def _start_time(pid: int) -> float | None:
+    """Return a process's start in seconds since 1970, which distinguishes reused ids; None if it has ended."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -68,8 +70,8 @@ def _started(pid: int) -> float | None:
 
 
 def host_id() -> str:
-    """This machine since it was started, for several may be called localhost, and the container that counts ids."""
-    known = [socket.gethostname()]
+    """Return an id of this machine's boot and the container of its process ids; several may be called localhost."""
+    names = [socket.gethostname()]
     with suppress(OSError):  # not Linux
-        known += [os.readlink("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
-    return " ".join(known)
+        names += [os.readlink("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    return " ".join(names)

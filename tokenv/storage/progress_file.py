@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenv.storage.atomic import write_atomically
-from tokenv.storage.regular_files import read_json
+from tokenv.storage.trust import read_json
 
 FILE = "progress.json"
 INTERVAL = 1.0  # seconds between two writes

@@ -1,109 +1,186 @@
-"""Where checkpoints lie and what their state is, for those who need no tensors: nothing here imports torch."""
+"""Checkpoints in run folders, and the digests of their files, for code without tensors: nothing here imports torch."""
 
+import hashlib
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.storage import trust
-from tokenv.storage.checksums import FILES, PREFIX, DamagedError, verify
-from tokenv.storage.regular_files import UnreadableFileError, read_json
+from tokenv.storage.atomic import write_atomically
+from tokenv.storage.trust import UnreadableFileError, open_regular, read_json
 
+PREFIX = "step-"  # of a checkpoint's folder
 STATE = "state.json"
+FILES = ("model.safetensors", "optimizer.safetensors", STATE)
+DIGESTS = "digests.json"
+
+
+class DamagedError(UserError):
+    """File of a checkpoint which is not what was saved.
+
+    Args:
+        file: damaged file in the checkpoint's folder.
+        reason: what is wrong with it.
+
+    Attributes:
+        problem: file and reason.
+        intact: newest intact checkpoint of the same run, if there is one.
+    """
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.problem, self.intact = f"{file}: {reason}", _newest_intact(file.parent)
+        hint = "no other checkpoint of the run is known to be intact"
+        if self.intact is not None:
+            hint = (
+                f"the newest intact checkpoint is {self.intact}: name that one (resume={self.intact} goes on from it)"
+            )
+        super().__init__(f"{self.problem}; {hint}")
+
+
+def write_digests(folder: Path, names: Sequence[str] = FILES) -> None:
+    """Write the digests of a checkpoint's files, or of a saved model's, beside them."""
+    digests = {name: file_digest(folder / name) for name in names}
+    write_atomically(folder / DIGESTS, json.dumps(digests, indent=1))
+
+
+def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
+    """Compare files with their digests; a checkpoint of an earlier version has none and passes.
+
+    Raises:
+        DamagedError: a file is not what was saved.
+    """
+    damage = _find_damage(checkpoint, names)
+    if damage is not None:
+        raise DamagedError(*damage)
+
+
+def _find_damage(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, str] | None:
+    """Return the first file which is not what was saved, and the reason; None if all are intact."""
+    digests_file = checkpoint / DIGESTS
+    if not os.path.lexists(digests_file):
+        return None
+    try:
+        digests = read_json(digests_file)
+        if not isinstance(digests, dict) or not set(names) <= set(digests):
+            return digests_file, f"damaged: expected the digests of {', '.join(names)}"
+        for name in names:
+            if not os.path.lexists(checkpoint / name):
+                return checkpoint / name, "it is not there"
+            actual = file_digest(checkpoint / name)
+            if actual != digests[name]:
+                return checkpoint / name, f"damaged, or of another run: SHA-256 {actual}, expected {digests[name]!r}"
+    except UnreadableFileError as error:
+        return error.path, error.reason
+    return None
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _newest_intact(checkpoint: Path) -> Path | None:
+    """Return the newest other checkpoint of the run with intact files, ignoring those without digests."""
+    others = sorted(checkpoint.parent.glob(f"{PREFIX}*/{DIGESTS}"), reverse=True)
+    intact = (each.parent for each in others if each.parent != checkpoint and _find_damage(each.parent) is None)
+    return next(intact, None)
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """All complete checkpoints of a run, oldest first."""
+    """Return all complete checkpoints in a checkpoint folder, oldest first."""
     return sorted(path for path in folder.glob(f"{PREFIX}*") if all((path / name).is_file() for name in FILES))
 
 
 def list_all(run: str | Path) -> list[Path]:
-    """All complete checkpoints of a run folder or checkpoint folder, oldest first; one checkpoint is itself all."""
+    """Return all complete checkpoints of a run folder or checkpoint folder, oldest first, or the given checkpoint."""
     run = Path(run)
     if (run / STATE).is_file():
         return [run]
-    return list_complete(_folder(run))
+    return list_complete(_checkpoint_folder(run))
 
 
-def _folder(run: Path) -> Path:
+def _checkpoint_folder(run: Path) -> Path:
     return run if run.name == "checkpoints" else run / "checkpoints"
 
 
 def find(run: str | Path, which: str = "latest") -> Path:
-    """A checkpoint of a run folder.
+    """Return a checkpoint of a run folder.
 
     Args:
         run: run folder (``runs/7``), its checkpoint folder, or one checkpoint.
-        which: ``latest`` or ``best_checkpoint`` (lowest validation loss).
+        which: ``latest`` or ``best`` (lowest validation loss).
 
     Raises:
         MissingFileError: there is no complete checkpoint.
-        DamagedError: the best one is asked for, and a state that would tell is damaged.
+        DamagedError: the best one is requested, and a state with a validation loss is damaged.
         UserError: ``which`` is neither.
     """
     if which not in ("latest", "best"):
         raise UserError(f"checkpoint = {which!r}: expected latest or best")
     run = Path(run)
-    found = list_all(run)
-    if found == [run]:
+    checkpoints = list_all(run)
+    if checkpoints == [run]:
         return run
-    if not found:
+    if not checkpoints:
         raise MissingFileError(
-            f"no complete checkpoint in {_folder(run)}: expected a run folder such as runs/1{_hint(run)}"
+            f"no complete checkpoint in {_checkpoint_folder(run)}: expected a run folder such as runs/1{_hint(run)}"
         )
-    if which == "best":
-        return best_checkpoint(found) or found[-1]
-    return found[-1]
+    return (best_checkpoint(checkpoints) if which == "best" else None) or checkpoints[-1]
 
 
 def _hint(run: Path) -> str:
-    """Which run may have been meant, as the end of a message: the same name under runs/, or those that are there."""
-    meant = Path("runs") / run.name
-    if run.name and list_complete(meant / "checkpoints"):
-        return f": did you mean {meant}?"
-    places = (run.parent, Path("runs"))
-    near = sorted({str(path.parents[1]) for place in places for path in place.glob(f"*/checkpoints/{PREFIX}*")})
-    return f"; runs with checkpoints are {', '.join(near)}" if near else ""
+    """Return the end of a message: the same name under runs/, or all runs which have checkpoints."""
+    candidate = Path("runs") / run.name
+    if run.name and list_complete(candidate / "checkpoints"):
+        return f": did you mean {candidate}?"
+    folders = (run.parent, Path("runs"))
+    runs = sorted({str(path.parents[1]) for folder in folders for path in folder.glob(f"*/checkpoints/{PREFIX}*")})
+    return f"; runs with checkpoints are {', '.join(runs)}" if runs else ""
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Only the state, for those who need no parameters: a model's may be large.
+    """Load a checkpoint's state without its parameters, which may be large.
 
     Raises:
-        DamagedError: it is not what was saved, or no state.
-        UserError: its configuration names code that the user has not named: see ``tokenv.storage.trust``.
+        DamagedError: the file is not what was saved, or no state.
+        UserError: its configuration names code which the user has not allowed: see ``tokenv.storage.trust``.
     """
-    state = _read(path)
+    state = _read_state(path)
     if not isinstance(state.get("config"), dict):
         raise DamagedError(path / STATE, f"config = {state.get('config')!r}: expected a run's configuration")
     trust.check(state["config"], path / STATE)
     return state
 
 
-def best_checkpoint(found: list[Path], *, pass_over_damaged: bool = False) -> Path | None:
-    """The one with the lowest validation loss, if any was validated.
+def best_checkpoint(checkpoints: list[Path], *, skip_damaged: bool = False) -> Path | None:
+    """Return the checkpoint with the lowest validation loss, if any was validated.
 
     Raises:
-        DamagedError: a state is not what was saved, and ``pass_over_damaged`` is not set.
+        DamagedError: a state is not what was saved, and ``skip_damaged`` is not set.
     """
-    scored = {}
-    for path in found:
+    losses = {}
+    for path in checkpoints:
         try:
-            state = _read(path)
+            state = _read_state(path)
         except DamagedError:
-            if pass_over_damaged:
+            if skip_damaged:
                 continue
             raise
-        score = state.get(str(state.get("unit", "bits_per_byte")))
-        if isinstance(score, int | float):
-            scored[path] = score
-    return min(scored, key=scored.__getitem__) if scored else None
+        loss = state.get(str(state.get("unit", "bits_per_byte")))
+        if isinstance(loss, int | float):
+            losses[path] = loss
+    return min(losses, key=losses.__getitem__) if losses else None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The state as it stands there, whatever it says.
+def _read_state(path: Path) -> dict[str, Any]:
+    """Read a state without checking its contents.
 
     Raises:
-        DamagedError: it is not what was saved, or no JSON mapping.
+        DamagedError: the file is not what was saved, or no JSON mapping.
     """
     verify(path, [STATE])
     try:

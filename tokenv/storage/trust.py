@@ -1,39 +1,100 @@
-"""Whose code may run and whose files may be read: what a stored run names needs the user's word.
+"""Read what others may have written: regular files of bounded size, and code and data which the user must allow.
 
 A run folder may come from anybody. Building what its configuration names (``module:attribute``) imports a module and
-calls what is in it, and its data section may name any file that the user can read. The user's own command line and YAML
-files are his word already; whatever is read of a stored run is held against it. Local data that the user has named once
-is remembered (``remembered``), so that his own runs can be measured later.
+calls its contents, and its data section may name any file which the user can read. The user's own command line and
+YAML files are allowed; values read from a stored run are checked. Local data which the user has named once is
+remembered (``remembered_paths``), so that the user's own runs can be evaluated later.
 """
 
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tokenv.core.errors import UserError
-from tokenv.storage.regular_files import open_regular
 
-Word: TypeAlias = bool | str | Sequence[str]
+MAX_JSON_BYTES = 2**28  # of a JSON file, which is read into memory
+FILE_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+Trust: TypeAlias = bool | str | Sequence[str]
 _ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")
-_allowed: set[str] = set()  # of this process: what its user has named himself, names of code and absolute paths
-_foreign: dict[str, str] = {}  # data sources that stored runs name and their user has not: to the run that names it
+_allowed: set[str] = set()  # names of code and absolute paths which the user of this process has allowed
+_untrusted: dict[str, str] = {}  # data sources which only stored runs name: to the run that names them
 
 
-def allow(word: Word) -> None:
-    """Let stored runs name code and local data, from now on and in this process.
+class UnreadableFileError(UserError):
+    """File which cannot be what was written.
 
     Args:
-        word: what ``trust_code=...`` says: a name such as ``mytrick:mine`` or the path of a file or folder that begins
-            with ``/`` or ``~``, several (a list, or with commas between), or True for all.
+        path: path of the file.
+        reason: what is wrong with it, as it follows "is".
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path} is {reason}")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; raise an error for a named pipe or a device without waiting for its data.
 
     Raises:
-        UserError: it is neither.
+        OSError: the file cannot be opened.
+        UnreadableFileError: it is no regular file.
     """
-    names = word == "True" or word.split(",") if isinstance(word, str) else word
+    flags = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows lacks the first two
+    handle = os.open(path, os.O_RDONLY | sum(flags))
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        raise UnreadableFileError(path, f"{FILE_KINDS.get(kind, 'something else')}: expected a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raise an error unless a file is regular, for readers which open a path themselves; see ``open_regular``."""
+    open_regular(path).close()
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableFileError: it is no regular file, larger than ``MAX_JSON_BYTES``, or no JSON.
+    """
+    with open_regular(path) as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise UnreadableFileError(path, f"damaged, larger than {MAX_JSON_BYTES:,} bytes")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(path, f"damaged, no JSON: {error}") from None
+
+
+def allow(trust: Trust) -> None:
+    """Allow stored runs to name code and local data, from now on and in this process.
+
+    Args:
+        trust: value of ``trust_code=...``: a name such as ``mytrick:mine`` or the path of a file or folder which
+            begins with ``/`` or ``~``, several of them (a list, or separated by commas), or True for all.
+
+    Raises:
+        UserError: the value is neither.
+    """
+    names = trust == "True" or trust.split(",") if isinstance(trust, str) else trust
     if isinstance(names, bool):
         _allowed.update({_ALL} if names else ())
         return
@@ -41,9 +102,8 @@ def allow(word: Word) -> None:
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
         raise UserError(
-            f"trust_code = {word!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a "
-            f"file such "
-            "as /data/book.txt, or True"
+            f"trust_code = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a "
+            "file such as /data/book.txt, or True"
         )
     _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
 
@@ -53,68 +113,76 @@ def _is_path(name: str) -> bool:
 
 
 @contextmanager
-def allowing(word: Word) -> Iterator[None]:
-    """As ``allow``, for what happens inside; afterwards what was allowed before."""
+def allowing(trust: Trust) -> Iterator[None]:
+    """Allow names as ``allow`` does, within the context only."""
     before = set(_allowed)
     try:
-        allow(word)
+        allow(trust)
         yield
     finally:
         _allowed.intersection_update(before)
 
 
 def allow_named(values: Mapping[str, Any]) -> None:
-    """Let stored runs name what these values of the user's own name: he asks for this code and this data anyway."""
-    _allowed.update(_names(values))
+    """Allow stored runs to name the code and data which the user's own configuration names."""
+    _allowed.update(_code_names(values))
     paths = {path for source in _sources(values) if os.path.exists(path := local_path(source))}
     _allowed.update(paths)
-    _remember(paths - remembered())
+    _remember(paths - remembered_paths())
 
 
-def check(values: Mapping[str, Any], whence: str | Path) -> None:
-    """Refuse code that the user has not named, and mark local data that he has not: see ``check_source``.
+def check(values: Mapping[str, Any], origin: str | Path) -> None:
+    """Raise an error for code which the user has not allowed, and mark local data: see ``check_source``.
 
     Args:
-        values: a stored configuration, or a part of it.
-        whence: where it is stored, for the message.
+        values: stored configuration, or a section of it.
+        origin: file or folder in which it is stored, for the message.
 
     Raises:
         UserError: it names code; the message says how to allow it.
     """
-    for name in _names(values):
-        check_name(name, whence)
+    for name in _code_names(values):
+        check_name(name, origin)
     for source in _sources(values):
         if is_allowed(local_path(source)):
-            _foreign.pop(source, None)
+            _untrusted.pop(source, None)
         else:
-            _foreign[source] = str(whence)
+            _untrusted[source] = str(origin)
+
+
+def check_name(name: str, origin: str | Path) -> None:
+    """Raise an error unless a stored name is a registered one or the user has allowed it; see ``check``."""
+    if ":" in name and _allowed.isdisjoint((_ALL, name)):
+        raise UserError(
+            f"{origin} names code, {name!r}, that would be imported and run: if you know what it is and trust it, "
+            f"add trust_code={name} (trust_code=True for all that the run names)"
+        )
 
 
 def check_source(source: str) -> None:
-    """Refuse to read local data that a stored run names, unless the user has named it, now or in an earlier command.
+    """Raise an error for local data named by a stored run unless the user has named it, now or in an earlier command.
 
     Args:
-        source: as a configuration names it: a path, or ``hub:`` and one.
+        source: data source in a configuration: a path, or ``hub:`` and a path.
 
     Raises:
-        UserError: it is a file or folder that only the run names; the message says how to allow it.
+        UserError: it is a file or folder which only the run names; the message says how to allow it.
     """
     path = local_path(source)
-    if source in _foreign and os.path.exists(path) and not is_allowed(path):
+    if source in _untrusted and os.path.exists(path) and not is_allowed(path):
         raise UserError(
-            f"{_foreign[source]} names {path}, which would be read as its data: if it is meant to be, add "
-            f"trust_code={path} "
-            "(trust_code=True for all that the run names)"
+            f"{_untrusted[source]} names {path}, which would be read as its data: if it is meant to be, add "
+            f"trust_code={path} (trust_code=True for all that the run names)"
         )
 
 
 def is_allowed(path: str) -> bool:
-    """Whether the user has named this absolute path, now or in an earlier command."""
-    return not _allowed.isdisjoint((_ALL, path)) or path in remembered()
+    """Check whether the user has named this absolute path, now or in an earlier command."""
+    return not _allowed.isdisjoint((_ALL, path)) or path in remembered_paths()
 
 
 def local_path(source: str) -> str:
-    """The absolute path that a data source stands for, if it is one of a file or folder."""
+    """Return the absolute path of a data source, if it is a file or folder."""
     return _absolute(source.removeprefix("hub:"))
 
 
@@ -122,10 +190,10 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path.strip()))
 
 
-def remembered() -> set[str]:
-    """Absolute paths of the local data that this user has named on this machine."""
+def remembered_paths() -> set[str]:
+    """Return the absolute paths of the local data which this user has named on this machine."""
     try:
-        with open_regular(_memory()) as file:
+        with open_regular(_memory_file()) as file:
             return {path for line in file if isinstance(path := json.loads(line), str)}
     except (OSError, ValueError, RuntimeError):  # none yet, damaged, or a user without a home
         return set()
@@ -135,51 +203,42 @@ def _remember(paths: set[str]) -> None:
     lines = "".join(json.dumps(path) + "\n" for path in sorted(paths))
     with suppress(OSError, RuntimeError):  # then the user has to name it again
         if lines:
-            _memory().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(_memory(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            _memory_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(_memory_file(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(lines)
 
 
-def _memory() -> Path:
+def _memory_file() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tokenv" / "data-sources.jsonl"
 
 
-def check_name(name: str, whence: str | Path) -> None:
-    """Refuse one name that is stored, unless it is a registered one or the user has named it; see ``check``."""
-    if ":" in name and _allowed.isdisjoint((_ALL, name)):
-        raise UserError(
-            f"{whence} names code, {name!r}, that would be imported and run: if you know what it is and trust it, "
-            f"add trust_code={name} (trust_code=True for all that the run names)"
-        )
-
-
 def granted() -> bool | list[str]:
-    """The user's word, as ``allow`` takes it, for a process that goes on with his work."""
+    """Return what the user has allowed, as ``allow`` takes it, for a child process."""
     return True if _ALL in _allowed else sorted(_allowed)
 
 
 def as_cli_args() -> list[str]:
-    """The same for that process's command line."""
+    """Return what the user has allowed as arguments of a child process's command line."""
     return [f"trust_code={granted()!r}"] if _allowed else []
 
 
 def _sources(values: Mapping[str, Any]) -> list[str]:
-    """Data sources of a configuration, whether or not they are files."""
+    """Return the data sources of a configuration, whether or not they are files."""
     data = values.get("data")
-    named = [data.get(key) for key in ("source", "validation_source")] if isinstance(data, Mapping) else []
-    return [source for source in named if isinstance(source, str) and source and "\0" not in source]
+    sources = [data.get(key) for key in ("source", "validation_source")] if isinstance(data, Mapping) else []
+    return [source for source in sources if isinstance(source, str) and source and "\0" not in source]
 
 
-def _names(values: Mapping[str, Any]) -> Iterator[str]:
-    """Names of code at any depth, without recursion: what is stored may be nested as deep as its writer likes."""
-    left: list[Any] = [values]
-    while left:
-        value = left.pop()
+def _code_names(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield names of code at any depth, without recursion, because stored values may be nested arbitrarily deep."""
+    pending: list[Any] = [values]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Mapping):
             name = value.get("name")
             if isinstance(name, str) and ":" in name:
                 yield name
-            left.extend(value.values())
+            pending.extend(value.values())
         elif isinstance(value, list | tuple):
-            left.extend(value)
+            pending.extend(value)

@@ -1,4 +1,4 @@
-"""What agents, estimators, rate targets and codecs must keep to, built in or yours.
+"""Checks of agents, estimators, rate targets and codecs, built in or third-party.
 
 from tokenv.testing import check_agent, check_codec, check_estimator, check_rate_target
 
@@ -8,7 +8,7 @@ check_rate_target(MyTarget)
 check_codec("mymodule:MyCodec")
 """
 
-from tokenv.core.lazy import lazy_exports
+from tokenv.core import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

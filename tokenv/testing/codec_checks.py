@@ -1,4 +1,4 @@
-"""``check_codec``: what every codec must keep to."""
+"""``check_codec``: check the properties which models, training and generation rely on."""
 
 from __future__ import annotations
 
@@ -11,152 +11,149 @@ from torch import Tensor
 from tokenv.agents.fixed import Uniform
 from tokenv.config import registry
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.core.sequences import TensorSource
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
-from tokenv.testing.fixture import BATCH, LENGTH, RATE, WIDTH, Checker, builder
+from tokenv.testing.fixture import (
+    BATCH,
+    LENGTH,
+    RATE,
+    STANDARD_ERRORS,
+    WIDTH,
+    Checker,
+    has_gradient,
+    max_standard_errors,
+    tiny_lm,
+)
 
 DRAWS, DIRECTIONS = 4000, 16
-STANDARD_ERRORS = 5.0
+CONTEXT = {"width": WIDTH, "softcap": 30.0, "channels": 1}  # arguments of constructors which require them
 
 
 def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
     """Check a codec against everything that the model, training and generating rely on.
 
-    That embeddings and log-probabilities have the right shapes and types and are finite; that the same generator gives
-    the same symbols; that a gradient reaches the codec's parameters; that its state can be saved and loaded; and that
-    ``sample`` draws what ``log_prob`` says: the score of drawn symbols has no mean, ``E[d log p(x) / d parameters] =
-    0``, within 5 standard errors of 4,000 draws, probabilities of discrete symbols sum to 1, and an ``entropy`` is
-    ``-E[log p(x)]``. (Of densities, a factor that does not depend on the parameters goes unseen.) Then a small model
-    reads its symbols, and stepping must give the log-likelihoods of one pass.
+    Embeddings and log-probabilities must have the right shapes and types and be finite; the same generator must give
+    the same symbols; a gradient must reach the codec's parameters; its state must be saved and loaded; and ``sample``
+    must draw from the distribution of ``log_prob``: the score of drawn symbols has mean 0,
+    ``E[d log p(x) / d parameters] = 0``, within 5 standard errors of 4,000 draws, probabilities of discrete symbols
+    sum to 1, and an ``entropy`` is ``-E[log p(x)]``. (For densities, a factor which does not depend on the parameters
+    goes unnoticed.) Then a small model reads its symbols, and stepping must give the log-likelihoods of one pass.
 
-    Symbols to try it with are its own: it must be able to sample without ``after``.
+    The codec is tried with its own symbols: it must be able to sample without ``after``.
 
     Args:
         codec: a registered name, or a class or function that builds a ``Codec``.
-        options: for the constructor; ``width``, ``softcap`` and ``channels`` are given where it asks for them.
+        options: arguments of the constructor; ``width``, ``softcap`` and ``channels`` are passed if it requires them.
 
     Raises:
-        AssertionError: names what is wrong, and what to do.
+        AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
     """
-    failure = Checker("codec", codec)
-    build = builder("codec", codec, registry.CODECS, options, {"width": WIDTH, "softcap": 30.0, "channels": 1})
-    made: Codec = build()
+    checker = Checker("codec", codec, registry.CODECS, options, CONTEXT)
+    built: Codec = checker.build()
     for attribute in ("symbol_shape", "symbol_dtype", "num_parameters"):
-        failure.need(hasattr(made, attribute), f"has no {attribute}: see tokenv.lm.codecs.base.Codec")
-    theta_P = 0.5 * torch.randn(made.num_parameters, generator=_generator(0), dtype=torch.float64)
-    with failure.during(f"sample() of parameters {[DRAWS, made.num_parameters]}"):
-        symbol_S = _check_sample(failure, made, theta_P.expand(DRAWS, -1))
-    with failure.during(f"log_prob() of {DRAWS} symbols that it has drawn itself"):
-        _check_log_prob(failure, made, theta_P, symbol_S)
-    with failure.during("embed() of symbols that it has drawn itself"):
-        _check_embed(failure, build, symbol_S)
-    with failure.during("a model with it"):
-        _check_model(failure, made, symbol_S[: BATCH * LENGTH].unflatten(0, (BATCH, LENGTH)))
+        checker.require(hasattr(built, attribute), f"has no {attribute}: see tokenv.lm.codecs.base.Codec")
+    theta_P = 0.5 * torch.randn(built.num_parameters, generator=_generator(0), dtype=torch.float64)
+    with checker.context(f"sample() of parameters {[DRAWS, built.num_parameters]}"):
+        symbol_S = _check_sample(checker, built, theta_P.expand(DRAWS, -1))
+    with checker.context(f"log_prob() of {DRAWS} symbols that it has drawn itself"):
+        _check_log_prob(checker, built, theta_P, symbol_S)
+    with checker.context("embed() of symbols that it has drawn itself"):
+        _check_embed(checker, symbol_S)
+    with checker.context("a model with it"):
+        _check_model(checker, built, symbol_S[: BATCH * LENGTH].unflatten(0, (BATCH, LENGTH)))
 
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _check_sample(failure: Checker, codec: Codec, parameters_SP: Tensor) -> Tensor:
+def _check_sample(checker: Checker, codec: Codec, parameters_SP: Tensor) -> Tensor:
     drawn = [codec.sample(parameters_SP, generator=_generator(seed)) for seed in (0, 0, 1)]
     shape = (DRAWS, *codec.symbol_shape)
-    failure.need(
+    checker.require(
         tuple(drawn[0].shape) == shape and drawn[0].dtype == codec.symbol_dtype,
         f"sample() gives {drawn[0].dtype} of shape {tuple(drawn[0].shape)}: expected {codec.symbol_dtype} of {shape}",
     )
     same = torch.equal(drawn[0], drawn[1])
-    failure.need(same, "the same generator gave other symbols: draw from the generator that sample() is given")
-    failure.need(not torch.equal(drawn[0], drawn[2]), "two generators gave the same symbols: sample() draws nothing")
-    sure = [codec.sample(parameters_SP, temperature=0.0, generator=_generator(seed)) for seed in (0, 1)]
-    failure.need(torch.equal(*sure), "sample(temperature=0) draws: expected the most probable symbol")
+    checker.require(same, "the same generator gave other symbols: draw from the generator that sample() is given")
+    checker.require(not torch.equal(drawn[0], drawn[2]), "two generators gave the same symbols: sample() draws nothing")
+    modes = [codec.sample(parameters_SP, temperature=0.0, generator=_generator(seed)) for seed in (0, 1)]
+    checker.require(torch.equal(*modes), "sample(temperature=0) draws: expected the most probable symbol")
     return drawn[0]
 
 
-def _check_log_prob(failure: Checker, codec: Codec, theta_P: Tensor, symbol_S: Tensor) -> None:
+def _check_log_prob(checker: Checker, codec: Codec, theta_P: Tensor, symbol_S: Tensor) -> None:
     parameters_SP = theta_P.expand(DRAWS, -1).clone().requires_grad_()
     log_prob_S = codec.log_prob(parameters_SP, symbol_S)
-    found = tuple(log_prob_S.shape)
-    failure.need(found == (DRAWS,), f"log_prob() has shape {found}: expected one number a symbol, {(DRAWS,)}")
-    failure.need(bool(log_prob_S.isfinite().all()), "log_prob() of drawn symbols is not finite")
-    coarse = codec.log_prob(parameters_SP.detach().bfloat16(), symbol_S).dtype
-    failure.need(
-        coarse in (torch.float32, torch.float64),
-        f"log_prob() of bfloat16 parameters is of type {coarse}: compute in float32 or finer, with parameters.float()",
+    shape = tuple(log_prob_S.shape)
+    checker.require(shape == (DRAWS,), f"log_prob() has shape {shape}: expected one number a symbol, {(DRAWS,)}")
+    checker.require_finite("log_prob() of drawn symbols", log_prob_S)
+    dtype = codec.log_prob(parameters_SP.detach().bfloat16(), symbol_S).dtype
+    checker.require(
+        dtype in (torch.float32, torch.float64),
+        f"log_prob() of bfloat16 parameters is of type {dtype}: compute in float32 or finer, with parameters.float()",
     )
     (score_SP,) = torch.autograd.grad(log_prob_S.sum(), parameters_SP)
-    along = torch.randn(DIRECTIONS, len(theta_P), generator=_generator(2), dtype=torch.float64)
-    worst = _off(score_SP @ torch.cat([along, theta_P[None]]).T)
-    failure.need(
+    direction_XP = torch.randn(DIRECTIONS, len(theta_P), generator=_generator(2), dtype=torch.float64)
+    worst = max_standard_errors(score_SP @ torch.cat([direction_XP, theta_P[None]]).T)
+    checker.require(
         worst < STANDARD_ERRORS,
         f"sample() does not draw what log_prob() says: the mean of its score is {worst:.1f} standard errors off 0; "
         "either draws from another distribution, or the probabilities do not sum to 1",
     )
     log_prob_S = log_prob_S.detach()
     if not symbol_S.dtype.is_floating_point:
-        _check_sum(failure, log_prob_S, symbol_S)
+        _check_sum(checker, log_prob_S, symbol_S)
     if type(codec).entropy is not Codec.entropy:
-        off = _off((-log_prob_S - codec.entropy(theta_P))[:, None])
+        off = max_standard_errors((-log_prob_S - codec.entropy(theta_P))[:, None])
         wrong = f"entropy() is {off:.1f} standard errors off the mean of -log_prob() of {DRAWS} drawn symbols"
-        failure.need(off < STANDARD_ERRORS, wrong)
+        checker.require(off < STANDARD_ERRORS, wrong)
 
 
-def _off(value_SX: Tensor) -> float:
-    """How many standard errors the means are off 0, at most."""
-    error_X = value_SX.std(0) / len(value_SX) ** 0.5
-    return float((value_SX.mean(0).abs() / error_X.clamp(min=1e-12)).max())
-
-
-def _check_sum(failure: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
-    """Of the symbols that were drawn; what was not seen is about the share that was seen once (Good and Turing)."""
-    _, place_S, count_X = symbol_S.flatten(1 if symbol_S.dim() > 1 else 0).unique(
+def _check_sum(checker: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
+    """Check that probabilities of drawn symbols sum to 1, less the share drawn once (Good and Turing's estimate)."""
+    _, index_S, count_X = symbol_S.flatten(1 if symbol_S.dim() > 1 else 0).unique(
         dim=0, return_inverse=True, return_counts=True
     )
-    prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(0, place_S, log_prob_S.exp())
+    prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(0, index_S, log_prob_S.exp())
     total, unseen = float(prob_X.sum()), float((count_X == 1).sum()) / DRAWS
-    failure.need(
+    checker.require(
         total < 1 + 1e-6 and total > 1 - unseen - STANDARD_ERRORS / DRAWS**0.5,
         f"the probabilities of all symbols that it draws sum to {total:.4f}: expected 1",
     )
 
 
-def _check_embed(failure: Checker, build: Callable[[], Any], symbol_S: Tensor) -> None:
-    used, fresh = build(), build()
+def _check_embed(checker: Checker, symbol_S: Tensor) -> None:
+    used, fresh = checker.build(), checker.build()
     embedded = used.embed(symbol_S)
-    found = tuple(embedded.shape)
-    failure.need(found == (DRAWS, WIDTH), f"embed() has shape {found}: expected [.., D], {(DRAWS, WIDTH)}")
-    failure.need(bool(embedded.isfinite().all()), "embed() is not finite")
-    failure.need(bool((embedded != embedded[:1]).any()), "embed() gives the same vector for all symbols")
-    trained = [parameter for parameter in used.parameters() if parameter.requires_grad]
-    grads = torch.autograd.grad(embedded.square().sum(), trained, allow_unused=True) if trained else ()
-    reached = any(g is not None and bool(g.any()) for g in grads)
-    failure.need(reached or not trained, "no gradient of embed() reaches the codec's parameters")
+    shape = tuple(embedded.shape)
+    checker.require(shape == (DRAWS, WIDTH), f"embed() has shape {shape}: expected [.., D], {(DRAWS, WIDTH)}")
+    checker.require_finite("embed()", embedded)
+    checker.require(bool((embedded != embedded[:1]).any()), "embed() gives the same vector for all symbols")
+    trained = any(parameter.requires_grad for parameter in used.parameters())
+    reached = has_gradient(embedded.square().sum(), used.parameters())
+    checker.require(reached or not trained, "no gradient of embed() reaches the codec's parameters")
     with torch.no_grad():
         for parameter in used.parameters():
             parameter.add_(0.1)
-    fresh.load_state_dict(used.state_dict())
-    same = torch.equal(fresh.embed(symbol_S), used.embed(symbol_S))
-    failure.need(same, "a state_dict does not bring its state back: register parameters and buffers")
+    checker.require_restored(used, fresh, lambda each: each.embed(symbol_S))
 
 
-def _check_model(failure: Checker, codec: Codec, symbol_BN: Tensor) -> None:
-    size = UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
+def _check_model(checker: Checker, codec: Codec, symbol_BN: Tensor) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        lm = UNet(size, codec).double()
+        lm = tiny_lm(codec)
     agent = Uniform(RATE, LENGTH)
     with torch.no_grad():
-        at_once = rollout(lm, agent, symbol_BN)
+        one_pass = rollout(lm, agent, symbol_BN)
         stepped = TokenizationEnv(lm, TensorSource(symbol_BN), BATCH).rollout(LENGTH - 1, agent)
     for key in (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY):
-        one, other = at_once[key].double(), stepped[key].double()
-        failure.need(bool(one.isfinite().all()), f"{key} of a model with it is not finite")
-        failure.need(
+        one, other = one_pass[key].double(), stepped[key].double()
+        checker.require_finite(f"{key} of a model with it", one)
+        checker.require(
             torch.allclose(one, other, rtol=1e-9, atol=1e-9),
             f"{key} differs between stepping and one pass: embed() and log_prob() must treat every symbol alone",
         )

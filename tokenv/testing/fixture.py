@@ -1,8 +1,8 @@
-"""The tiny world that parts are tried in, and how they are built and told what is wrong with them."""
+"""Tiny problem on which components are checked, and the checker which builds them and reports what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,29 +15,31 @@ from tokenv.agents.learned import Learned
 from tokenv.config import registry
 from tokenv.core.errors import UserError
 from tokenv.env.rollout import rollout
+from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
 BATCH, LENGTH, WIDTH, RATE = 2, 5, 8, 0.4
-CONTEXT = {"width": WIDTH, "rate": RATE, "seq_len": LENGTH}  # of parts that ask for it
+CONTEXT = {"width": WIDTH, "rate": RATE, "seq_len": LENGTH}  # arguments of constructors which require them
+STANDARD_ERRORS = 5.0  # largest accepted deviation of a mean
 
 
-def tiny_lm() -> UNet:
-    """A model in float64."""
-    return UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)).double()
+def tiny_lm(codec: Codec | None = None) -> UNet:
+    """Return a model in float64."""
+    return UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3), codec).double()
 
 
 @dataclass
 class TinyProblem:
-    """A tiny model in float64 with a policy, and two sequences, one of them shorter."""
+    """Tiny model in float64 with a policy and two sequences."""
 
     lm: UNet
     agent: Learned
     symbol_BN: Tensor
 
     @classmethod
-    def make(cls, window: int, rate: float = RATE) -> TinyProblem:
-        """One whose policy reads ``window`` earlier boundaries, and draws about ``rate`` of them."""
+    def create(cls, window: int, rate: float = RATE) -> TinyProblem:
+        """Create a problem whose policy reads ``window`` earlier boundaries and draws about ``rate`` per symbol."""
         generator = torch.Generator().manual_seed(window)
         with torch.random.fork_rng():
             torch.manual_seed(window)
@@ -50,93 +52,117 @@ class TinyProblem:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of policy and encoder."""
+        """Parameters of policy and encoder."""
         return [*self.agent.parameters(), *self.lm.codec.parameters(), *self.lm.down.parameters()]
 
-    def rollout(self, estimator: Any, seed: int = 0, symbol_BN: Tensor | None = None, **options: Any) -> TensorDictBase:
-        """What an estimator, or what else has a ``sampling``, asks for."""
+    def rollout(self, component: Any, seed: int = 0, symbol_BN: Tensor | None = None, **options: Any) -> TensorDictBase:
+        """Return the rollout which the ``sampling`` of an estimator, or of another component, requires."""
         symbols = self.symbol_BN if symbol_BN is None else symbol_BN
         generator = torch.Generator().manual_seed(seed)
-        sampling = estimator.sampling
+        sampling = component.sampling
         samples = () if sampling.num_samples is None else (sampling.num_samples,)
         noise = torch.rand(*samples, len(symbols), symbols.shape[1] - 1, generator=generator, dtype=torch.float64)
         return rollout(self.lm, self.agent, symbols, sampling, noise=noise, generator=generator, **options)
 
+    def padded_rollout(self, component: Any, shift: int) -> TensorDictBase:
+        """Return the same for a shorter second sequence, with ``shift`` added to the symbols in its padding."""
+        length_B = torch.tensor([LENGTH, LENGTH - 2])
+        padding_BN = torch.arange(LENGTH) >= length_B[:, None]
+        symbol_BN = torch.where(padding_BN, (self.symbol_BN + shift) % 256, self.symbol_BN)
+        return self.rollout(component, symbol_BN=symbol_BN, length_B=length_B)
+
     def gradient(self, loss: Tensor) -> Tensor:
-        """With respect to all parameters, in one row."""
+        """Return the gradient with respect to all parameters, flattened."""
         return torch.cat(
             [g.flatten() for g in torch.autograd.grad(loss, self.parameters, retain_graph=True, materialize_grads=True)]
         ).detach()
 
 
+def has_gradient(loss: Tensor, parameters: Iterable[Tensor]) -> bool:
+    """Check whether the gradient of a loss is nonzero for any trained parameter."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained or not loss.requires_grad:
+        return False
+    grads = torch.autograd.grad(loss, trained, allow_unused=True, retain_graph=True)
+    return any(g is not None and bool(g.any()) for g in grads)
+
+
+def max_standard_errors(value_SX: Tensor) -> float:
+    """Return the largest deviation of the means from 0 in standard errors."""
+    error_X = value_SX.std(0) / len(value_SX) ** 0.5
+    return float((value_SX.mean(0).abs() / error_X.clamp(min=1e-12)).max())
+
+
 class Checker:
-    """Says what is wrong with a part.
+    """Build a component and report what is wrong with it.
 
     Args:
-        kind: such as ``estimator``.
-        part: what is checked: its name, or a class or function.
+        kind: section of the configuration, such as ``estimator``.
+        component: registered name, ``module:attribute``, or a class or function which builds the component.
+        registered: registered components of this kind.
+        options: arguments of the constructor.
+        context: arguments which are passed if the constructor requires them.
     """
 
-    def __init__(self, kind: str, part: str | Callable[..., Any]) -> None:
-        self.name = part if isinstance(part, str) else getattr(part, "__name__", str(part))
-        self.kind = kind
+    def __init__(
+        self,
+        kind: str,
+        component: str | Callable[..., Any],
+        registered: registry.Registry,
+        options: Mapping[str, Any],
+        context: Mapping[str, Any],
+    ) -> None:
+        self.kind, self.component, self.registered = kind, component, registered
+        self.options, self.arguments = options, context
+        self.name = component if isinstance(component, str) else getattr(component, "__name__", str(component))
 
-    def need(self, condition: bool, message: str) -> None:
-        """Go on if ``condition`` holds.
+    def build(self) -> Any:
+        """Build the component anew, always with the same parameters, in float64.
 
         Raises:
-            AssertionError: it does not.
+            UserError: the name or an option is unknown, or the constructor returns something else.
+        """
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            if isinstance(self.component, str):
+                config = {"name": self.component} | dict(self.options)
+                built = registry.build(self.kind, config, self.registered, **self.arguments)
+            else:
+                label = f"{self.kind} {self.name!r}"
+                built = registry.construct(label, self.component, self.options, **self.arguments)
+                if not isinstance(built, self.registered.base()):
+                    raise UserError(f"{label} has built {built!r}: expected a {self.registered.base().__name__}")
+        return built.double()
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise an error unless a condition holds.
+
+        Raises:
+            AssertionError: the condition does not hold.
         """
         if not condition:
             raise AssertionError(f"{self.kind} {self.name}: {message}")
 
+    def require_finite(self, name: str, tensor: Tensor) -> None:
+        """Raise an error unless a tensor is finite."""
+        self.require(bool(tensor.isfinite().all()), f"{name} is not finite")
+
+    def require_restored(self, used: Any, fresh: Any, evaluate: Callable[[Any], Tensor]) -> None:
+        """Raise an error unless a state_dict of one component gives another one the same output."""
+        fresh.load_state_dict(used.state_dict())
+        same = torch.allclose(evaluate(used), evaluate(fresh), rtol=1e-9, atol=1e-12)
+        self.require(same, "a state_dict does not bring its state back: register parameters and buffers")
+
     @contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """What the part itself raises is told with what was asked of it.
+    def context(self, action: str) -> Iterator[None]:
+        """Report exceptions of the component together with the action during which they occur.
 
         Raises:
-            AssertionError: it has raised something.
+            AssertionError: the component has raised an exception.
         """
         try:
             yield
-        except AssertionError as error:
-            if str(error).startswith(f"{self.kind} {self.name}: "):
-                raise
-            raise AssertionError(f"{self.kind} {self.name}: {what} fails with {error!r}") from error
         except Exception as error:
-            raise AssertionError(f"{self.kind} {self.name}: {what} fails with {error!r}") from error
-
-
-def builder(
-    kind: str,
-    part: str | Callable[..., Any],
-    table: registry.Registry,
-    options: Mapping[str, Any],
-    context: Mapping[str, Any],
-) -> Callable[[], Any]:
-    """What builds a part anew, always with the same parameters, in float64.
-
-    Args:
-        kind: section of the configuration, such as ``agent``.
-        part: a registered name, ``module:attribute``, or what builds one.
-        table: of the registered ones.
-        options: for its constructor.
-        context: given where the constructor asks for it.
-
-    Raises:
-        UserError: the name or an option is unknown, or it builds something else.
-    """
-    name = part if isinstance(part, str) else getattr(part, "__name__", str(part))
-
-    def build() -> Any:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            if isinstance(part, str):
-                made = registry.build(kind, {"name": part} | dict(options), table, **context)
-            else:
-                made = registry.construct(f"{kind} {name!r}", part, options, **context)
-                if not isinstance(made, table.base()):
-                    raise UserError(f"{kind} {name!r} has built {made!r}: expected a {table.base().__name__}")
-        return made.double()
-
-    return build
+            if isinstance(error, AssertionError) and str(error).startswith(f"{self.kind} {self.name}: "):
+                raise
+            raise AssertionError(f"{self.kind} {self.name}: {action} fails with {error!r}") from error

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.schema import TrainConfig
 from tokenv.core.distributed import SINGLE_PROCESS, Group
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.stream import Streams
 from tokenv.training.process_group import Ranks
 
@@ -127,7 +127,7 @@ class RankStream:
         self.seq_len = streams.seq_len
         self._streams, self._assignment = streams, assignment
         accumulate, batch_size, together = assignment.accumulate, assignment.batch_size, assignment.together
-        count = len(streams.each)
+        count = len(streams.streams)
         self._sequences_per_stream = accumulate * batch_size // count
         self._source = {}  # from a pass and a row to a stream and the sequence's number among the stream's
         for stream in range(count):
@@ -148,7 +148,7 @@ class RankStream:
         for stream, sequences in itertools.groupby(own, key=itemgetter(0)):
             numbers = [number for _, number in sequences]
             self._skip_to(stream, numbers[0])
-            batches.append(self._streams.each[stream].next(len(numbers)))
+            batches.append(self._streams.streams[stream].next(len(numbers)))
             self._position[stream] += len(numbers)
         self._next += 1
         if self._next == len(assignment.passes):
@@ -158,9 +158,9 @@ class RankStream:
         return SequenceBatch.join(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's streams after an update; ``Streams.joined`` merges those of all ranks."""
+        """Return the state of this rank's streams after an update; ``Streams.merge_states`` merges all ranks'."""
         return self._streams.state_dict(self._used)
 
     def _skip_to(self, stream: int, position: int) -> None:
-        self._streams.each[stream].skip(position - self._position[stream])
+        self._streams.streams[stream].skip(position - self._position[stream])
         self._position[stream] = position

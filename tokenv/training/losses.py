@@ -12,7 +12,7 @@ from tokenv.config.components import Components
 from tokenv.config.schema import LossConfig
 from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, current_group
-from tokenv.estimators.statistics import local_masked_mean, masked_mean, mean_over, mean_over_decisions
+from tokenv.core.expectations import local_masked_mean, masked_mean, mean_over, mean_over_decisions
 from tokenv.lm.codecs.base import Codec
 
 

@@ -84,7 +84,7 @@ class Ranks:
         """Copy rank 0's parameters and buffers to all ranks."""
         for module in modules:
             for tensor in (*module.parameters(), *module.buffers()):
-                self.device_group.first(tensor.detach())
+                self.device_group.broadcast_(tensor.detach())
 
     def any(self, flag: bool) -> bool:
         """Return whether ``flag`` is True on any rank."""

@@ -18,7 +18,7 @@ from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
-from tokenv.data.chunks import SequenceBatch
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import load_corpus
 from tokenv.data.sources import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
@@ -286,7 +286,7 @@ class Trainer:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""
         self.metrics.flush()
         cursors = self.ranks.cpu_group.all_gather_object(self.source.state_dict())
-        self.state.data = Streams.joined(cursors)
+        self.state.data = Streams.merge_states(cursors)
         if self.ranks.is_first or self.fsdp_size > 1:
             checkpoint = make_checkpoint(self.state, self.components, self.optimizer)
         if self.ranks.is_first:

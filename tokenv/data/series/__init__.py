@@ -1,1 +1,1 @@
-"""Time series: tables, synthetic ones, windows."""
+"""Time series: tables of recorded series, and the windows cut from them."""

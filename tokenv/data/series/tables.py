@@ -1,38 +1,39 @@
-"""Reading series from CSV and parquet files, from data frames and from the Hugging Face hub.
+"""Read series from CSV and parquet files, from data frames and from the Hugging Face hub.
 
 A table has a row for every step, and is wide or long: a wide one has a column for every series (or channel), a long one
-the columns ``unique_id``, ``ds`` and ``y``, as Nixtla's libraries name them: which series a row is of, its date and its
-value.
+the columns ``unique_id``, ``ds`` and ``y``, as Nixtla's libraries name them: the series, date and value of a row.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
-import glob
 import math
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import date, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data import rows
-from tokenv.data.rows import HUB_ADVICE, iterate_rows
-from tokenv.data.series.config import SeriesConfig
-from tokenv.data.series.dates import read_dates
+from tokenv.data.config import SeriesConfig
+from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
 
-LARGEST = 1e100
+MAX_VALUE = 1e100
 DELIMITERS = ",;\t"
 DECIMAL_COMMA = re.compile(r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$")
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
-IDENTIFIER, DATE, TARGET = LONG = ("unique_id", "ds", "y")
+IDENTIFIER, DATE, TARGET = LONG_COLUMNS = ("unique_id", "ds", "y")
+DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Recording:
     """Series recorded together.
 
     Attributes:
-        name: Where it comes from, for people; of a long table, the series' own.
-        columns: The C channels' names; an empty one where the name says all.
-        value_LC: float64 [L, C], NaN where missing.
-        date_L: The rows' dates, see `read_dates`; None if there are none.
-        gold_L: bool [L], True at the last step before a change; None if unknown.
+        name: description of its origin, or the name of a long table's series.
+        columns: names of the C channels; an empty one if `name` suffices.
+        value_LC: values, float64 [L, C], NaN where missing.
+        date_L: dates of the rows, see `read_dates`; None if there are none.
+        gold_L: True at the last step before a change, bool [L]; None if unknown.
     """
 
     name: str
@@ -55,23 +56,23 @@ class Recording:
 
 
 def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a parquet file where its name says so, else CSV: a recording, or, of a long table, one for every series."""
+    """Read a .parquet file, or else a CSV file: one recording, or, of a long table, one for every series."""
     return read_parquet(path, config) if path.suffix == ".parquet" else read_csv(path, config)
 
 
 def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a CSV file with a header, one row a step, wide or long.
+    """Read a CSV file with a header and one row per step, wide or long.
 
     Columns are separated by commas, semicolons or tabs, whichever the header has most of; between semicolons numbers
-    may have a decimal comma. Empty cells and those that say NaN, NA, null or none are missing values.
+    may have a decimal comma. Empty cells and NaN, NA, null or none are missing values.
 
     Args:
-        path: The file.
-        config: Names the columns.
+        path: path of the file.
+        config: columns to read.
 
     Raises:
-        MissingFileError: If there is no such file.
-        UserError: If a column is unknown, a value is no finite number, or dates are unsorted, repeated or irregular.
+        MissingFileError: there is no such file.
+        UserError: a column is unknown, a value is no finite number, or dates are unsorted, repeated or irregular.
     """
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
@@ -95,10 +96,10 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
 
 
 def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
-    """Read a data frame, wide or long; a `DatetimeIndex` is its dates.
+    """Read a data frame, wide or long; a `DatetimeIndex` holds its dates.
 
     Raises:
-        UserError: As for `read_csv`.
+        UserError: as for `read_csv`.
     """
     if isinstance(frame.index, pd.DatetimeIndex):
         frame = frame.rename_axis(DATE if IDENTIFIER in frame.columns else config.date or DATE).reset_index()
@@ -110,134 +111,234 @@ def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
 
 
 def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a parquet file: one row a step, wide or long, or, where the columns hold lists, one row a series.
+    """Read a parquet file: one row per step, wide or long, or, if the columns hold lists, one row per series.
 
     Raises:
-        MissingFileError: If there is no such file.
-        UserError: As for `read_csv`, or if the file is broken.
+        MissingFileError: there is no such file.
+        UserError: as for `read_csv`, or the file is broken.
     """
     if not path.is_file():
         raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
-    reader = partial(ParquetDatasetReader, glob.escape(str(path)), split="train", streaming=True)
-    rows = list(iterate_rows(lambda: reader().read(), f"{path} cannot be read as parquet", "repair it"))
-    return _from_rows(path.name, str(path), rows, config)
+    return _from_rows(path.name, str(path), list(parquet_rows(path, "repair it")), config)
 
 
 def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig) -> list[Recording]:
-    """Read a data set of the hub as a whole: one row a step, or, where the columns hold lists, one row a series.
+    """Read a whole data set of the hub: one row per step, or, if the columns hold lists, one row per series.
 
     Raises:
-        UserError: As for `read_csv`, or if the hub or the data set cannot be read.
+        UserError: as for `read_csv`, or the hub or the data set cannot be read.
     """
-    where = f"hub data set {name!r}"
-    recorded = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{where} cannot be read", HUB_ADVICE))
-    return _from_rows(name, where, recorded, config)
+    origin = f"hub data set {name!r}"
+    table = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{origin} cannot be read", HUB_ADVICE))
+    return _from_rows(name, origin, table, config)
 
 
-def _from_rows(name: str, where: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
+def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
     header = list(rows[0]) if rows else []
-    columns = [] if _is_long(header) else _value_columns(where, header, config, dated=False)
+    columns = [] if _is_long(header) else _value_columns(origin, header, config, dated=False)
     if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
-        cells = ((f"{where} row {number}", row) for number, row in enumerate(rows))
-        return _steps(name, where, header, cells, config)
-    found = []
+        cells = ((f"{origin} row {number}", row) for number, row in enumerate(rows))
+        return _steps(title, origin, header, cells, config)
+    recordings = []
     for number, row in enumerate(rows):
-        place = f"{where} row {number}"
+        location = f"{origin} row {number}"
         for column in columns:
             if not isinstance(row[column], list | tuple):
-                raise UserError(f"{place}, column {column!r}: {row[column]!r} is no list, as row 0 has: mend it")
+                raise UserError(f"{location}, column {column!r}: {row[column]!r} is no list, as row 0 has: mend it")
         lengths = {len(row[column]) for column in columns}
         if len(lengths) > 1:
-            raise UserError(f"{place} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
-        each = [[_number(x, f"{place}, step {i}", column) for i, x in enumerate(row[column])] for column in columns]
-        found.append(Recording(f"{name} row {number}", columns, np.array(each, dtype=np.float64).T))
-    return found
+            raise UserError(f"{location} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
+        values = [
+            [_number(x, f"{location}, step {i}", column) for i, x in enumerate(row[column])] for column in columns
+        ]
+        recordings.append(Recording(f"{title} row {number}", columns, np.array(values, dtype=np.float64).T))
+    return recordings
 
 
-def _value_columns(where: str, header: list[str], config: SeriesConfig, *, dated: bool = True) -> list[str]:
+def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, dated: bool = True) -> list[str]:
     if len(set(header)) < len(header):
-        raise UserError(f"{where} has a column twice: {', '.join(header)}: rename one")
+        raise UserError(f"{origin} has a column twice: {', '.join(header)}: rename one")
     if dated and config.date is not None and config.date not in header:
         raise UserError(
-            f"{where} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set data.series.date"
-            " to one, or to null if there is none and rows are in order"
+            f"{origin} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set "
+            "data.series.date to one, or to null if there is none and rows are in order"
         )
     for column in config.columns:
         if column not in header:
             near = difflib.get_close_matches(column, header, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
-            raise UserError(f"{where} has no column {column!r}, which data.series.columns names: {hint}")
+            raise UserError(f"{origin} has no column {column!r}, which data.series.columns names: {hint}")
     columns = list(config.columns) or [column for column in header if column != config.date]
     if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
         raise UserError(
-            f"{where} has a column without a name, as where an index was written with the table: drop it "
+            f"{origin} has a column without a name, as where an index was written with the table: drop it "
             "(pandas: to_csv(index=False)), give it a name, or name the value columns in data.series.columns"
         )
     if not columns:
-        raise UserError(f"{where} has no value column; expected at least one beside {config.date!r}: add one")
+        raise UserError(f"{origin} has no value column; expected at least one beside {config.date!r}: add one")
     return columns
 
 
 def _is_long(header: list[str]) -> bool:
-    return set(LONG) <= set(header)
+    return set(LONG_COLUMNS) <= set(header)
 
 
 def _steps(
-    name: str, where: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
+    name: str, origin: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
 ) -> list[Recording]:
-    """Series of a table's rows, each of which is a step."""
-    long, date = _is_long(header), config.date
+    """Return the series in a table's rows, each of which is a step."""
+    long, date_column = _is_long(header), config.date
     if long:
-        date = None if date is None else DATE
-        named = [column for column in config.columns if column in header or config.joint]
-        config = replace(config, date=DATE, columns=named or [TARGET])
-    columns = _value_columns(where, header, config)
-    shown = [""] if columns == [TARGET] and long else columns
+        date_column = None if date_column is None else DATE
+        chosen = [column for column in config.columns if column in header or config.joint]
+        config = replace(config, date=DATE, columns=chosen or [TARGET])
+    columns = _value_columns(origin, header, config)
+    channels = [""] if columns == [TARGET] and long else columns
     dates: dict[str, list[tuple[str, Any]]] = {} if long else {name: []}
     values: dict[str, list[list[float]]] = {} if long else {name: []}
-    for place, row in cells:
-        of = name
+    for location, row in cells:
+        series = name
         if long:
-            of = _identifier(row[IDENTIFIER], place)
-            place = f"{place}, series {of!r}"
-        if date is not None:
-            dates.setdefault(of, []).append((place, row[date]))
-        values.setdefault(of, []).append([_number(row[column], place, column) for column in columns])
+            series = _identifier(row[IDENTIFIER], location)
+            location = f"{location}, series {series!r}"
+        if date_column is not None:
+            dates.setdefault(series, []).append((location, row[date_column]))
+        values.setdefault(series, []).append([_number(row[column], location, column) for column in columns])
     if not values:
-        raise UserError(f"{where} has no row: expected one for every step of every series")
+        raise UserError(f"{origin} has no row: expected one for every step of every series")
     return [
         Recording(
-            name=of,
-            columns=shown,
-            value_LC=np.array(each, dtype=np.float64).reshape(-1, len(columns)),
-            date_L=read_dates(dates[of], str(date)) if dates.get(of) else None,
+            name=series,
+            columns=channels,
+            value_LC=np.array(steps, dtype=np.float64).reshape(-1, len(columns)),
+            date_L=read_dates(dates[series], str(date_column)) if dates.get(series) else None,
         )
-        for of, each in values.items()
+        for series, steps in values.items()
     ]
 
 
-def _identifier(value: Any, place: str) -> str:
+def _identifier(value: Any, location: str) -> str:
     name = "" if value is None else str(value).strip()
     if not name:
-        raise UserError(f"{place}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in")
+        raise UserError(f"{location}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in")
     return name
 
 
-def _number(value: Any, place: str, column: str) -> float:
+def _number(value: Any, location: str, column: str) -> float:
     if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
         return math.nan
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(
-            f"{place}, column {column!r}: {value!r} is no number; expected one such as 1.5, or nothing where it is "
+            f"{location}, column {column!r}: {value!r} is no number; expected one such as 1.5, or nothing where it is "
             "missing: mend it, or name the value columns in data.series.columns"
         ) from None
     if math.isnan(number):
-        return math.nan  # a signalling NaN of a binary file would warn in every sum
-    if abs(number) > LARGEST:
+        return math.nan  # a signalling NaN of a binary file would cause a warning in every sum
+    if abs(number) > MAX_VALUE:
         raise UserError(
-            f"{place}, column {column!r}: {value!r} is not finite, or too large to be squared; expected a number "
-            f"between -{LARGEST:g} and {LARGEST:g}: mend it"
+            f"{location}, column {column!r}: {value!r} is not finite, or too large to be squared; expected a number "
+            f"between -{MAX_VALUE:g} and {MAX_VALUE:g}: mend it"
         )
     return number
+
+
+def read_dates(cells: Sequence[tuple[str, Any]], column: str) -> list[Any]:
+    """Parse the dates, or numbers, of a series' rows.
+
+    Args:
+        cells: location, for messages, and content of each date's cell.
+        column: name of the date column.
+
+    Returns:
+        As many datetimes, dates or numbers, all of one kind, increasing and evenly spaced (or spaced as calendar
+        months, business days and similar units are).
+
+    Raises:
+        UserError: a cell is no date, or the dates are unsorted, repeated, of several kinds or irregular.
+    """
+    dates: list[Any] = []
+    advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
+    for location, value in cells:
+        timestamp = _parse_timestamp(value)
+        if timestamp is None:
+            raise UserError(
+                f"{location}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00"
+            )
+        try:
+            if dates and timestamp == dates[-1]:
+                raise UserError(f"{location}: the date {value} is that of the row before: {advice}")
+            if dates and timestamp < dates[-1]:
+                raise UserError(f"{location}: the date {value} is earlier than that of the row before: {advice}")
+        except TypeError:  # a number after a date, or a time zone after none
+            raise UserError(f"{location}: the date {value} is of another kind than that of the row before") from None
+        dates.append(timestamp)
+    if len(dates) > 1 and _date_step(dates) is None:
+        gaps = [after - before for before, after in pairwise(dates)]
+        usual = Counter(gaps).most_common(1)[0][0]
+        row = next(row for row, gap in enumerate(gaps, 1) if gap != usual)
+        raise UserError(
+            f"{cells[row][0]}: the date {cells[row][1]} is {gaps[row - 1]} after that of the row before; expected "
+            f"{usual}, as between most rows: give every step a row, with empty cells where values are missing, or set "
+            "data.series.date=null to take the rows as they come"
+        )
+    return dates
+
+
+def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
+    """Return the dates of the following steps at the frequency of the given ones.
+
+    Args:
+        dates: dates from `read_dates`.
+        steps: number of following dates.
+
+    Raises:
+        UserError: there is a single date, which has no frequency, or the calendar ends.
+    """
+    step = _date_step(dates) if len(dates) > 1 else None
+    if step is None:
+        raise UserError(f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced")
+    try:
+        if isinstance(step, pd.offsets.BaseOffset):
+            return list(pd.date_range(dates[-1], periods=steps + 1, freq=step)[1:])
+        return [dates[-1] + number * step for number in range(1, steps + 1)]
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"no {steps} steps of {step} follow {dates[-1]}: {error}: lower horizon") from error
+
+
+def _date_step(dates: Sequence[Any]) -> Any:
+    """Return the step between all neighbours: a number, a timedelta or a calendar offset; None if it varies."""
+    first = dates[1] - dates[0]
+    if isinstance(first, float):  # such as 0.1, 0.2, 0.3, whose differences are not equal
+        mean = (dates[-1] - dates[0]) / (len(dates) - 1)
+        return mean if np.allclose(np.diff(dates), mean, rtol=1e-6, atol=0.0) else None
+    if all(after - before == first for before, after in pairwise(dates)):
+        return first
+    if isinstance(first, int) or len(dates) < 3:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pandas 3.1 announces that 4 will return an offset, which works, too
+            frequency = pd.infer_freq(pd.DatetimeIndex(dates))
+        return None if frequency is None else pd.tseries.frequencies.to_offset(frequency)
+    except (ValueError, OverflowError, TypeError):  # outside of pandas' range
+        return None
+
+
+def _parse_timestamp(value: Any) -> Any:
+    """Parse a cell as a datetime, date or number; return None if it is no date."""
+    if value is pd.NaT:
+        return None
+    if isinstance(value, datetime | date | int | float):
+        return None if isinstance(value, float) and not np.isfinite(value) else value
+    text = str(value).strip()
+    with suppress(ValueError):
+        return datetime.fromisoformat(text)
+    for layout in DATE_FORMATS:
+        with suppress(ValueError):
+            return datetime.strptime(text, layout)
+    with suppress(ValueError):
+        number = float(text)
+        return number if np.isfinite(number) else None
+    return None

@@ -1,10 +1,10 @@
-"""Series: split by time, cut into windows, and framed.
+"""Series: split by time, cut into windows, and normalised.
 
 A symbol is float64 [C, 5]: for every channel the value (NaN where missing), the location and the scale of the
-window's frame, 1 where the value's likelihood counts, else 0, and the last value before it that is not missing (the
-location, where there is none). The frame is the mean and standard deviation of the
-window's first `context` steps, which do not count, so that nothing that counts is normalised by its own future
-(reversible instance normalisation, Kim et al. 2022, made causal).
+window, 1 where the value's likelihood counts, else 0, and the last value before it that is not missing (the
+location, where there is none). Location and scale are the mean and standard deviation of the window's first `context`
+steps, which do not count, so that no value which counts is normalised by its own future (reversible
+instance normalisation, Kim et al. 2022, made causal).
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ import numpy as np
 import torch
 
 from tokenv.core.errors import UserError
-from tokenv.data.chunks import SequenceBatch
-from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
-from tokenv.data.in_memory import InMemoryBlocks, low_discrepancy_order
-from tokenv.data.series.config import SYNTHETIC_SERIES
-from tokenv.data.series.synthetic import synthetic_series
+from tokenv.core.sequences import SequenceBatch
+from tokenv.data.builtin import synthetic_series
+from tokenv.data.config import HUB_PREFIX, SYNTHETIC_SERIES, DataConfig, check_sources
 from tokenv.data.series.tables import Recording, read_hub, read_table
+from tokenv.data.stream import InMemoryBlocks, low_discrepancy_order
 
 Array = np.ndarray[Any, Any]
 ETT_ROWS_PER_HOUR = {"ETTh": 1, "ETTm": 4}
 ETT_MONTHS = (12, 4, 4)
-CONSTANT = 1e-12  # a standard deviation of less than so much of the mean is rounding
+ROUNDING = 1e-12  # a standard deviation of less than this share of the mean is a rounding error
 
 
 class SplitBorders(NamedTuple):
-    """Where the training, validation and test steps of a series end."""
+    """Ends of the training, validation and test steps of a series."""
 
     train: int
     validation: int
@@ -41,17 +40,17 @@ class SplitBorders(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One series of C channels.
+    """Series of C channels.
 
     Attributes:
-        name: For people.
-        columns: The C channels' names.
-        value_LC: float64 [L, C], NaN where missing.
-        borders: Its split.
-        mean_C: Mean of the training steps, by which the literature standardises; 0 where there is no value.
-        std_C: Standard deviation of the training steps; 1 where it is 0 or unknown.
-        gold_L: bool [L], True at the last step before a change; None if unknown.
-        date_L: Dates of the steps; None if unknown.
+        name: description of its origin.
+        columns: names of the C channels.
+        value_LC: values, float64 [L, C], NaN where missing.
+        borders: split of the steps.
+        mean_C: mean of the training steps, by which the literature standardises; 0 where there is no value.
+        std_C: standard deviation of the training steps; 1 where it is 0 or unknown.
+        gold_L: True at the last step before a change, bool [L]; None if unknown.
+        date_L: dates of the steps; None if unknown.
     """
 
     name: str
@@ -64,29 +63,29 @@ class Series:
     date_L: list[Any] | None = None
 
     def standardise(self, value: Array) -> Array:
-        """Values in standard deviations from the mean, both of the training steps: [.., C] -> [.., C]."""
+        """Standardise values by the mean and standard deviation of the training steps: [.., C] -> [.., C]."""
         return (value - self.mean_C) / self.std_C
 
 
 def moments(value_NC: Array, axis: int = 0) -> tuple[Array, Array]:
-    """Mean and standard deviation along an axis, missing values left out; NaN where there is no value."""
-    seen = ~np.isnan(value_NC)
-    count = seen.sum(axis).astype(np.float64)
+    """Return mean and standard deviation along an axis without missing values; NaN where there is no value."""
+    valid = ~np.isnan(value_NC)
+    count = valid.sum(axis).astype(np.float64)
     count[count == 0] = np.nan
-    mean = np.where(seen, value_NC, 0.0).sum(axis) / count
-    deviation = np.where(seen, value_NC - np.expand_dims(mean, axis), 0.0)
+    mean = np.where(valid, value_NC, 0.0).sum(axis) / count
+    deviation = np.where(valid, value_NC - np.expand_dims(mean, axis), 0.0)
     return mean, np.sqrt(np.square(deviation).sum(axis) / count)
 
 
 def normalise_window(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floor: float) -> Array:
-    """Make symbols of values.
+    """Convert windows of values into symbols.
 
     Args:
-        value_BNC: Values [B, N, C], NaN where missing.
-        context: Leading steps that give location and scale, and do not count.
-        mean_BC: Location [B, C] where the context holds no value.
-        std_BC: Positive [B, C]: the scale where the context holds no value.
-        floor: Least scale, in units of `std_BC`.
+        value_BNC: values [B, N, C], NaN where missing.
+        context: leading steps which determine location and scale, and do not count.
+        mean_BC: location [B, C] where the context holds no value.
+        std_BC: positive scale [B, C] where the context holds no value.
+        floor: least scale, in units of `std_BC`.
 
     Returns:
         Symbols, float64 [B, N, C, 5].
@@ -99,12 +98,12 @@ def normalise_window(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: 
     symbol_BNC5[..., 1] = location_BC[:, None]
     symbol_BNC5[..., 2] = scale_BC[:, None]
     symbol_BNC5[..., 3] = (np.arange(value_BNC.shape[1]) >= context)[:, None]
-    symbol_BNC5[..., 4] = _last(value_BNC, location_BC)
+    symbol_BNC5[..., 4] = _last_values(value_BNC, location_BC)
     return symbol_BNC5
 
 
-def _last(value_BNC: Array, first_BC: Array) -> Array:
-    """The last value before each step that is not missing; `first_BC` where there is none."""
+def _last_values(value_BNC: Array, first_BC: Array) -> Array:
+    """Return the last value before each step which is not missing; `first_BC` where there is none."""
     before_BNC = np.concatenate([first_BC[:, None], value_BNC[:, :-1]], 1)
     step_BNC = np.where(np.isnan(before_BNC), 0, np.arange(before_BNC.shape[1])[None, :, None])
     return np.take_along_axis(before_BNC, np.maximum.accumulate(step_BNC, 1), 1)
@@ -115,40 +114,40 @@ class Windows:
     """All P windows of N steps of one side of the split.
 
     Attributes:
-        series: The series.
-        config: How they are cut and framed.
-        place_P: int64 [P], the series that a window is of.
-        start_P: int64 [P], its first step.
-        group_P: int64 [P], what batches report as the document: windows of one group depend on one another.
+        series: series from which the windows are cut.
+        config: how they are cut and normalised.
+        series_P: index of a window's series, int64 [P].
+        start_P: first step of a window, int64 [P].
+        group_P: group of dependent windows, which batches report as the document, int64 [P].
     """
 
     series: list[Series]
     config: DataConfig
-    place_P: Array
+    series_P: Array
     start_P: Array
     group_P: Array
 
     def __len__(self) -> int:
-        return len(self.place_P)
+        return len(self.series_P)
 
     def take(self, index_B: Array) -> SequenceBatch:
-        """Return the windows at `index_B` (integers [B]), in that order."""
+        """Return the windows with indices `index_B` (integers [B]), in that order."""
         length, options = self.config.seq_len, self.config.series
-        chosen = [
-            (self.series[p], slice(s, s + length))
-            for p, s in zip(self.place_P[index_B], self.start_P[index_B], strict=True)
+        spans = [
+            (self.series[index], slice(start, start + length))
+            for index, start in zip(self.series_P[index_B], self.start_P[index_B], strict=True)
         ]
         symbol = normalise_window(
-            np.stack([series.value_LC[span] for series, span in chosen]),
+            np.stack([series.value_LC[span] for series, span in spans]),
             options.context,
-            mean_BC=np.stack([series.mean_C for series, _ in chosen]),
-            std_BC=np.stack([series.std_C for series, _ in chosen]),
+            mean_BC=np.stack([series.mean_C for series, _ in spans]),
+            std_BC=np.stack([series.std_C for series, _ in spans]),
             floor=options.floor,
         )
-        golds = [series.gold_L[span] for series, span in chosen if series.gold_L is not None]
+        golds = [series.gold_L[span] for series, span in spans if series.gold_L is not None]
         return SequenceBatch(
             symbol_BN=torch.from_numpy(symbol),
-            origin=[f"{series.name} @ {span.start}" for series, span in chosen],
+            origin=[f"{series.name} @ {span.start}" for series, span in spans],
             gold_BN=torch.from_numpy(np.stack(golds)) if golds else None,
             document_B=torch.from_numpy(self.group_P[index_B]),
         )
@@ -158,20 +157,20 @@ class SeriesData:
     """Series, split by time into training, validation and test windows.
 
     Windows for validation and testing follow one another such that every step counts once (but for the last few,
-    where no whole window is left); their contexts reach back over the border. Windows without any value that counts
-    are left out.
+    where no whole window is left); their contexts may begin before the border. Windows without any value that counts
+    are dropped.
 
     Attributes:
-        series: The series; every column is one of its own, unless `data.series.joint`.
-        fingerprint: Hex digest of the values and of how they are split and cut.
+        series: series of the data; every column is one of its own, unless `data.series.joint`.
+        fingerprint: hex digest of the values and of how they are split and cut.
 
     Raises:
-        UserError: If a column holds no value, or either side is too short for a single window.
+        UserError: a column holds no value, or either side is too short for a single window.
     """
 
     def __init__(self, recordings: list[Recording], config: DataConfig) -> None:
         self.config = config
-        self.series = [series for recording in recordings for series in _series_of(recording, config)]
+        self.series = [series for recording in recordings for series in self._split(recording)]
         if not self.series:
             raise UserError(f"data source {config.source!r} holds no series: point to another")
         self._train = self.windows("training")
@@ -181,6 +180,10 @@ class SeriesData:
         for series in self.series:
             digest.update(np.ascontiguousarray(series.value_LC).tobytes())
         self.fingerprint = digest.hexdigest()
+
+    def _split(self, recording: Recording) -> list[Series]:
+        borders = split_borders(self.config.source, len(recording.value_LC), self.config)
+        return series_of(recording, borders, joint=self.config.series.joint)
 
     def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training windows, each in a random order."""
@@ -194,7 +197,7 @@ class SeriesData:
         """Return the test windows, or `max_sequences` of them that lie evenly over the whole.
 
         Raises:
-            ValueError: If the test steps are too few for a window.
+            ValueError: the test steps are too few for a window.
         """
         windows = self.windows("test")
         return windows.take(low_discrepancy_order(len(windows))[:max_sequences])
@@ -203,37 +206,37 @@ class SeriesData:
         """Cut the `training`, `validation` or `test` steps into windows.
 
         Args:
-            side: Of the split.
-            before: Beyond training: leading steps of a window that may lie before the border; None for the context.
-            stride: Beyond training: steps between two windows' beginnings; None for `seq_len - before`.
+            side: side of the split.
+            before: leading steps of a validation or test window which may lie before the border; None for the context.
+            stride: steps between the beginnings of two validation or test windows; None for `seq_len - before`.
 
         Raises:
-            ValueError: If the steps are too few for a window.
+            ValueError: the steps are too few for a window.
         """
         config = self.config
         length, context = config.seq_len, config.series.context
         before = context if before is None else before
         synthetic = config.source in SYNTHETIC_SERIES
-        places, starts, groups = [], [], []
-        for place, series in enumerate(self.series):
+        indices, starts, groups = [], [], []
+        for index, series in enumerate(self.series):
             border = series.borders
             if side == "training":
                 start_W = np.arange(0, border.train - length + 1, config.series.stride)
             else:
                 begin, end = (border.train, border.validation) if side == "validation" else border[1:]
                 start_W = np.arange(max(begin - before, 0), end - length + 1, stride or length - before)
-            whole = (~np.isnan(series.value_LC)).any(1).cumsum()
-            start_W = start_W[whole[start_W + length - 1] > whole[start_W + context - 1]]
-            places.append(np.full(len(start_W), place))
+            count_L = (~np.isnan(series.value_LC)).any(1).cumsum()  # steps with a value
+            start_W = start_W[count_L[start_W + length - 1] > count_L[start_W + context - 1]]
+            indices.append(np.full(len(start_W), index))
             starts.append(start_W)
             # Columns recorded at the same time depend on one another; so do sections of one synthetic series.
-            groups.append(places[-1] if synthetic else start_W)
-        place_P, start_P, group_P = (np.concatenate(x).astype(np.int64) for x in (places, starts, groups))
-        if not len(place_P):
-            raise UserError(self._too_short(side))
-        return Windows(self.series, config, place_P, start_P, group_P)
+            groups.append(indices[-1] if synthetic else start_W)
+        series_P, start_P, group_P = (np.concatenate(x).astype(np.int64) for x in (indices, starts, groups))
+        if not len(series_P):
+            raise UserError(self._describe_too_short(side))
+        return Windows(self.series, config, series_P, start_P, group_P)
 
-    def _too_short(self, side: str) -> str:
+    def _describe_too_short(self, side: str) -> str:
         config, longest = self.config, max(self.series, key=lambda series: len(series.value_LC))
         border = longest.borders
         return (
@@ -250,9 +253,9 @@ def load_series(config: DataConfig) -> SeriesData:
     """Read or generate series, split them by time and cut them into windows.
 
     Raises:
-        MissingFileError: If a file does not exist.
-        UserError: If the data cannot be read as series, is too little for a training and a validation window, or is a
-            file that only a stored run names (see `tokenv.data.config.check_sources`).
+        MissingFileError: a file does not exist.
+        UserError: the data cannot be read as series, is too little for a training and a validation window, or is a
+            file which only a stored run names (see `tokenv.data.config.check_sources`).
     """
     check_sources(config)
     options, source = config.series, config.source
@@ -273,7 +276,7 @@ def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
     """Split a series of `length` steps by time.
 
     Raises:
-        UserError: If the fractions leave nothing to train on.
+        UserError: the fractions leave nothing to train on.
     """
     per_hour = ETT_ROWS_PER_HOUR.get(Path(source).stem[:4])
     if config.series.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
@@ -289,27 +292,22 @@ def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
     return SplitBorders(length - test - validation, length - test, length)
 
 
-def _series_of(recording: Recording, config: DataConfig) -> list[Series]:
-    borders = split_borders(config.source, len(recording.value_LC), config)
-    return series_of(recording, borders, joint=config.series.joint)
-
-
 def series_of(recording: Recording, borders: SplitBorders, *, joint: bool) -> list[Series]:
-    """Make a series of every column of a recording, or one of all.
+    """Return a series for every column of a recording, or one joint series.
 
     Raises:
-        UserError: If a column holds no value.
+        UserError: a column holds no value.
     """
     for column, value_L in zip(recording.columns, recording.value_LC.T, strict=True):
         if np.isnan(value_L).all() and len(value_L):
-            what = f"column {column!r} of {recording.name}" if column else f"series {recording.name!r}"
-            raise UserError(f"{what} holds no value: leave it out, or name others in data.series.columns")
-    made = []
+            origin = f"column {column!r} of {recording.name}" if column else f"series {recording.name!r}"
+            raise UserError(f"{origin} holds no value: leave it out, or name others in data.series.columns")
+    all_series = []
     for columns in [slice(None)] if joint else [slice(c, c + 1) for c in range(len(recording.columns))]:
         value_LC = recording.value_LC[:, columns]
         mean_C, std_C = moments(value_LC[: borders.train])
-        varies_C = std_C > CONSTANT * np.abs(mean_C)
-        made.append(
+        varies_C = std_C > ROUNDING * np.abs(mean_C)
+        all_series.append(
             Series(
                 name=recording.name if joint else f"{recording.name} {recording.columns[columns][0]}".rstrip(),
                 columns=recording.columns[columns],
@@ -321,4 +319,4 @@ def series_of(recording: Recording, borders: SplitBorders, *, joint: bool) -> li
                 date_L=recording.date_L,
             )
         )
-    return made
+    return all_series

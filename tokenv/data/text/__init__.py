@@ -1,1 +1,1 @@
-"""Texts: built in, made up, local files."""
+"""Texts: documents of local files and built-in corpora, and BPE tokenizers."""

@@ -1,4 +1,4 @@
-"""Training a byte-level BPE tokenizer on a corpus, for agents that draw its boundaries."""
+"""Train a byte-level BPE tokenizer on a corpus, for agents which draw its boundaries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenv.data.corpus import Corpus
 from tokenv.storage.atomic import write_atomically
 
 BYTES = 256
-# GPT-2's way of splitting text into words, for bytes: each is one character, and all from 128 on count as letters,
-# because most of them belong to letters of other scripts.
+# GPT-2's pattern for splitting text into words, for bytes: each is one character, and all from 128 on count as
+# letters, because most of them belong to letters of other scripts.
 WORDS = (
     r"'(?:[sdmt]|ll|ve|re)"
     r"| ?[A-Za-z\u0080-\u00ff]+"
@@ -27,7 +27,7 @@ WORDS = (
 
 
 def user_cache() -> Path:
-    """The folder of this user's caches: ``$XDG_CACHE_HOME/tokenv`` or ``~/.cache/tokenv``."""
+    """Return the folder of this user's caches: ``$XDG_CACHE_HOME/tokenv`` or ``~/.cache/tokenv``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenv"
 
 
@@ -39,17 +39,17 @@ def train_bpe(
     max_bytes: int = 100_000_000,
     progress: bool = False,
 ) -> Path:
-    """Train a tokenizer on a corpus' training sequences, or find the one trained on them before.
+    """Train a tokenizer on a corpus' training sequences, or return the cached one.
 
-    A byte b is the character ``chr(b)``, so that any bytes are a text, and a token's offsets are bytes. Words are
-    split as for GPT-2 before pairs are merged; tokens never cross them.
+    A byte b is the character ``chr(b)``, so that any bytes are a text, and a token's offsets are bytes. Text is
+    split into words as for GPT-2 before pairs are merged; tokens never cross them.
 
     Args:
-        corpus: its training split is read, each sequence once.
-        vocabulary_size: tokens, the 256 bytes included; fewer come of a text in which no pair repeats any more.
-        cache: folder for tokenizers, by what they were trained on; None for the user's (``user_cache() / "bpe"``).
-        max_bytes: read no more than so many.
-        progress: show a bar.
+        corpus: corpus whose training sequences are read, each once.
+        vocabulary_size: number of tokens including the 256 bytes; a text without repeated pairs gives fewer.
+        cache: folder for tokenizers, by their training data; None for the user's (``user_cache() / "bpe"``).
+        max_bytes: largest number of bytes to read.
+        progress: whether to show a progress bar.
 
     Returns:
         The tokenizer's JSON file.
@@ -62,8 +62,8 @@ def train_bpe(
     if max_bytes < 1:
         raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
     folder = user_cache() / "bpe" if cache is None else Path(cache)
-    told = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
-    path = folder / f"{hashlib.blake2b(told, digest_size=16).hexdigest()}.json"
+    key = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
+    path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.json"
     if path.is_file():
         return path
 
@@ -81,11 +81,11 @@ def train_bpe(
     return path
 
 
-def _training_texts(corpus: Corpus, max_bytes: int, at_a_time: int = 64) -> Iterator[list[str]]:
-    """Every training sequence once; the stream is endless, and begins to repeat after an epoch."""
+def _training_texts(corpus: Corpus, max_bytes: int, batch_size: int = 64) -> Iterator[list[str]]:
+    """Yield every training sequence once; the stream is endless and repeats after an epoch."""
     stream, seen = corpus.train(seed=0), set[str]()
-    for _ in range(0, max_bytes, at_a_time * corpus.seq_len):
-        batch = stream.next(at_a_time)
+    for _ in range(0, max_bytes, batch_size * corpus.seq_len):
+        batch = stream.next(batch_size)
         first = {origin: row for row, origin in reversed(list(enumerate(batch.origin)))}
         fresh = sorted(row for origin, row in first.items() if origin not in seen)
         seen.update(first)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenv.data import duplicates
 from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import DataConfig
-from tokenv.data.in_memory import InMemoryDataset, low_discrepancy_order
+from tokenv.data.corpus import InMemoryDataset
 from tokenv.data.split import Split, split_documents, split_from
-from tokenv.data.stream import TrainStream
+from tokenv.data.stream import TrainStream, low_discrepancy_order
 
 contents = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
 several = st.lists(st.binary(min_size=1, max_size=40), min_size=2, max_size=20)
@@ -45,7 +45,7 @@ def test_chunks_reassemble_the_joined_documents(contents, seq_len):
     joined = b"\n".join(contents)
     assert pieces.symbol_PN.tobytes() == joined[: len(joined) // seq_len * seq_len]
     for i in range(len(pieces)):
-        document = contents[pieces.place_P[i]] + b"\n"
+        document = contents[pieces.document_P[i]] + b"\n"
         at = pieces.offset_P[i]
         assert 0 <= at < len(document)
         overlap = document[at : at + seq_len]
@@ -57,7 +57,7 @@ def test_chunks_reassemble_the_joined_documents(contents, seq_len):
 def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_len):
     pieces = chunk_documents(named(contents), seq_len=seq_len, cut="document")
     assert [bytes(row) for row in pieces.symbol_PN] == [c[:seq_len] for c in contents if len(c) >= seq_len]
-    assert [contents[d][:seq_len] for d in pieces.place_P] == [bytes(row) for row in pieces.symbol_PN]
+    assert [contents[d][:seq_len] for d in pieces.document_P] == [bytes(row) for row in pieces.symbol_PN]
     assert not pieces.offset_P.any()
 
 
@@ -112,7 +112,7 @@ def test_few_documents_still_give_a_validation_sequence():
     assert len(split.validation) == 3
 
 
-def test_another_validation_source_is_kept_out_of_training():
+def test_another_validation_source_is_excluded_from_training():
     split = split_from(named([b"one", b"two", b"three"]), named([b"two", b"four"]), DataConfig())
     assert {document.content for document in split.train} == {b"one", b"three"}
     assert {document.content for document in split.validation} == {b"two", b"four"}

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from tokenv.data.builtin import NEIGHBOURS, make_lexicon, prose_documents, python_documents, synthetic_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.builtin import prose_documents, python_documents
-from tokenv.data.text.synthetic_language import NEIGHBOURS, make_lexicon, words_documents
 
 
 def segment(content, gold):
@@ -23,7 +22,7 @@ def test_the_lexicon_is_distinct_lower_case_and_seeded():
     assert make_lexicon(500, seed=1) != words
 
 
-def test_words_are_told_apart_at_their_ends_and_not_before():
+def test_words_are_distinguished_by_their_last_two_letters():
     words = make_lexicon(120, seed=0)
     assert len({word[-2:] for word in words}) == 120
     assert {word[-1] for word in words} == set(b"ghijklmnopqrstuvwxyz")
@@ -32,20 +31,20 @@ def test_words_are_told_apart_at_their_ends_and_not_before():
 
 def test_gold_segments_documents_into_words_of_the_lexicon():
     lexicon = set(make_lexicon(50, seed=3))
-    rows = list(words_documents(50, 20, seed=3))
+    rows = list(synthetic_documents(50, 20, seed=3))
     assert len(rows) == 20
     for row in rows:
-        words, ends = segment(row["content"], row["gold"])
+        words, ends = segment(row.content, row.gold)
         assert set(words) <= lexicon
-        assert ends[-1] == len(row["content"]) == len(row["gold"])
+        assert ends[-1] == len(row.content) == len(row.gold)
         assert 400 <= len(words) <= 1000
-        assert row["content"].isalpha()
+        assert row.content.isalpha()
 
 
 def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
     lexicon = make_lexicon(50, seed=0)
     rank = {word: number for number, word in enumerate(lexicon)}
-    documents = [segment(row["content"], row["gold"])[0] for row in words_documents(50, 400, seed=0)]
+    documents = [segment(row.content, row.gold)[0] for row in synthetic_documents(50, 400, seed=0)]
     drawn = [np.array([rank[word] for word in words]) for words in documents]
     follows = np.zeros((50, 50))
     for words in drawn:
@@ -76,17 +75,17 @@ def test_gold_reaches_the_batches():
 
 
 def test_the_standard_library_loads_with_its_paths():
-    rows = python_documents()
-    names = rows["name"]
-    assert list(names) == sorted(names)
+    documents = python_documents()
+    names = [document.name for document in documents]
+    assert names == sorted(names)
     assert "ast.py" in names
     assert "json/decoder.py" in names
     assert not any("site-packages" in name for name in names)
-    assert sum(len(content) for content in rows["content"]) > 5_000_000
+    assert sum(len(document.content) for document in documents) > 5_000_000
 
 
 def test_prose_holds_topics_and_docstrings():
-    texts = {row["name"]: row["content"].decode() for row in prose_documents()}
+    texts = {row.name: row.content.decode() for row in prose_documents()}
     assert "assert" in texts["topic assert"]
     assert "JSON (JavaScript Object Notation)" in texts["docstrings of json/__init__.py"]
     assert "def " not in texts["docstrings of bisect.py"]

@@ -56,7 +56,7 @@ def test_no_flipped_bit_changes_tensors(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_what_belongs_to_something_else_is_not_taken(tmp_path: Path) -> None:
+def test_files_of_another_owner_are_rejected(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", VALUES, {"seed": 1, "rate": 0.2})
     assert read_json(tmp_path / "a.json", {"rate": 0.2, "seed": 1}) == VALUES
     save_tensors(TENSORS, tmp_path / "a.safetensors", 1)
@@ -73,7 +73,7 @@ def test_files_of_earlier_versions_have_no_digest_and_are_read(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["", "[", "[1]", "3", "[" * 100_000])
-def test_what_is_no_mapping_is_one_message(content: str, tmp_path: Path) -> None:
+def test_json_without_a_mapping_is_one_message(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"a.json is damaged"):
         read_json(tmp_path / "a.json", 1)

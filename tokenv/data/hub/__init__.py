@@ -1,1 +1,0 @@
-"""Data sets streamed from the Hugging Face hub."""
