@@ -12,9 +12,10 @@ import pytest
 
 import tokenv
 from tokenv.cli import main
-from tokenv.cli.help import SAMPLES, command_keys, show
+from tokenv.cli.commands import COMMANDS
+from tokenv.cli.help import SAMPLES, command_keys, print_help
 from tokenv.cli.list import KINDS
-from tokenv.cli.main import COMMANDS, run_command
+from tokenv.cli.main import run_command
 from tokenv.config import registry
 from tokenv.config.conversion import from_dict
 from tokenv.config.field_docs import keys_of, sentence
@@ -75,7 +76,7 @@ def test_help_names_every_key_of_a_command(command: str, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in SAMPLES])
 def test_help_of_what_has_no_keys_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show(command)
+    print_help(command)
     assert re.fullmatch(rf"tokenv {command}: .+\n", capsys.readouterr().out)
 
 
@@ -203,7 +204,7 @@ def test_plug_ins_are_listed_and_a_broken_one_is_named(
 def test_a_sentence_of_what_is_not_there() -> None:
     with pytest.raises(LookupError, match="there is no module nowhere"):
         sentence("nowhere.at:all")
-    assert sentence("tokenv.cli.segment") == "tokenv segment: draw token boundaries in a text, in colour."
+    assert sentence("tokenv.agents.learned:Learned").startswith("Boundary logits from the byte representation")
 
 
 def test_every_command_is_documented_by_its_own_sample() -> None:

@@ -2,23 +2,26 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tokenv.cli import main
-from tokenv.cli.main import COMMANDS, USAGE, command_module, run_command
+from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
+from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
 
 
-def test_every_command_has_a_file_and_a_line() -> None:
+def test_every_command_has_a_line_and_every_experiment_its_command() -> None:
     for name in COMMANDS:
-        assert find_spec(command_module(name)), name
         assert f"\n  tokenv {name}" in USAGE
+    for name in EXPERIMENTS:
+        assert load_experiment(name).name == name
+    with pytest.raises(UserError, match="no experiment 'tune'"):
+        load_experiment("tune")
 
 
 @pytest.mark.parametrize(

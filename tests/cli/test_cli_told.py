@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenv.cli import console_log
+from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.config.conversion import from_dict
 from tokenv.config.schema import Config
@@ -70,8 +70,8 @@ def test_sacreds_own_log_is_there_for_who_asks(trained: Path) -> None:
 
 def test_signs_of_life(config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    monkeypatch.setattr(console_log.time, "monotonic", lambda: now)
-    beat = console_log.Heartbeat(config, "bits_per_byte")
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
+    beat = train.ProgressLog(config, "bits_per_byte")
 
     def step(seconds: float, symbols: int) -> str:
         nonlocal now
@@ -82,13 +82,13 @@ def test_signs_of_life(config: Config, monkeypatch: pytest.MonkeyPatch, capsys: 
         beat("train/symbols_per_second", 1e9, symbols)
         return capsys.readouterr().err
 
-    assert step(console_log.FIRST_SECONDS / 2, 256) == ""
+    assert step(train.FIRST_SECONDS / 2, 256) == ""
     assert step(16, 640) == (
         "training: 640 of 2,560 bytes (25%), train 3.500 bits/byte, rate 0.210, 40 bytes/s, 48 s left\n"
     )
     assert step(17, 1024) == ""
     beat("validation/bits_per_byte", 3.25, 1024)
-    assert step(16 + console_log.EVERY_SECONDS, 1280) == (
+    assert step(16 + train.EVERY_SECONDS, 1280) == (
         "training: 1,280 of 2,560 bytes (50%), train 3.500 bits/byte, validation 3.250 bits/byte, rate 0.210, "
         "17 bytes/s, 76 s left\n"
     )
@@ -98,8 +98,8 @@ def test_the_speed_of_a_resumed_run_is_its_own(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(console_log.time, "monotonic", lambda: now)
-    beat = console_log.Heartbeat(config, "bits_per_byte", seen=1280)
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
+    beat = train.ProgressLog(config, "bits_per_byte", resumed_symbols=1280)
     now = 20.0
     beat("train/symbols_per_second", 1.0, 1920)
     assert "32 bytes/s, 20 s left" in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_the_speed_of_a_resumed_run_is_its_own(
 
 @pytest.mark.parametrize(("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")])
 def test_durations(seconds: float, words: str) -> None:
-    assert console_log._duration(seconds) == words
+    assert train._format_duration(seconds) == words
 
 
 def test_a_stored_configuration_trains_again(trained: Path) -> None:

@@ -127,7 +127,7 @@ def test_stopping_saves_and_says_how_to_go_on(
             time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: tokenv train with resume=runs/1" in errors
+    assert "resume it with: tokenv train with resume=runs/1" in errors
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"
 

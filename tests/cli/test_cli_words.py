@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli import main
-from tokenv.cli.help import command_keys, show
+from tokenv.cli.commands import COMMANDS, USAGE
+from tokenv.cli.help import command_keys, print_help
 from tokenv.cli.list import KINDS
-from tokenv.cli.main import COMMANDS, USAGE, run_command
+from tokenv.cli.main import run_command
 from tokenv.cli.options import (
     EvaluateOptions,
     ForecastOptions,
@@ -162,7 +163,7 @@ def check_pointer(command: str, words: list[str]) -> None:
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_what_help_tells_people_to_type_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     if command:
-        show(command)
+        print_help(command)
     said = re.sub(r"\s+", " ", capsys.readouterr().out) if command else USAGE
     found = POINTER.findall(said)
     assert found
@@ -174,7 +175,7 @@ def test_what_help_tells_people_to_type_is_accepted(command: str, capsys: pytest
 
 @pytest.mark.parametrize("command", ["segment", "train", "bench"])
 def test_help_tells_keys_before_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show(command)
+    print_help(command)
     shown = capsys.readouterr().out
     assert shown.startswith(f"tokenv {command}: ")
     assert shown.index("\nKeys, as ") < shown.index("--file_storage")

@@ -3,7 +3,7 @@ import pytest
 from matplotlib.image import imread
 
 from tokenv.evaluation.report import draw_curves
-from tokenv.plotting.curves import running_mean
+from tokenv.plotting.figures import running_mean
 
 X = list(range(0, 200_000, 1000))
 ALL = {

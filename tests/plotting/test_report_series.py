@@ -4,7 +4,7 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
-from tokenv.plotting.series_plots import date_labels
+from tokenv.plotting.figures import date_labels
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from rich.table import Column, Table
 
-from tokenv.plotting.canvas import save_png
 from tokenv.plotting.console import write_csv
+from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
 FIGURES = {
