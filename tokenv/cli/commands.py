@@ -30,7 +30,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv completion bash                     code by which a shell completes all this (bash, zsh, fish)
   tokenv --version
 
-trust=mytrick:mine allows a stored run to import code of your own; SECURITY.md says more.
+trust_code=mytrick:mine allows a stored run to import code of your own; SECURITY.md says more.
 Flags are Sacred's: -F DIR (folder of stored runs, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
 """
 COMMANDS = {

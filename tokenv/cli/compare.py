@@ -32,7 +32,7 @@ def resolve_compare(names: list[str], updates: dict[str, Any]) -> CompareOptions
 def compare_and_show(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
     """Train and evaluate all runs of a comparison, write its report, and return the loss of every method."""
     comparisons = compare_methods(options, progress=sys.stderr.isatty())
-    for path in write_reports(comparisons, record.scratch, options.against):
+    for path in write_reports(comparisons, record.scratch, options.reference):
         record.add(path)
     for comparison in comparisons.values():
         print_comparison(comparison)

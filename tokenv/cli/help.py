@@ -40,7 +40,7 @@ SAMPLES: dict[str, tuple[type, dict[str, Any]]] = {
     "bench": (BenchOptions, {"config": Config()}),
 }
 TRUST_CODE = Key(
-    "trust", False, "names of your own code which a stored run may import; see SECURITY.md", "names or true"
+    "trust_code", False, "names of your own code which a stored run may import; see SECURITY.md", "names or true"
 )
 
 

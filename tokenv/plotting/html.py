@@ -125,8 +125,6 @@ def _digits(probability: float) -> str:
 def _environment() -> Environment:
     folder = files("tokenv")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    result.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
-    return result
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
+    return pages
