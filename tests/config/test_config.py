@@ -88,7 +88,7 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"agent": {"name": 3}}, r"agent.name = 3: expected the name of one, or package.module:Class"),
         ({"agent": {"scale": 1j}}, r"agent.scale = 1j: expected a number, text"),
         ({"agent": {"deep": {"er": b"x"}}}, r"agent.deep.er = b'x': expected a number, text"),
-        ({"agent": {1: 2}}, r"agent = .*: expected a section whose keys are words"),
+        ({"agent": {1: 2}}, r"agent = .*: expected a section whose keys are texts"),
         ({1: 2}, r"unknown key 1"),
     ],
 )

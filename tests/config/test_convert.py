@@ -71,7 +71,7 @@ def test_what_may_be_written(value: Any, hint: Any, expected: Any) -> None:
         ([1, "a"], list[int], "key = [1, 'a']: expected whole numbers, in a list"),
         ([1], tuple[int, str], "key = [1]: expected a whole number, text, in a list"),
         ({"a": "b"}, dict[str, int], "key.a = 'b': expected a whole number"),
-        ({1: 1}, dict[str, int], "key = {1: 1}: expected a section whose keys are words"),
+        ({1: 1}, dict[str, int], "key = {1: 1}: expected a section whose keys are texts"),
     ],
 )
 def test_what_may_not(value: Any, hint: Any, message: str) -> None:

@@ -20,12 +20,7 @@ from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES
 from tokenv.data.series.config import SYNTHETIC_SERIES
 
 Rows = Iterator[tuple[str, str]]  # name and description
-REGISTRIES = {
-    "agents": registry.AGENTS,
-    "estimators": registry.ESTIMATORS,
-    "rate_targets": registry.RATE_TARGETS,
-    "codecs": registry.CODECS,
-}
+REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items()}
 
 
 def list_names(arguments: list[str]) -> None:
