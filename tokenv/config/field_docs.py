@@ -16,13 +16,12 @@ from typing import Any, get_type_hints
 
 from tokenv.config.conversion import Limit, Section, in_words
 from tokenv.core.errors import UserError
-from tokenv.core.rates import RateRange
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
 MAX_REEXPORTS = 5  # modules through which a name is imported
-# What keys of numbers and of texts are tried with, to hear what they expect.
-WRONG = {(int, float, Limit, int | None, float | None, float | RateRange): -1, (str, str | None): "?"}
+# Wrong values of fields which declare no range, by their types; see ``tokenv.core.bounds``.
+WRONG_VALUES = {(int, float, Limit, int | None, float | None): -1, (str, str | None): "?"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
             )
         else:
             default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            yield Key(name, default, descriptions[item.name], _expected(sample, item.name, hints[item.name]))
+            yield Key(name, default, descriptions[item.name], _expected(sample, item, hints[item.name]))
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -78,15 +77,19 @@ def plain(text: str) -> str:
     return " ".join(text.replace("`", "").split())
 
 
-def _expected(sample: Any, name: str, hint: Any) -> str:
-    """What a check says when it refuses a value; where it lets anything of the type pass, the type in words."""
-    for kinds, wrong in WRONG.items():
+def _expected(sample: Any, item: dataclasses.Field[Any], hint: Any) -> str:
+    """Return the range of a field in words: as it is declared, else as its check says, else as its type says.
+
+    A check which no field declares is found by a wrong value, whose error says what was expected.
+    """
+    if "expected" in item.metadata:
+        return str(item.metadata["expected"])
+    for kinds, wrong in WRONG_VALUES.items():
         try:
-            dataclasses.replace(sample, **({name: wrong} if hint in kinds else {}))
+            dataclasses.replace(sample, **({item.name: wrong} if hint in kinds else {}))
         except UserError as error:
-            said = re.search(rf"\b{name}\b.*?expected (.+?)(?:: |; |$)", str(error))
-            if said:
-                return said[1]
+            if message := re.search(rf"\b{item.name}\b.*?expected (.+?)(?:: |; |$)", str(error)):
+                return message[1]
     return in_words(hint)
 
 
