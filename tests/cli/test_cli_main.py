@@ -1,4 +1,4 @@
-"""The command line: what is said before anything starts, what is loaded for it, and how mistakes end."""
+"""The command line: usage, loaded modules, and messages for mistakes."""
 
 import subprocess
 import sys
@@ -77,23 +77,23 @@ def test_mistakes_end_with_one_message_before_anything_starts(
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
-    assert len(said) == 1
-    assert message in said[0]
+    output = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
+    assert len(output) == 1
+    assert message in output[0]
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "output"),
     [
         (UserError("rate = 2"), 2, "tokenv: rate = 2\n"),
         (KeyboardInterrupt(), 130, "tokenv: stopped\n"),
         (KeyboardInterrupt("go on"), 130, "tokenv: go on\n"),
     ],
 )
-def test_how_a_command_ends(
+def test_exit_status_and_message(
     error: BaseException,
     status: int,
-    said: str,
+    output: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -102,10 +102,10 @@ def test_how_a_command_ends(
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == status
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == output
 
 
-def test_our_own_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_tokenv_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tokenv", "train"])
     monkeypatch.setattr(main, "run_command", lambda *_: [][0])
     with pytest.raises(IndexError):
