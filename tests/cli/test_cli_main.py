@@ -117,7 +117,7 @@ def test_help_of_a_command_names_sacreds_flags(capsys: pytest.CaptureFixture[str
         run_command("segment", words)
         shown = capsys.readouterr().out
         assert "\n  tokenv segment [(with UPDATE...)] [options]\n" in shown
-        assert "draw token boundaries in a text, in colour." in shown
+        assert "draw token boundaries in a text (or file=…), in colour\n" in shown
         assert "--file_storage" in shown
         assert "dummy" not in shown
 

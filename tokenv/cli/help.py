@@ -57,7 +57,7 @@ def command_keys(command: str) -> list[Key]:
 
 def print_help(command: str) -> None:
     """Print the help of a command."""
-    print(f"tokenv {command}: {COMMANDS[command]}")
+    print(f"tokenv {command}: {COMMANDS[command][1]}")
     keys = command_keys(command)
     if not keys:
         return

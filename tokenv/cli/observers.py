@@ -29,7 +29,7 @@ from tokenv.storage.regular_files import read_json
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import dependencies
-    from sacred.observers import FileStorageObserver, SqlObserver, file_storage
+    from sacred.observers import FileStorageObserver, RunObserver, SqlObserver, file_storage
     from sacred.serializer import flatten
 
 INITIAL_FILES = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # of every run
@@ -222,7 +222,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-class Tracker(ABC):
+class Tracker(RunObserver, ABC):
     """An observer which sends a run's configuration and metrics to another program.
 
     Args:
@@ -235,7 +235,6 @@ class Tracker(ABC):
     package: str
     module: str
     takes: str
-    priority = 0
 
     def __init__(self, destination: str) -> None:
         self.destination = destination
@@ -281,12 +280,6 @@ class Tracker(ABC):
     def failed_event(self, fail_time: Any, fail_trace: Any) -> None:
         """Handle a failure of the run."""
         self.end("FAILED")
-
-    def _ignore(self, *_: Any, **__: Any) -> None:
-        """Ignore an event."""
-        return
-
-    queued_event = heartbeat_event = resource_event = artifact_event = join = _ignore
 
 
 class TensorBoard(Tracker):

@@ -371,4 +371,6 @@ def _report_errors_once(ranks: Ranks) -> Iterator[None]:
         raise SystemExit(0) from None
 
 
-COMMAND = TrainCommand("train", resolve_training, train_and_show, TrainOptions, stored=True, shortcut=show_again)
+COMMAND: Command = TrainCommand(
+    "train", resolve_training, train_and_show, TrainOptions, stored=True, shortcut=show_again
+)
