@@ -5,7 +5,7 @@ import pytest
 
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.config.hardware import activation_bytes, recomputes
+from tokenv.config.hardware import activation_bytes, uses_activation_checkpointing
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ def test_activations_which_do_not_fit_are_computed_again(tiny_settings, monkeypa
         machine = psutil.virtual_memory()._replace(total=total)
         monkeypatch.setattr(psutil, "virtual_memory", lambda machine=machine: machine)
         wanted = total < 2 * saved if expected is None else expected
-        assert recomputes(config) == wanted
+        assert uses_activation_checkpointing(config) == wanted
         lm = build_components(config).lm
         assert {layer.recompute for layer in (*lm.down, *lm.mid, *lm.up)} == {wanted}
 

@@ -12,7 +12,7 @@ from tokenv.agents.base import Agent
 from tokenv.config import registry
 from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.build import build_agent, build_codec, load_pretrained_lm
-from tokenv.config.hardware import check_training, recomputes, resolve_device, resolve_precision
+from tokenv.config.hardware import check_training, resolve_device, resolve_precision, uses_activation_checkpointing
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_causal, check_compatible
@@ -194,7 +194,7 @@ def _configure_lm(
     """Switch on activation checkpointing, sequence packing and compilation as ``config.hardware`` says."""
     hardware = config.hardware
     rows = _rows_per_device(config, _learners(agent, estimator), world)
-    if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
+    if uses_activation_checkpointing(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
         lm.enable_activation_checkpointing()
     compiled = hardware.compile == "on" or (hardware.compile == "auto" and device.type == "cuda")
     if hardware.sequence_packing == "on" or (hardware.sequence_packing == "auto" and compiled):

@@ -148,11 +148,11 @@ def activation_bytes(config: Config, *, samples: int = 1, rows: int | None = Non
     return int(rows * config.data.seq_len * model.width * number * (byte_layers + token_layers))
 
 
-def recomputes(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
+def uses_activation_checkpointing(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
     """Return whether layers are computed again in the backward pass, by the configuration or by the free memory."""
-    asked = config.hardware.activation_checkpointing
-    return asked == "on" or (
-        asked == "auto" and 2 * activation_bytes(config, samples=samples, rows=rows) > _memory(config.hardware.device)
+    mode = config.hardware.activation_checkpointing
+    return mode == "on" or (
+        mode == "auto" and 2 * activation_bytes(config, samples=samples, rows=rows) > _memory(config.hardware.device)
     )
 
 
@@ -200,8 +200,8 @@ def check_forecast(config: Config, samples: int, horizon: int) -> None:
         UserError: it cannot fit.
     """
     written = samples * config.data.seq_len * _cache_bytes(config)
-    kept = samples * horizon * config.data.series.channels * 8
-    _check(f"{samples:,} samples of a forecast", written + kept, config.hardware.device, "lower samples")
+    stored = samples * horizon * config.data.series.channels * 8
+    _check(f"{samples:,} samples of a forecast", written + stored, config.hardware.device, "lower samples")
 
 
 def check_draws(config: Config, draws: int, samples: int) -> None:
@@ -216,9 +216,9 @@ def check_draws(config: Config, draws: int, samples: int) -> None:
         UserError: it cannot fit.
     """
     one = sum(training_bytes(config, samples=samples).values())
-    kept = draws * config.train.batch_size * config.data.seq_len * 4
+    stored = draws * config.train.batch_size * config.data.seq_len * 4
     advice = "lower draws, reference_draws, batch_size, seq_len or the estimators' num_samples"
-    _check("this comparison", one + kept, config.hardware.device, advice)
+    _check("this comparison", one + stored, config.hardware.device, advice)
 
 
 def _check(work: str, needed: int, device: str, advice: str) -> None:
