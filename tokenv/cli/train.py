@@ -46,14 +46,8 @@ from tokenv.training.trainer import train
 
 # The disk is full, read-only, broken or gone.
 DISK_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ESTALE,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
+    *(errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE),
 )
 DEFAULTS = (
     "no configuration is named: these are the defaults, which take about half an hour on two CPU cores (Ctrl-C stops); "
@@ -170,11 +164,8 @@ def _is_within(folder: Path, path: str | None) -> bool:
 
 def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
     """Draw the results into a folder, and print a passage of text with its boundaries."""
-    trained, picture, curves = (
-        load_run(run, "latest", fall_back=False),
-        folder / _picture(config),
-        folder / "curves.png",
-    )
+    trained = load_run(run, "latest", fall_back=False)
+    picture, curves = folder / _picture(config), folder / "curves.png"
     corpus = load_corpus(config.data)
     if config.data.kind == "series":
         draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
