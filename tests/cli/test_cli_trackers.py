@@ -68,7 +68,7 @@ def test_weights_and_biases_and_mlflow_get_all_metrics(
     assert sorted(each for each in logged_values if each[0] != "symbols") == sorted(values)
     assert wandb.calls[-1] == ("finish", (), {"exit_code": 0})
     assert sorted((name, more["step"], value) for (name, value), more in mlflow.of("log_metric")) == sorted(values)
-    assert mlflow.made[-1] == ("end_run", (), {"status": "FINISHED"})
+    assert mlflow.calls[-1] == ("end_run", (), {"status": "FINISHED"})
 
 
 NAMES = {"wandb": ["init"], "mlflow": ["set_experiment", "start_run", "log_dict", "log_metric", "end_run"]}
