@@ -41,7 +41,8 @@ def test_a_full_disk_keeps_what_was_saved(words: list[str], monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "_flush", flush)
-        with pytest.raises(UserError, match=r"runs/2: cannot be written to \(No space left on device\); go on with"):
+        message = r"runs/2: cannot be written to \(No space left on device\); resume it with"
+        with pytest.raises(UserError, match=message):
             run_command("train", ["with", *words])
     folder = Path("runs/2/checkpoints")
     assert len(checkpoints.list_complete(folder)) == 2
@@ -94,7 +95,7 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     ballast.write_bytes(bytes(1_200_000))
     done = train([*words, "checkpoint.keep=1000", "train.symbols=25600"], small_disk)
     assert done.returncode == 2, done.stderr
-    assert "cannot be written to (No space left on device); go on with: tokenv train with resume=" in done.stderr
+    assert "cannot be written to (No space left on device); resume it with: tokenv train with resume=" in done.stderr
     assert "Traceback" not in done.stderr
     (run,) = small_disk.glob("[0-9]*")
     told = json.loads((run / "run.json").read_text())  # whole, though perhaps not the last word

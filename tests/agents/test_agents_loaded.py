@@ -234,5 +234,5 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     train(
         resolve([], series_settings | {"agent": {"name": "uniform"}}), tmp_path / "u" / "checkpoints", lambda *_: None
     )
-    with pytest.raises(ValueError, match=r"its agent 'uniform' has learned nothing: set agent\.name=uniform"):
+    with pytest.raises(ValueError, match=r"its agent 'uniform' has no trained parameters: set agent\.name=uniform"):
         build_components(resolve([], {"agent": {"pretrained": str(tmp_path / "u")}}, base), torch.device("meta"))

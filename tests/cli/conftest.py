@@ -1,4 +1,4 @@
-"""What tests of commands share: a tiny run's settings as words of a command line, and a run trained from them."""
+"""Fixtures for tests of commands: settings of a tiny run as words of a command line, and a run trained from them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""``tokenv bench``: figures, and nothing stored."""
+"""``tokenv bench`` prints its figures and stores nothing."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pyte
     assert not Path("runs").exists()
 
 
-def test_reading_and_writing_are_timed_by_rate(
+def test_reading_and_generating_are_timed_by_rate(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -116,6 +116,6 @@ def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypat
         (["scaling={'model.width': [7]}"], r"model.heads = 2 does not divide model.width = 7"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused(tiny_words: list[str], words: list[str], message: str) -> None:
+def test_invalid_scaling_is_rejected(tiny_words: list[str], words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_command("bench", ["with", *tiny_words, *words])

@@ -1,4 +1,4 @@
-"""What a shell is answered when the Tab key is pressed."""
+"""Completion of command lines in a shell."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ pytest.importorskip("argcomplete")
 ROOT = Path(__file__).parents[2]
 
 
-def asked(line: str, folder: Path = ROOT) -> list[str]:
-    """What argcomplete answers a shell whose line this is, the cursor at its end."""
+def complete_line(line: str, folder: Path = ROOT) -> list[str]:
+    """Return argcomplete's answer to a shell with this line and the cursor at its end."""
     path = folder / "answer"
     environment = os.environ | {
         "_ARGCOMPLETE": "1",
@@ -47,8 +47,8 @@ def asked(line: str, folder: Path = ROOT) -> list[str]:
         ("tokenv completion z", {"zsh"}, {"bash"}),
     ],
 )
-def test_a_line_goes_on(line: str, some: set[str], others: set[str], tmp_path: Path) -> None:
-    answers = set(asked(line, tmp_path))
+def test_lines_are_completed(line: str, some: set[str], others: set[str], tmp_path: Path) -> None:
+    answers = set(complete_line(line, tmp_path))
     assert some <= answers
     assert not others & answers
 
@@ -59,18 +59,18 @@ def test_runs_are_found(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         (checkpoint / name).touch()
-    assert asked("tokenv segment with run=", tmp_path) == ["run=runs/2"]
-    assert asked("tokenv train with resume=runs/", tmp_path) == ["resume=runs/2"]
+    assert complete_line("tokenv segment with run=", tmp_path) == ["run=runs/2"]
+    assert complete_line("tokenv train with resume=runs/", tmp_path) == ["resume=runs/2"]
 
 
-def test_an_answer_does_not_wait_for_torch(tmp_path: Path) -> None:
+def test_completion_does_not_import_torch(tmp_path: Path) -> None:
     started = time.perf_counter()
-    asked("tokenv train with train.sy", tmp_path)
+    complete_line("tokenv train with train.sy", tmp_path)
     assert time.perf_counter() - started < 3  # torch and TorchRL alone take longer on a busy machine
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_code_to_read(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_is_printed_for_every_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_command("completion", [shell])
     code = capsys.readouterr().out
     assert "tokenv" in code
@@ -79,6 +79,6 @@ def test_every_shell_has_code_to_read(shell: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("words", [["tcsh"], []])
-def test_another_shell_is_one_message(words: list[str]) -> None:
+def test_an_unknown_shell_is_one_message(words: list[str]) -> None:
     with pytest.raises(UserError, match=r"known are bash, fish, zsh|did you mean"):
         run_command("completion", words)

@@ -1,4 +1,4 @@
-"""Runs that an earlier version stored, before bytes were called symbols, are read by every command."""
+"""Every command reads runs which an earlier version stored, with other names of keys."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from tokenv.storage.run_folders import DIGESTS
 EARLIER = {"symbols": "bytes", "warmup_symbols": "warmup_bytes", "every_symbols": "every_bytes"}
 
 
-def as_it_was(values: dict[str, Any]) -> dict[str, Any]:
-    """A configuration by its earlier names."""
+def with_earlier_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with its earlier names."""
     sections = {"train", "validation", "checkpoint"} & values.keys()
     return values | {each: {EARLIER.get(k, k): v for k, v in values[each].items()} for each in sections}
 
@@ -27,10 +27,10 @@ def earlier(trained: Path, tiny_words: list[str]) -> Path:
     run_command("train", ["with", *without_agent(tiny_words), "agent.name=uniform", "seed=1"])
     for folder in trained.parent.glob("[12]"):
         file = folder / "config.json"
-        file.write_text(json.dumps(as_it_was(json.loads(file.read_text()))))
+        file.write_text(json.dumps(with_earlier_names(json.loads(file.read_text()))))
         for file in folder.glob("checkpoints/*/state.json"):
             state = json.loads(file.read_text())
-            state["bytes"], state["config"] = state.pop("symbols"), as_it_was(state["config"])
+            state["bytes"], state["config"] = state.pop("symbols"), with_earlier_names(state["config"])
             state["history"]["train/bytes_per_second"] = state["history"].pop("train/symbols_per_second")
             file.write_text(json.dumps(state))
             file.with_name(DIGESTS).unlink()  # there were none

@@ -1,4 +1,4 @@
-"""``tokenv evaluate`` and ``tokenv generate``: a stored run measured, and at work."""
+"""``tokenv evaluate`` and ``tokenv generate`` of a stored run."""
 
 import json
 from pathlib import Path

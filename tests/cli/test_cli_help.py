@@ -1,4 +1,4 @@
-"""What a command says of itself: its keys with meaning, default and range, what there is by name, its version."""
+"""Help: keys with meaning, default and range, lists of names, and the version."""
 
 import dataclasses
 import re
@@ -12,9 +12,10 @@ import pytest
 
 import tokenv
 from tokenv.cli import main
-from tokenv.cli.help import SAMPLES, command_keys, show
+from tokenv.cli.commands import COMMANDS
+from tokenv.cli.help import SAMPLES, command_keys, print_help
 from tokenv.cli.list import KINDS
-from tokenv.cli.main import COMMANDS, run_command
+from tokenv.cli.main import run_command
 from tokenv.config import registry
 from tokenv.config.conversion import from_dict
 from tokenv.config.field_docs import keys_of, sentence
@@ -31,7 +32,7 @@ def flat(values: dict, prefix: str = "") -> list[str]:
     return found
 
 
-def test_every_key_of_a_run_is_told_with_meaning_default_and_range() -> None:
+def test_every_key_of_a_run_has_meaning_default_and_range() -> None:
     keys = {key.name: key for key in keys_of(Config())}
     assert list(keys) == flat(Config().as_dict())
     for key in keys.values():
@@ -48,7 +49,7 @@ def test_every_key_of_a_run_is_told_with_meaning_default_and_range() -> None:
     assert keys["model.pooling"].meaning.startswith("how bytes become tokens and come back: select (the paper's)")
 
 
-def test_defaults_that_are_told_are_those_that_are_taken() -> None:
+def test_printed_defaults_are_the_defaults() -> None:
     for key in keys_of(Config()):
         *sections, last = key.name.split(".")
         if key.name.endswith(".name"):
@@ -74,8 +75,8 @@ def test_help_names_every_key_of_a_command(command: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in SAMPLES])
-def test_help_of_what_has_no_keys_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show(command)
+def test_help_of_a_command_without_keys_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_help(command)
     assert re.fullmatch(rf"tokenv {command}: .+\n", capsys.readouterr().out)
 
 
@@ -96,12 +97,12 @@ runpy.run_module("tokenv", run_name="__main__")
     [["train", "--help"], ["evaluate", "-h"], ["bench", "help"], ["compare", "--help"], ["list"], ["--version"]],
     ids=" ".join,
 )
-def test_what_is_told_loads_nothing_heavy(arguments: list[str]) -> None:
+def test_help_and_lists_load_nothing_heavy(arguments: list[str]) -> None:
     assert loaded_by(*arguments) == "loaded: []"
 
 
-def test_help_is_there_at_once() -> None:
-    """About 0.05 s beyond Python's own start; three times that much is allowed on a busy machine."""
+def test_help_is_fast() -> None:
+    """It takes about 0.05 s after Python's own start; a busy machine may take three times that."""
 
     def seconds(*words: str) -> float:
         times = []
@@ -121,17 +122,17 @@ def test_version(word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().out == f"tokenv {tokenv.__version__}\n"
 
 
-def test_a_reader_that_leaves_is_no_mistake_of_ours() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     program = f"{sys.executable} -m tokenv list | head -n 1"
     done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_of_a_kind_is_listed_with_a_line_each(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_names_of_a_kind_are_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_command("list", [kind])
     lines = capsys.readouterr().out.splitlines()
-    told = dict(line.split(maxsplit=1) for line in lines)  # every line has a name and a text
+    listed = dict(line.split(maxsplit=1) for line in lines)  # every line has a name and a text
     known = {
         "agents": registry.AGENTS,
         "estimators": registry.ESTIMATORS,
@@ -140,11 +141,11 @@ def test_all_of_a_kind_is_listed_with_a_line_each(kind: str, capsys: pytest.Capt
         "configs": ["quick", "compare-quick"],
         "datasets": ["python", "regimes", "hub:HuggingFaceFW/fineweb"],
     }[kind]
-    assert set(known) <= set(told)
+    assert set(known) <= set(listed)
     assert "cannot be used" not in "".join(lines)
 
 
-def test_one_is_shown_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_name_is_printed_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     run_command("list", ["agents", "learned"])
     shown = capsys.readouterr().out
     assert "Boundary logits from the byte representation" in shown
@@ -162,50 +163,50 @@ def test_one_is_shown_with_its_options(capsys: pytest.CaptureFixture[str]) -> No
         (["agents", "learned", "please"], "cannot list 'agents learned please'"),
     ],
 )
-def test_what_is_not_there_cannot_be_listed(words: list[str], message: str) -> None:
+def test_unknown_names_are_rejected(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_command("list", words)
 
 
-def test_plug_ins_are_listed_and_a_broken_one_is_named(
+def test_plugins_are_listed_and_broken_ones_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """None of them is imported: theirs would fail."""
-    package = tmp_path / "theirs"
+    """No plugin is imported: importing it would raise an error."""
+    package = tmp_path / "plugin_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemError('imported')\nfrom .tricks import Trick as Renamed\n")
     (package / "tricks.py").write_text('class Trick:\n    """Does it\n    all.\n\n    And more."""\n')
     (package / "half.py").write_text("def half(\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     targets = {
-        "fine": "theirs.tricks:Trick",
-        "passed_on": "theirs:Renamed",
-        "gone": "theirs.nowhere:Trick",
-        "nothing": "theirs.tricks:Nothing",
-        "half": "theirs.half:half",
-        "reinforce": "theirs.tricks:Trick",
+        "fine": "plugin_package.tricks:Trick",
+        "passed_on": "plugin_package:Renamed",
+        "gone": "plugin_package.nowhere:Trick",
+        "nothing": "plugin_package.tricks:Nothing",
+        "half": "plugin_package.half:half",
+        "reinforce": "plugin_package.tricks:Trick",
     }
     group = "tokenv.estimators"
     ours = EntryPoints(EntryPoint(name, target, group) for name, target in targets.items())
     monkeypatch.setattr(registry, "entry_points", lambda group: ours.select(group=group))
     run_command("list", ["estimators"])
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert told["fine"] == "Does it all. (from theirs.tricks:Trick)"
-    assert told["passed_on"] == "Does it all. (from theirs:Renamed)"
-    assert told["gone"] == "cannot be used: there is no module theirs.nowhere"
-    assert told["nothing"] == "cannot be used: theirs.tricks has no Nothing"
-    assert told["half"].startswith("cannot be used: theirs.half cannot be read")
-    assert "is claimed by" in told["reinforce"]
-    assert "theirs" not in sys.modules
-    assert told["rloo"].startswith("Leave-one-out over K samples")
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert listed["fine"] == "Does it all. (from plugin_package.tricks:Trick)"
+    assert listed["passed_on"] == "Does it all. (from plugin_package:Renamed)"
+    assert listed["gone"] == "cannot be used: there is no module plugin_package.nowhere"
+    assert listed["nothing"] == "cannot be used: plugin_package.tricks has no Nothing"
+    assert listed["half"].startswith("cannot be used: plugin_package.half cannot be read")
+    assert "is claimed by" in listed["reinforce"]
+    assert "plugin_package" not in sys.modules
+    assert listed["rloo"].startswith("Leave-one-out over K samples")
 
 
-def test_a_sentence_of_what_is_not_there() -> None:
+def test_sentence_of_a_missing_module() -> None:
     with pytest.raises(LookupError, match="there is no module nowhere"):
         sentence("nowhere.at:all")
-    assert sentence("tokenv.cli.segment") == "tokenv segment: draw token boundaries in a text, in colour."
+    assert sentence("tokenv.agents.learned:Learned").startswith("Boundary logits from the byte representation")
 
 
-def test_every_command_is_documented_by_its_own_sample() -> None:
+def test_every_command_with_keys_has_a_sample() -> None:
     assert {*SAMPLES, "lm-eval", "list", "configs", "completion"} == set(COMMANDS)
     assert dataclasses.is_dataclass(Config)

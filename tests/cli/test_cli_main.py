@@ -1,24 +1,27 @@
-"""The command line: what is said before anything starts, what is loaded for it, and how mistakes end."""
+"""The command line: usage, loaded modules, and messages for mistakes."""
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tokenv.cli import main
-from tokenv.cli.main import COMMANDS, USAGE, command_module, run_command
+from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
+from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
 
 
-def test_every_command_has_a_file_and_a_line() -> None:
+def test_every_command_has_a_line_and_every_experiment_its_command() -> None:
     for name in COMMANDS:
-        assert find_spec(command_module(name)), name
         assert f"\n  tokenv {name}" in USAGE
+    for name in EXPERIMENTS:
+        assert load_experiment(name).name == name
+    with pytest.raises(UserError, match="no experiment 'tune'"):
+        load_experiment("tune")
 
 
 @pytest.mark.parametrize(
@@ -74,23 +77,23 @@ def test_mistakes_end_with_one_message_before_anything_starts(
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
-    assert len(said) == 1
-    assert message in said[0]
+    output = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
+    assert len(output) == 1
+    assert message in output[0]
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "output"),
     [
         (UserError("rate = 2"), 2, "tokenv: rate = 2\n"),
         (KeyboardInterrupt(), 130, "tokenv: stopped\n"),
         (KeyboardInterrupt("go on"), 130, "tokenv: go on\n"),
     ],
 )
-def test_how_a_command_ends(
+def test_exit_status_and_message(
     error: BaseException,
     status: int,
-    said: str,
+    output: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -99,10 +102,10 @@ def test_how_a_command_ends(
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == status
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == output
 
 
-def test_our_own_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_tokenv_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tokenv", "train"])
     monkeypatch.setattr(main, "run_command", lambda *_: [][0])
     with pytest.raises(IndexError):
@@ -114,7 +117,7 @@ def test_help_of_a_command_names_sacreds_flags(capsys: pytest.CaptureFixture[str
         run_command("segment", words)
         shown = capsys.readouterr().out
         assert "\n  tokenv segment [(with UPDATE...)] [options]\n" in shown
-        assert "draw token boundaries in a text, in colour." in shown
+        assert "draw token boundaries in a text (or file=…), in colour\n" in shown
         assert "--file_storage" in shown
         assert "dummy" not in shown
 

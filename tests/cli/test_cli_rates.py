@@ -1,4 +1,4 @@
-"""Runs at rates that are asked for, on the command line."""
+"""Commands at requested rates and budgets."""
 
 import csv
 import json
@@ -91,7 +91,7 @@ def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def check_budgets(run: Path) -> None:
-    """A text is cut into as many tokens as are asked for."""
+    """Check that a text is segmented into the requested number of tokens."""
     text = "a text that is cut into just as many tokens as it may have, in pieces"
     for tokens in (4, 10, 40):
         words = [f"run={run}", f"text={text}", "out=null", "json=cut.json"]
@@ -101,7 +101,9 @@ def check_budgets(run: Path) -> None:
         assert "".join(token["text"] for token in cut["tokens"]) == text
 
 
-def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entropy_weights_are_evaluated_beside_the_plain_policy(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
     found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
     assert [(p["way"], p["doubt"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
@@ -125,7 +127,7 @@ def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: py
         (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
     ],
 )
-def test_what_cannot_be_asked_for(trained: Path, words: list[str], message: str) -> None:
+def test_invalid_requests_are_rejected(trained: Path, words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_command("evaluate", ["with", f"run={trained}", *words])
     with pytest.raises(UserError, match="flops and rate: expected one of them"):

@@ -1,4 +1,4 @@
-"""What Sacred is told and keeps: git's answer where there is one, and files that are whole."""
+"""Sacred's record of a run: the git commit, and complete files."""
 
 import errno
 import json
@@ -18,36 +18,41 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _git_forgotten() -> Iterator[None]:
+def _clear_commit_cache() -> Iterator[None]:
     observers._commit_in.cache_clear()
     yield
     observers._commit_in.cache_clear()
 
 
-def test_a_checkout_of_another_user_is_no_reason_to_stop(
+def test_a_checkout_of_another_user_is_not_an_error(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))  # where somebody may have told git to trust the checkout
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     run_command("train", ["print_config", "with", *tiny_words])
-    assert observers._commit_of(str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
+    original = observers.dependencies.get_commit_if_possible.__wrapped__
+    assert observers._commit_of(original, str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
 
 
-def test_git_is_asked_once_for_all_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = []
-    monkeypatch.setattr(observers, "_ask_git", lambda *of: asked.append(of) or ("here", "abc", False))
+def test_git_runs_once_for_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
+
+    def original(*args: Any) -> tuple[str, str, bool]:
+        calls.append(args)
+        return "here", "abc", False
+
     (tmp_path / ".git").mkdir()
     for name in ("a.py", "of/b.py", "of/many/c.py"):
-        assert observers._commit_of(str(tmp_path / name), True) == ("here", "abc", False)
-    assert len(asked) == 1
-    assert observers._commit_of(str(tmp_path / "a.py"), False) == (None, None, None)
+        assert observers._commit_of(original, str(tmp_path / name), True) == ("here", "abc", False)
+    assert len(calls) == 1
+    assert observers._commit_of(original, str(tmp_path / "a.py"), False) == (None, None, None)
 
 
 def test_a_full_disk_leaves_the_old_record(
     trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sacred itself opens run.json for writing first, and then has nowhere to write to."""
+    """Sacred itself would truncate run.json before it finds the disk full."""
     before = (trained / "run.json").read_text()
     observer = sacred.FileStorageObserver(trained.parent)
     observer.dir = str(trained)
@@ -71,7 +76,7 @@ def test_a_full_disk_leaves_the_old_record(
         ("agent: {name: uniform}", ["-s", "sqlite:///x.db"], "needs the package sqlalchemy"),
     ],
 )
-def test_what_sacred_cannot_take_is_one_message(
+def test_errors_of_sacred_are_one_message(
     content: str, flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +100,7 @@ def test_bytes_that_were_typed_and_are_no_utf8_are_read(trained: Path) -> None:
 def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No traceback, no half-written source, and no folder of a run that never began."""
+    """There is no traceback, no incomplete source, and no folder of the run."""
     monkeypatch.chdir(tmp_path)
 
     def full(*_: Any) -> None:
@@ -114,11 +119,11 @@ def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(
 
 
 class NoMongo:
-    """Stands for pymongo where no server answers."""
+    """Stand-in for pymongo without a server."""
 
     class errors:  # noqa: N801
         class PyMongoError(Exception):
-            """The base of all its errors."""
+            """Base class of all its errors."""
 
     def __init__(self, url: str | None, serverSelectionTimeoutMS: float) -> None:
         assert serverSelectionTimeoutMS <= 5000

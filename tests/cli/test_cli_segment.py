@@ -1,4 +1,4 @@
-"""``tokenv segment``: any bytes are shown, and none of them acts."""
+"""``tokenv segment`` prints any bytes, escaped."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_segment_writes_a_page(trained: Path, capsys: pytest.CaptureFixture[str]
         run_command("segment", ["with", f"run={trained}", "text="])
 
 
-def test_all_of_it_as_json_and_several_runs_side_by_side(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_and_several_runs_side_by_side(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = trained.with_name("other")
     shutil.copytree(trained, other)
     words = [f"run={trained}", f"other_runs=['{other}']", "text=für alle", "json=cut.json", "threshold=True"]

@@ -1,4 +1,4 @@
-"""Metrics go to TensorBoard for real, and to the others as their interfaces are called."""
+"""Metrics in TensorBoard's files, and calls of the interfaces of Weights & Biases and MLflow."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def stored() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("default")  # TensorBoard's own packages'
-def test_tensorboard_reads_what_a_run_keeps(
+def test_tensorboard_reads_the_metrics_of_a_run(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,29 +30,29 @@ def test_tensorboard_reads_what_a_run_keeps(
     metrics = stored()
     assert set(board.Tags()["scalars"]) == set(metrics)
     for name, metric in metrics.items():
-        told = board.Scalars(name)
-        assert [each.step for each in told] == metric["steps"]
-        assert [each.value for each in told] == pytest.approx(metric["values"], rel=1e-6)
+        scalars = board.Scalars(name)
+        assert [each.step for each in scalars] == metric["steps"]
+        assert [each.value for each in scalars] == pytest.approx(metric["values"], rel=1e-6)
 
 
 class Calls:
-    """Notes what is called of it, and gives itself."""
+    """Object whose methods record their calls and return it."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            self.made.append((name, args, options))
+            self.calls.append((name, args, options))
             return self
 
         return call
 
     def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return [(args, options) for called, args, options in self.made if called == name]
+        return [(args, options) for called, args, options in self.calls if called == name]
 
 
-def test_weights_and_biases_and_mlflow_are_told(
+def test_weights_and_biases_and_mlflow_get_all_metrics(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,11 +64,11 @@ def test_weights_and_biases_and_mlflow_are_told(
     assert (begun["project"], begun["name"], begun["config"]["rate"]) == ("mine", "tokenv-train-1", 0.2)
     series = {name: zip(of["steps"], of["values"], strict=True) for name, of in stored().items()}
     values = [(name, step, value) for name, pairs in series.items() for step, value in pairs]
-    told = [(name, logged["symbols"], logged[name]) for (logged,), _ in wandb.of("log") for name in logged]
-    assert sorted(each for each in told if each[0] != "symbols") == sorted(values)
-    assert wandb.made[-1] == ("finish", (), {"exit_code": 0})
+    logged_values = [(name, logged["symbols"], logged[name]) for (logged,), _ in wandb.of("log") for name in logged]
+    assert sorted(each for each in logged_values if each[0] != "symbols") == sorted(values)
+    assert wandb.calls[-1] == ("finish", (), {"exit_code": 0})
     assert sorted((name, more["step"], value) for (name, value), more in mlflow.of("log_metric")) == sorted(values)
-    assert mlflow.made[-1] == ("end_run", (), {"status": "FINISHED"})
+    assert mlflow.calls[-1] == ("end_run", (), {"status": "FINISHED"})
 
 
 NAMES = {"wandb": ["init"], "mlflow": ["set_experiment", "start_run", "log_dict", "log_metric", "end_run"]}

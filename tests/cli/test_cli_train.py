@@ -1,4 +1,4 @@
-"""``tokenv train``: what a run leaves, how it is resumed and stopped."""
+"""``tokenv train``: files of a run, resuming and stopping."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tokenv.core.sequences import SequenceBatch
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_run_folder_holds_everything(trained: Path) -> None:
+def test_a_run_folder_is_complete(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names >= {
         "config.json",
@@ -59,8 +59,8 @@ def test_resuming_from_the_command_line(trained: Path) -> None:
         assert again[name]["steps"] == whole[name]["steps"], name
 
 
-def test_resuming_a_finished_run_tells_the_same_again(trained: Path) -> None:
-    """In its own folder, and no new one is made."""
+def test_resuming_a_finished_run_prints_its_results_again(trained: Path) -> None:
+    """It writes into its own folder and creates no other."""
     before = json.loads((trained / "run.json").read_text())
     curves = (trained / "curves.png").read_bytes()
     for name in ("curves.png", "segments.html"):
@@ -73,7 +73,7 @@ def test_resuming_a_finished_run_tells_the_same_again(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
-def test_a_run_killed_while_it_drew_is_completed(status: str, trained: Path) -> None:
+def test_a_run_killed_during_its_report_is_completed(status: str, trained: Path) -> None:
     before, metrics = (json.loads((trained / name).read_text()) for name in ("run.json", "metrics.json"))
     del metrics["validation/bits_per_byte"]  # Sacred writes metrics every ten seconds
     (trained / "metrics.json").write_text(json.dumps(metrics))
@@ -97,7 +97,7 @@ def test_a_run_killed_while_it_drew_is_completed(status: str, trained: Path) -> 
     assert [path.name for path in trained.parent.glob("[0-9]*")] == ["1"]
 
 
-def test_resume_refuses_another_run(trained: Path) -> None:
+def test_resume_rejects_other_settings(trained: Path) -> None:
     with pytest.raises(ValueError, match="model cannot change when a run is resumed"):
         run_command("train", ["with", f"resume={trained}", "model.width=32"])
     with pytest.raises(ValueError, match="brings its own configuration: drop quick"):
@@ -113,7 +113,7 @@ def test_unobserved_runs_leave_nothing(tiny_words: list[str], tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGINT]])
-def test_stopping_saves_and_says_how_to_go_on(
+def test_stopping_saves_and_prints_how_to_resume(
     signals: list[signal.Signals], tiny_words: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.symbols=100000000"]
@@ -127,23 +127,23 @@ def test_stopping_saves_and_says_how_to_go_on(
             time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: tokenv train with resume=runs/1" in errors
+    assert "resume it with: tokenv train with resume=runs/1" in errors
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"
 
 
-def test_long_sequences_are_looked_at_in_few(
+def test_statistics_use_few_long_sequences(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pictures after 16,384 bytes a sequence took many times as long as the training before them."""
-    looked_at, habits_in = [], train.boundary_stats_of_run
+    """Otherwise the statistics of sequences of 16,384 bytes take many times as long as the training."""
+    sizes, habits_in = [], train.boundary_stats_of_run
 
     def counted(trained: Any, batch: SequenceBatch) -> Any:
-        looked_at.append(batch.symbol_BN.numel())
+        sizes.append(batch.symbol_BN.numel())
         return habits_in(trained, batch)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "boundary_stats_of_run", counted)
-    monkeypatch.setattr(train, "LOOKED_AT", 96)
+    monkeypatch.setattr(train, "STATS_BYTES", 96)
     run_command("train", ["with", *tiny_words])
-    assert 0 < looked_at[0] <= 96
+    assert 0 < sizes[0] <= 96

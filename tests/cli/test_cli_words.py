@@ -1,4 +1,4 @@
-"""Words of a command line: what is text stays as typed, and what help and messages tell people to type is accepted."""
+"""Words of a command line: texts are not changed, and all command lines in help and messages are valid."""
 
 import json
 import logging
@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli import main
-from tokenv.cli.help import command_keys, show
+from tokenv.cli.commands import COMMANDS, USAGE
+from tokenv.cli.help import command_keys, print_help
 from tokenv.cli.list import KINDS
-from tokenv.cli.main import COMMANDS, USAGE, run_command
+from tokenv.cli.main import run_command
 from tokenv.cli.options import (
     EvaluateOptions,
     ForecastOptions,
@@ -76,18 +77,18 @@ def read(kind: type, word: str, *sections: str) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "key"), TEXT_KEYS)
-def test_text_stays_as_it_was_typed(kind: type, key: str) -> None:
+def test_texts_of_text_keys_are_not_changed(kind: type, key: str) -> None:
     for text in LIKE_VALUES:
         assert read(kind, f"{key}={text}", *key.split(".")) == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-def test_any_text_stays_as_it_was_typed(text: str) -> None:
+def test_any_text_is_not_changed(text: str) -> None:
     if text != "null":
         assert read(SegmentOptions, f"text={text}", "text") == text
 
 
-def test_null_is_no_text_and_other_keys_take_values() -> None:
+def test_null_and_keys_of_other_types() -> None:
     assert read(SegmentOptions, "out=null", "out") is None
     assert read(SegmentOptions, "tokens=1e3", "tokens") == 1000
     assert read(TrainOptions, "agent.window=3", "agent", "window") == 3
@@ -117,8 +118,8 @@ def test_methods_of_odd_names_take_text(tmp_path: Path) -> None:
     assert values["methods"]["v1.5"]["data"]["source"] == "1e3"
 
 
-def test_options_of_sections_that_take_any_text_are_known() -> None:
-    """Other texts among them are choices, of which none looks like a number."""
+def test_text_options_of_sections_are_listed() -> None:
+    """All other texts are choices, of which none looks like a number."""
     choices = {"pooling", "rounding", "align", "mode", "density"}
     found = {"name"}
     tables = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS, "codec": CODECS}
@@ -141,7 +142,7 @@ POINTER = re.compile(
 
 
 def check_pointer(command: str, words: list[str]) -> None:
-    """Read a command line as far as its words go; nothing is run."""
+    """Parse a command line without running it."""
     assert command in COMMANDS, command
     if command == "list":
         run_command(command, words[:1])
@@ -159,11 +160,11 @@ def check_pointer(command: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_what_help_tells_people_to_type_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_in_help_are_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     if command:
-        show(command)
-    said = re.sub(r"\s+", " ", capsys.readouterr().out) if command else USAGE
-    found = POINTER.findall(said)
+        print_help(command)
+    text = re.sub(r"\s+", " ", capsys.readouterr().out) if command else USAGE
+    found = POINTER.findall(text)
     assert found
     for name, words in found:
         if name in COMMANDS or command == "":
@@ -172,16 +173,16 @@ def test_what_help_tells_people_to_type_is_accepted(command: str, capsys: pytest
 
 
 @pytest.mark.parametrize("command", ["segment", "train", "bench"])
-def test_help_tells_keys_before_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show(command)
+def test_help_lists_keys_before_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_help(command)
     shown = capsys.readouterr().out
     assert shown.startswith(f"tokenv {command}: ")
     assert shown.index("\nKeys, as ") < shown.index("--file_storage")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """All that a command line which is a mistake writes to stderr."""
+def run_wrong_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Return a function which runs a wrong command line and returns its stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("hi")
     (tmp_path / "empty").mkdir()
@@ -206,9 +207,9 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         "compare with runs=[a,b]",
     ],
 )
-def test_a_mistake_leaves_no_log_and_no_run(said: Any, line: str) -> None:
-    """Data are read when a run has begun: its number is free again."""
-    (message,) = said(line)
+def test_a_mistake_leaves_no_log_and_no_run(run_wrong_line: Any, line: str) -> None:
+    """The data are read after the run has begun: its number is free again."""
+    (message,) = run_wrong_line(line)
     assert message.startswith("tokenv: ")
     assert [path.name for path in Path("runs").iterdir()] == ["_sources"]
 
@@ -220,8 +221,8 @@ def test_a_number_suggests_the_run_of_that_number(trained: Path) -> None:
         run_command("segment", ["with", "run=7", "text=a"])
 
 
-def test_a_comparison_of_one_runs_configuration_says_what_is_needed(said: Any) -> None:
-    (message,) = said("compare with small")
+def test_a_comparison_of_one_runs_configuration_says_what_is_needed(run_wrong_line: Any) -> None:
+    (message,) = run_wrong_line("compare with small")
     assert "a comparison needs methods" in message
     written = re.search(r"a YAML file such as (\{.*\}), or", message)
     assert written is not None
@@ -232,15 +233,15 @@ def test_a_comparison_of_one_runs_configuration_says_what_is_needed(said: Any) -
         run_command("compare", ["print_config", "with", *line])
 
 
-def test_a_comparison_of_ones_own_is_named_as_it_can_be_typed(said: Any) -> None:
+def test_a_comparison_file_is_named_as_it_can_be_typed(run_wrong_line: Any) -> None:
     Path("my").mkdir()
     Path("my/own.yaml").write_text(json.dumps({"methods": {"a": {}}}))
-    assert said("train with my/own.yaml")[0].endswith("expected tokenv compare with my/own.yaml")
-    assert said("train with compare-quick")[0].endswith("expected tokenv compare with compare-quick")
+    assert run_wrong_line("train with my/own.yaml")[0].endswith("expected tokenv compare with my/own.yaml")
+    assert run_wrong_line("train with compare-quick")[0].endswith("expected tokenv compare with compare-quick")
 
 
 def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training stops where it would begin."""
+    """Stop where training would begin."""
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -256,11 +257,11 @@ def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.parametrize("path", [".", "", "..", "folder", "gone/made", "pipe"])
 @pytest.mark.parametrize(("command", "key"), [("segment", "out"), ("segment", "json"), ("evaluate", "json")])
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(path: str, command: str, key: str, said: Any) -> None:
+def test_an_output_file_is_checked_before_the_work(path: str, command: str, key: str, run_wrong_line: Any) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")
     more = " text=a" if command == "segment" else ""
-    (message,) = said(f"{command} with run=runs/1 {key}={path}{more}")
+    (message,) = run_wrong_line(f"{command} with run=runs/1 {key}={path}{more}")
     assert message.startswith(f"tokenv: {key} = {path!r}: ")
 
 

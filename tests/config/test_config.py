@@ -1,4 +1,4 @@
-"""Configurations: complete, checked before anything runs, and refused with the file, the key and the nearest name."""
+"""Configurations are complete and checked before work; messages name the file, the key and the nearest name."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_every_named_config_is_complete_and_can_be_built(name: str) -> None:
         assert given >= set(Config().as_dict()) - {"hardware", "codec"}, "a named configuration says all it depends on"
 
 
-def test_expected_names_are_there() -> None:
+def test_expected_names_exist() -> None:
     expected = {"quick", "fineweb-147m", "codeparrot-90m", "aspect-2", "aspect-4", "aspect-6", "bench-d256"}
     assert expected <= set(named_configs())
 
@@ -88,16 +88,16 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"agent": {"name": 3}}, r"agent.name = 3: expected the name of one, or package.module:Class"),
         ({"agent": {"scale": 1j}}, r"agent.scale = 1j: expected a number, text"),
         ({"agent": {"deep": {"er": b"x"}}}, r"agent.deep.er = b'x': expected a number, text"),
-        ({"agent": {1: 2}}, r"agent = .*: expected a section whose keys are words"),
+        ({"agent": {1: 2}}, r"agent = .*: expected a section whose keys are texts"),
         ({1: 2}, r"unknown key 1"),
     ],
 )
-def test_bad_values_are_named(updates: dict[str, Any], message: str) -> None:
+def test_messages_for_wrong_values(updates: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve([], updates)
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_messages_for_wrong_files(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train: {batch_sise: 3}\n")
     with pytest.raises(ValueError, match=r"mine.yaml: unknown key train.batch_sise: did you mean 'batch_size'\?"):
@@ -133,7 +133,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         ({"rate_target": {"name": "pressure"}}, r"rate_target.name = 'pressure' is unknown"),
     ],
 )
-def test_bad_names_and_options_are_named(updates: dict[str, Any], message: str) -> None:
+def test_messages_for_wrong_names_and_options(updates: dict[str, Any], message: str) -> None:
     config = resolve([], updates)
     with pytest.raises(UserError, match=message):
         build_components(config, torch.device("meta"))
@@ -157,7 +157,7 @@ def test_a_switch_may_be_true(tmp_path: Path, word: str) -> None:
     assert read(tmp_path, f"hardware: {{compile: {word}}}").hardware.compile == "on"
 
 
-def test_numbers_are_yaml_1_2s(tmp_path: Path) -> None:
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     config = read(
         tmp_path, "seed: 010\nrate: 1e-1\ntrain: {symbols: 8_000_000, learning_rate: 3.e-3, max_grad_norm: .inf}"
     )
@@ -175,19 +175,19 @@ def load_yaml_text(tmp_path: Path, text: str) -> dict[str, Any]:
     return load_yaml(tmp_path / "text.yaml")
 
 
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_keys_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine.yaml, line 3: rate is given twice"):
         read(tmp_path, "rate: 0.1\nseed: 1\nrate: 0.2")
     with pytest.raises(UserError, match=r"mine.yaml, line 1: symbols is given twice"):
         read(tmp_path, "train: {symbols: 3, symbols: 4}")
 
 
-def test_options_are_as_their_constructor_wants_them(tmp_path: Path) -> None:
+def test_options_are_converted_for_their_constructor(tmp_path: Path) -> None:
     config = read(tmp_path, "estimator: {name: rloo, gamma: '9e-1', num_samples: 4.0, reward_only: true}")
     assert build_components(config, torch.device("meta")).estimator.sampling.num_samples == 4
 
 
-def test_what_was_stored_is_read_again() -> None:
+def test_a_stored_configuration_is_read_again() -> None:
     for name in RUNS:
         config = resolve([name], {})
         assert resolve([], {}, json.loads(json.dumps(config.as_dict()))) == config
@@ -195,7 +195,7 @@ def test_what_was_stored_is_read_again() -> None:
         resolve([], {}, {**Config().as_dict(), "train": {"of_tomorrow": 1}})
 
 
-def test_one_table_says_what_keys_are() -> None:
+def test_roles_of_keys() -> None:
     every = set(Config().as_dict())
     assert set(MAY_CHANGE_ON_RESUME) == {"validation", "checkpoint", "hardware"}
     assert every - set(IDENTITY) == {"checkpoint", "hardware"}
@@ -237,7 +237,7 @@ def test_reading_a_configuration_does_not_import_torch(program: str) -> None:
         ("hardware.shard", "hardware.fsdp_size"),
     ],
 )
-def test_earlier_names_are_refused_with_the_present_ones_and_read_where_they_are_stored(key, now):
+def test_earlier_names_are_rejected_with_the_present_ones_and_read_from_stored_runs(key, now):
     section, _, name = key.partition(".")
     with pytest.raises(ValueError, match=f"{key} is now called {now}"):
         resolve([], {section: {name: 300}})

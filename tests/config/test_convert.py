@@ -1,4 +1,4 @@
-"""One rule for what may be written for a value, whoever annotated it."""
+"""Conversion of values to the types of annotations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ HINTS += [list[int], tuple[str, ...], tuple[int, str], list, dict[str, int], dic
         ({"a": {"b": (1, None)}}, Section, {"a": {"b": [1, None]}}),
     ],
 )
-def test_what_may_be_written(value: Any, hint: Any, expected: Any) -> None:
+def test_valid_values_are_converted(value: Any, hint: Any, expected: Any) -> None:
     found = convert(value, hint, "key")
     assert found == expected
     assert type(found) is type(expected)
@@ -71,10 +71,10 @@ def test_what_may_be_written(value: Any, hint: Any, expected: Any) -> None:
         ([1, "a"], list[int], "key = [1, 'a']: expected whole numbers, in a list"),
         ([1], tuple[int, str], "key = [1]: expected a whole number, text, in a list"),
         ({"a": "b"}, dict[str, int], "key.a = 'b': expected a whole number"),
-        ({1: 1}, dict[str, int], "key = {1: 1}: expected a section whose keys are words"),
+        ({1: 1}, dict[str, int], "key = {1: 1}: expected a section whose keys are texts"),
     ],
 )
-def test_what_may_not(value: Any, hint: Any, message: str) -> None:
+def test_invalid_values_are_rejected(value: Any, hint: Any, message: str) -> None:
     with pytest.raises(UserError) as raised:
         convert(value, hint, "key")
     assert message in str(raised.value)
@@ -88,14 +88,14 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING, st.sampled_from(HINTS))
-def test_it_converts_or_refuses_with_one_message(value: Any, hint: Any) -> None:
+def test_any_value_is_converted_or_rejected_with_one_message(value: Any, hint: Any) -> None:
     with suppress(UserError):  # and nothing else
         found = convert(value, hint, "key")
         assert repr(convert(found, hint, "key")) == repr(found)  # and what is converted stays as it is
 
 
 @pytest.mark.parametrize("hint", [Any, object, Callable[[int], int], "a name unknown", bytes])
-def test_what_it_does_not_know_passes(hint: Any) -> None:
+def test_values_of_unknown_annotations_are_not_changed(hint: Any) -> None:
     thing = object()
     assert convert(thing, hint, "key") is thing
 
@@ -110,7 +110,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
-def test_dataclasses_are_made_of_sections() -> None:
+def test_dataclasses_are_built_from_sections() -> None:
     assert from_dict(Outer, {"inner": {"size": 2.0}}) == Outer(Inner(2))
     with pytest.raises(UserError, match=r"unknown key inner\.sise: did you mean 'size'"):
         from_dict(Outer, {"inner": {"sise": 2}})

@@ -1,4 +1,4 @@
-"""Names stand for classes: ours, those of installed packages, and any that can be imported."""
+"""Registries: built-in names, names of installed packages, and classes by module."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -31,7 +31,7 @@ def installed(monkeypatch):
     return pretend
 
 
-def test_an_installed_packages_name_is_found(installed):
+def test_names_of_installed_packages_are_found(installed):
     installed(("strange", "odd", "tokenv.estimators.recipes:rloo"))
     assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).sampling.num_samples == 3
 
@@ -56,7 +56,7 @@ def test_two_packages_with_one_name_are_an_error(installed, second):
     find("estimator", "reinforce", ESTIMATORS)  # others are not touched
 
 
-def test_one_package_seen_twice_is_one_package(installed):
+def test_a_package_listed_twice_is_one_package(installed):
     claim = ("strange", "odd", "tokenv.estimators.recipes:rloo")
     installed(claim, claim)
     assert find("estimator", "odd", ESTIMATORS)
@@ -84,7 +84,7 @@ def test_every_built_in_name_can_be_imported(table):
         assert callable(find("thing", name, table))
 
 
-def test_options_without_which_nothing_can_be_built_are_asked_for():
+def test_missing_required_options_are_named():
     with pytest.raises(ValueError, match=r"agent\.pretrained is missing: expected text"):
         build_agent({"name": "loaded"}, rate=0.2)
 
@@ -97,7 +97,7 @@ def miss():
     open("/nowhere/at/all").close()
 
 
-def test_a_constructors_refusal_is_the_users_and_other_errors_are_not():
+def test_value_errors_of_constructors_are_user_errors_and_others_are_not():
     with pytest.raises(UserError, match=r"^value = 3.0: expected another$") as raised:
         construct("agent 'x'", refuse, {"value": 3})
     assert type(raised.value.__cause__) is ValueError
@@ -114,7 +114,7 @@ class Bare:
         self.got = (anything, later, others)
 
 
-def test_what_has_no_annotation_passes_as_it_is():
+def test_values_without_annotation_are_not_changed():
     thing = object()
     assert construct("agent 'x'", Bare, {"anything": "1e1", "later": thing, "more": 1}).got == (
         "1e1",

@@ -61,7 +61,7 @@ def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny
         chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double())),
         TEXT.shape[1] - 1,
     )
-    total = [0.0] * len(list([*agent.parameters(), *tiny_lm.down.parameters()]))
+    total = [0.0] * len([*agent.parameters(), *tiny_lm.down.parameters()])
     for number in range(2 ** (length - 1)):  # every draw of the teacher, with its probability
         bits = [number >> i & 1 for i in range(length - 1)]
         noise = torch.tensor([0.5] + [0.0 if bit else 1.0 for bit in bits], dtype=torch.float64).expand(2, -1)

@@ -381,7 +381,7 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
     assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
     assert math.isfinite(stored["costs"]["rloo"]["seconds"])
     for word in ("draws=8", "noise_seed=1", "rate=0.3"):
-        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a comparison goes on"):
+        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a study is resumed"):
             run_command("variance", ["with", f"resume={folder / 'variance'}", word])
     flip(folder / "variance" / "options.json")
     with pytest.raises(UserError, match=r"options\.json.* damaged"):

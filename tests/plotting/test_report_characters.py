@@ -74,7 +74,7 @@ def test_what_has_no_visible_form_is_escaped(data, texts):
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
-def test_visible_leaves_nothing_for_a_terminal_to_obey(text):
+def test_escaped_text_cannot_control_a_terminal(text):
     shown = escape(text)
     assert escape(shown) == shown
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)

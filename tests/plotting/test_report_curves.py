@@ -3,7 +3,7 @@ import pytest
 from matplotlib.image import imread
 
 from tokenv.evaluation.report import draw_curves
-from tokenv.plotting.curves import running_mean
+from tokenv.plotting.figures import running_mean
 
 X = list(range(0, 200_000, 1000))
 ALL = {
@@ -53,7 +53,7 @@ def test_one_metric_alone_colours_one_panel(tmp_path, name):
     "values",
     [[], [np.nan] * 3, [1.0, np.inf, -np.inf], [0.0, -1.0, 2.0], [0.0, 0.0], [1e308, -1e308, 1.0]],
 )
-def test_values_that_cannot_be_drawn_are_left_out(tmp_path, values):
+def test_values_which_cannot_be_drawn_are_omitted(tmp_path, values):
     metrics = {name: (range(len(values)), values) for name in ALL}
     quadrants(draw_curves(metrics, tmp_path / "c.png", title="t"))
 
@@ -63,7 +63,7 @@ def test_unknown_metrics_are_ignored(tmp_path):
     assert all(colourful(part) == 0 for part in parts)
 
 
-def test_bad_input_is_refused(tmp_path):
+def test_invalid_input_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="no metrics"):
         draw_curves({}, tmp_path / "c.png", title="t")
     with pytest.raises(ValueError, match=r"train/entropy: 2 positions but 1 values"):
@@ -79,6 +79,6 @@ def test_failed_write_leaves_nothing_behind(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.png"]
 
 
-def testrunning_mean_is_centred_and_skips_gaps():
+def test_running_mean_is_centred_and_skips_gaps():
     y = np.array([1.0, 2.0, 6.0, np.nan, np.nan, np.nan, 4.0])
     np.testing.assert_allclose(running_mean(y, 3), [1.5, 3.0, 4.0, 6.0, np.nan, 4.0, 4.0])

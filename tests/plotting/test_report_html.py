@@ -43,7 +43,7 @@ def test_everything_is_escaped(evil):
     assert not found.tags & {"script", "b"}
 
 
-def test_page_stands_alone():
+def test_page_loads_nothing():
     source = page(b"abc")
     assert not any(word in source for word in ("http://", "https://", "url(", "@import", "src=", "<script"))
     assert 'name="viewport"' in source
@@ -82,7 +82,7 @@ def test_legend_shows_the_true_range():
     assert 'class="p26"' in stretched
 
 
-def test_bad_scale_is_refused_even_without_text():
+def test_invalid_scale_is_rejected_without_text():
     with pytest.raises(ValueError, match="increasing pair"):
         segment_page({}, title="t", facts={}, scale=(0.4, 0.2))
 

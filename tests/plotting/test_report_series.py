@@ -4,7 +4,7 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
-from tokenv.plotting.series_plots import date_labels
+from tokenv.plotting.figures import date_labels
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tokenv.plotting.series_plots import date_labels
         (timedelta(seconds=20), 2, ["2020-01-01 00:00:00", "2020-01-01 00:06:40"]),
     ],
 )
-def test_labels_say_as_much_as_is_needed(step: timedelta, count: int, expected: list[str]) -> None:
+def test_labels_omit_what_all_dates_share(step: timedelta, count: int, expected: list[str]) -> None:
     places, labels = date_labels([datetime(2020, 1, 1) + i * step for i in range(21)], count)
     assert labels == expected
     assert (places[0], places[-1]) == (0, 20)

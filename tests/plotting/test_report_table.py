@@ -1,4 +1,4 @@
-"""What the console and the CSV files let through, whatever files, columns and methods are called."""
+"""Escaped texts in the console and in CSV files."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ RED = "\x1b[31m\x07\x9bname"
 SHOWN = "\\x1b[31m\\x07\\u009bname"
 
 
-def test_the_console_shows_control_characters_wherever_a_text_stands() -> None:
+def test_the_console_escapes_control_characters_everywhere() -> None:
     out = io.StringIO()
     shown = console(out)
     shown.print(f"page: {RED}.html")
@@ -33,7 +33,7 @@ def test_the_console_shows_control_characters_wherever_a_text_stands() -> None:
     assert told.count("name") == 7
 
 
-def test_so_do_csv_files(tmp_path: Path) -> None:
+def test_csv_files_escape_control_characters(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", ["name", RED], [[RED, 1.5], ["\udcff", None]])
     with path.open(encoding="utf-8") as file:
         assert list(csv.reader(file)) == [["name", SHOWN], [SHOWN, "1.5"], ["\\udcff", ""]]
@@ -53,7 +53,7 @@ def test_no_cell_is_a_spreadsheets_formula(first: str, tmp_path: Path) -> None:
 
 
 def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
-    """No row is kept: all test windows of a series are millions."""
+    """Rows are not collected, since the test windows of a series may be millions."""
 
     class Row(list[int]):
         alive = most = 0
@@ -82,8 +82,8 @@ def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_nobody_minds_that_the_reader_has_gone(program: str, status: int) -> None:
-    """As with ``| head -1``; the console's own work goes on."""
+def test_a_closed_pipe_is_not_an_error(program: str, status: int) -> None:
+    """A command continues after ``| head -1``, as far as the console prints."""
     reading, writing = os.pipe()
     os.close(reading)
     with subprocess.Popen(

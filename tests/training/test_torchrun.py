@@ -77,7 +77,7 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
     stopped = start(2, "-m", "tokenv", "train", "with", "tiny.yaml")
     wait_for_checkpoint(Path("runs/3"))
     stopped.send_signal(signal.SIGINT)
-    assert messages(stopped) == ["tokenv: stopped; go on with: tokenv train with resume=runs/3"]
+    assert messages(stopped) == ["tokenv: stopped; resume it with: tokenv train with resume=runs/3"]
     assert json.loads(Path("runs/3/run.json").read_text())["status"] == "INTERRUPTED"
     assert messages(start(2, "-m", "tokenv", "train", "with", "resume=runs/3")) == []
     assert_same_run("runs/4", "runs/1")
@@ -87,7 +87,7 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
     others = [each for each in psutil.Process(lost.pid).children() if each.environ().get("RANK") == "1"]
     others[0].kill()
     (said,) = messages(lost)
-    assert said.endswith("go on with: tokenv train with resume=runs/5")
+    assert said.endswith("resume it with: tokenv train with resume=runs/5")
     run_command("train", ["with", "resume=runs/5"])
     assert_same_run("runs/6", "runs/1")
 

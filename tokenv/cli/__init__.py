@@ -1,1 +1,1 @@
-"""The command line: ``main`` finds a command's file by its name, ``sacred`` is where Sacred is met."""
+"""The command line: ``commands`` lists all commands, and only ``sacred`` and ``observers`` import Sacred."""

@@ -1,4 +1,4 @@
-"""``tokenv bench``: speed, memory, and what learning the boundaries costs."""
+"""``tokenv bench``: speed, memory, and the cost of learning boundaries."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tokenv.plotting.console import console, summary_table
 
 
 def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
-    """Options from configurations and the command line.
+    """Return the options for configurations and the command line.
 
     Raises:
-        UserError: an unknown key or value; the configuration is of series, or of text where forecasts are asked for.
+        UserError: an unknown key or value; the configuration is of series, or of text where forecasts are to be timed.
     """
     own = take_own(BenchOptions, updates)
     config = resolve(names, updates)
@@ -38,8 +38,8 @@ def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
     return options
 
 
-def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
-    """Speed, memory, and what learning the boundaries costs."""
+def measure_and_show(options: BenchOptions, _record: Record) -> dict[str, Any]:
+    """Measure, and print the tables."""
     if options.scaling:
         rows = scale(options, progress=sys.stderr.isatty())
         console().print(scaling_table(rows))
@@ -52,5 +52,4 @@ def show_bench(options: BenchOptions, _record: Record) -> dict[str, Any]:
     return results["figures"]
 
 
-COMMAND = Command("bench", resolve_bench, show_bench, BenchOptions)
-run = COMMAND.run
+COMMAND = Command("bench", resolve_bench, measure_and_show, BenchOptions)

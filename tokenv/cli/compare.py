@@ -1,4 +1,4 @@
-"""``tokenv compare``: methods × seeds at one budget, and one report of all."""
+"""``tokenv compare``: train and evaluate methods × seeds at one budget, and write one report of all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tokenv.core.errors import RunFailedError
 from tokenv.plotting.console import console
 
 
-def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions:
-    """Options from comparisons and the command line; a mistake in a method shows before hours of work.
+def resolve_compare(names: list[str], updates: dict[str, Any]) -> CompareOptions:
+    """Return the options for comparisons and the command line; a mistake in a method shows before hours of work.
 
     Raises:
-        UserError: an unknown key or value, or an executor that cannot be had.
+        UserError: an unknown key or value, or an executor which is not available.
     """
     options = resolve_comparison(names, updates)
     check_methods(options)
@@ -29,8 +29,8 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
     return options
 
 
-def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
-    """Have all runs of a comparison, then draw its report; every method's name and loss, in every protocol."""
+def compare_and_show(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
+    """Train and evaluate all runs of a comparison, write its report, and return the loss of every method."""
     comparisons = compare_methods(options, progress=sys.stderr.isatty())
     for path in write_reports(comparisons, record.scratch, options.reference):
         record.add(path)
@@ -40,7 +40,7 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
         console().print(f"report: {record.folder / 'report.html'}")
     failed = sum(len(comparison.failed) for comparison in comparisons.values())
     if failed:
-        raise RunFailedError(f"{failed} runs failed; the report is drawn without them")
+        raise RunFailedError(f"{failed} runs failed; the report leaves them out")
     return [
         ({"protocol": name} if name else {}) | {"method": method.name, "loss": method.loss}
         for name, comparison in comparisons.items()
@@ -48,5 +48,4 @@ def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, A
     ]
 
 
-COMMAND = Command("compare", resolve_checked, show_comparison, CompareOptions, stored=True, read=read_comparison_words)
-run = COMMAND.run
+COMMAND = Command("compare", resolve_compare, compare_and_show, CompareOptions, stored=True, read=read_comparison_words)

@@ -1,4 +1,4 @@
-"""``tokenv completion SHELL``: what a shell (bash, zsh or fish) has to read to complete commands, keys and names.
+"""``tokenv completion SHELL``: print the code by which bash, zsh or fish completes commands, keys and names.
 
 ``eval "$(tokenv completion bash)"`` in ~/.bashrc (zsh: ~/.zshrc), ``tokenv completion fish | source`` in config.fish.
 """
@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tokenv.cli.commands import COMMANDS
 from tokenv.cli.help import command_keys
-from tokenv.cli.list import KINDS, TABLES
-from tokenv.cli.main import COMMANDS
+from tokenv.cli.list import KINDS, REGISTRIES
 from tokenv.config.files import named_configs
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.storage.run_folders import list_complete
@@ -24,26 +24,26 @@ RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
 
 
 def run(arguments: list[str]) -> None:
-    """Run the command: see ``tokenv.cli.main``.
+    """Print the code for a shell.
 
     Raises:
         UserError: there is no such shell, or argcomplete is not installed.
     """
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise UserError(f"cannot complete in {' '.join(arguments)!r}: {suggest(' '.join(arguments), SHELLS)}")
-    print(_argcomplete().shellcode(["tokenv"], shell=arguments[0]))
+    print(_import_argcomplete().shellcode(["tokenv"], shell=arguments[0]))
 
 
-def answer() -> None:
-    """Answer a shell that asks, through argcomplete's variables, how its line may go on; ends the process."""
+def answer_shell() -> None:
+    """Answer a shell, through argcomplete's environment variables, with the next words of its line; end the process."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument("command", choices=COMMANDS)
     words: Any = parser.add_argument("words", nargs="*", help=SUPPRESS)
-    words.completer = continuations
-    _argcomplete().autocomplete(parser, always_complete_options=False)
+    words.completer = complete
+    _import_argcomplete().autocomplete(parser, always_complete_options=False)
 
 
-def _argcomplete() -> Any:
+def _import_argcomplete() -> Any:
     try:
         import argcomplete
     except ModuleNotFoundError:
@@ -51,39 +51,36 @@ def _argcomplete() -> Any:
     return argcomplete
 
 
-def continuations(prefix: str, parsed_args: Namespace, **_: Any) -> Iterable[str]:
-    """Words that a command line may go on with.
+def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
+    """Return the words by which a command line can be continued.
 
     Args:
-        prefix: what stands there of the next word.
-        parsed_args: ``command`` and the ``words`` before this one.
+        prefix: beginning of the next word.
+        parsed_args: ``command`` and the ``words`` before the next one.
     """
     command, words = parsed_args.command, parsed_args.words or []
+    candidates: Iterable[str]
     if command == "completion":
-        found: Iterable[str] = SHELLS
+        candidates = SHELLS
     elif command == "list":
-        found = KINDS if not words else TABLES[words[0]].names() if words[0] in TABLES else ()
+        candidates = KINDS if not words else REGISTRIES[words[0]].names() if words[0] in REGISTRIES else ()
     elif command in ("configs", "lm-eval"):
-        found = ()
+        candidates = ()
     elif "with" not in words:
-        found = ("with", "print_config", "--help")
+        candidates = ("with", "print_config", "--help")
+    elif "=" in prefix:
+        key, _equals, value = prefix.partition("=")
+        candidates = [f"{key}={each}" for each in _values(key, value)]
     else:
-        found = _after_with(command, prefix)
-    return [word for word in found if word.startswith(prefix)]
-
-
-def _after_with(command: str, prefix: str) -> Iterable[str]:
-    key, equals, value = prefix.partition("=")
-    if not equals:
         names = list(named_configs()) if command in WITH_CONFIGS else []
-        return [*names, *(f"{known.name}=" for known in command_keys(command))]
-    return [f"{key}={each}" for each in _values(key, value)]
+        candidates = [*names, *(f"{key.name}=" for key in command_keys(command))]
+    return [word for word in candidates if word.startswith(prefix)]
 
 
 def _values(key: str, value: str) -> Iterable[str]:
     section = key.removesuffix(".name") + "s"
-    if key.endswith(".name") and section in TABLES:
-        return TABLES[section].names()
+    if key.endswith(".name") and section in REGISTRIES:
+        return REGISTRIES[section].names()
     if key == "data.source":
         return [name for name, _ in KINDS["datasets"]() if name.islower() or ":" in name]
     if key in RUN_KEYS:

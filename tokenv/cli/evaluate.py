@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
+from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge

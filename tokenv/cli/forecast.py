@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import ForecastOptions, resolve_options
+from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError

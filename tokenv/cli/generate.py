@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import GenerateOptions, check_text, encode, resolve_options
+from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.evaluation.loaded_run import generate_text, load_run
 from tokenv.evaluation.requested_rate import rate_for_flops

@@ -1,7 +1,8 @@
-"""Sacred's observers, changed where they would lose, overwrite or run what they should not, for all who import this.
+"""Sacred's observers: patches which keep a run's files complete and safe, and trackers of metrics.
 
-A store may come from anybody, and a disk may be full at any moment: files are written complete or not at all, links are
-not followed, and a template that lies in a store (which is code) is not rendered.
+The patches take effect in every program which imports this module. A store may come from another person, and a disk may
+be full at any moment: files are written completely or not at all, links are not followed, and a template in a store
+(which is code) is not rendered. Trackers send metrics to TensorBoard, Weights & Biases and MLflow.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +29,57 @@ from tokenv.storage.trust import read_json
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
     from sacred import dependencies
-    from sacred.observers import FileStorageObserver, SqlObserver, file_storage
+    from sacred.observers import FileStorageObserver, RunObserver, SqlObserver, file_storage
     from sacred.serializer import flatten
 
-AT_BEGINNING = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # files of every run
-MONGO_SECONDS = 5  # to find a server; pymongo's own 30 would pass twice
+INITIAL_FILES = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # of every run
+MONGO_TIMEOUT = 5  # seconds to find a server; pymongo's own 30 would pass twice
+Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 
 
-def _commit_of(filename: str, save_git_info: bool) -> tuple[str | None, str | None, bool | None]:
-    """What git says of a file; nothing where it refuses, as it does in a checkout that belongs to another user."""
+def _patch(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Replace a method or function by one which takes the original as its first argument."""
+
+    def decorate(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+        return replacement
+
+    return decorate
+
+
+@_patch(dependencies, "get_commit_if_possible")
+def _commit_of(original: Callable[..., Commit], filename: str, save_git_info: bool) -> Commit:
+    """Return the git commit of a file, or nothing where git fails, as in a checkout which belongs to another user.
+
+    Sacred itself asks git three times for each source file, which takes seconds, and ends when git fails.
+    """
     folder = Path(filename).resolve().parent
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
-    return (None, None, None) if root is None or not save_git_info else _commit_in(root)
+    return (None, None, None) if root is None or not save_git_info else _commit_in(original, root)
 
 
 @functools.cache
-def _commit_in(root: Path) -> tuple[str | None, str | None, bool | None]:
+def _commit_in(original: Callable[..., Commit], root: Path) -> Commit:
     try:
-        told: tuple[str | None, str | None, bool | None] = _ask_git(str(root / "README.md"), True)
-    except Exception:  # whatever git has against it, the run matters more
+        return original(str(root / "README.md"), True)
+    except Exception:  # the run is more important than its commit
         return None, None, None
-    return told
 
 
-def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> None:
-    """A kill or a full disk leaves the old file, where Sacred itself would leave half of one.
+file_storage.copyfile = copy_atomically
 
-    Once a run has begun, what cannot be written now may be written at the next sign of life: that is no reason to end
-    it, nor for a traceback at its end.
+
+@_patch(FileStorageObserver, "save_json")
+def _save_json(_original: Callable[..., None], observer: FileStorageObserver, values: Any, filename: str) -> None:
+    """Write a file in one step, so that a kill or a full disk leaves the old file and not a half of the new one.
+
+    A file which cannot be written after the run has begun is a warning: the next heartbeat tries again.
     """
     path = Path(observer.dir) / filename
     try:
@@ -64,119 +90,117 @@ def _save_json(observer: FileStorageObserver, values: Any, filename: str) -> Non
         logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", escape_line(str(path)), error.strerror)
 
 
-def _queued_event(observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any) -> Any:
-    """Sources are kept as of a run that starts; Sacred takes them for files of the working directory."""
-    kept, keeps = observer.save_sources(ex_info), observer.copy_sources
+@_patch(FileStorageObserver, "save_cout")
+def _save_cout(original: Callable[..., None], observer: FileStorageObserver) -> None:
+    with suppress(OSError):
+        original(observer)
+
+
+@_patch(FileStorageObserver, "queued_event")
+def _queued_event(
+    original: Callable[..., Any], observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any
+) -> Any:
+    """Store the sources as those of a started run; Sacred would look for them in the working directory."""
+    sources, copy_sources = observer.save_sources(ex_info), observer.copy_sources
     observer.copy_sources = False
     try:
-        return _queue(observer, ex_info | {"sources": kept}, *event, **more)
+        return original(observer, ex_info | {"sources": sources}, *event, **more)
     finally:
-        observer.copy_sources = keeps
+        observer.copy_sources = copy_sources
 
 
-def _completed_event(observer: SqlObserver, stop_time: datetime, result: Any) -> None:
-    """Its result is a number: of several figures, the first; it ends with an error where there is none."""
-    several = list(result.values()) if isinstance(result, dict) else [result]
-    first = several[0] if several else None
-    _complete(observer, stop_time, float(first) if isinstance(first, int | float) else None)
-
-
-def _save_cout(observer: FileStorageObserver) -> None:
-    with suppress(OSError):
-        _append_cout(observer)
-
-
-def _started_event(observer: FileStorageObserver, *event: Any, **more: Any) -> Any:
-    """Leave no folder of a run that could not be started, such as one whose sources find no room on the disk."""
+@_patch(FileStorageObserver, "started_event")
+def _started_event(original: Callable[..., Any], observer: FileStorageObserver, *event: Any, **more: Any) -> Any:
+    """Remove the folder of a run which could not be started, for example because the disk is full."""
     observer.dir = observer.run_entry = None
     try:
-        return _start(observer, *event, **more)
+        return original(observer, *event, **more)
     except OSError:
         if observer.dir is not None and observer.run_entry is None:
             shutil.rmtree(observer.dir, ignore_errors=True)
         raise
 
 
-def _failed_event(observer: FileStorageObserver, *event: Any, **more: Any) -> None:
-    """Record a failed run; remove it where a mistake of the user's ended it before any work, and free its number."""
+@_patch(FileStorageObserver, "failed_event")
+def _failed_event(original: Callable[..., None], observer: FileStorageObserver, *event: Any, **more: Any) -> None:
+    """Record a failed run; remove it, and free its number, where a mistake of the user ended it before any work."""
     if observer.run_entry is None:  # it never started
         return
-    if isinstance(sys.exception(), UserError) and not _has_worked(Path(observer.dir)):
+    if isinstance(sys.exception(), UserError) and not _has_output(Path(observer.dir)):
         shutil.rmtree(observer.dir, ignore_errors=True)
     else:
-        _fail(observer, *event, **more)
+        original(observer, *event, **more)
 
 
-def _has_worked(folder: Path) -> bool:
-    """Return whether a run has stored a metric, or any file beside those that it begins with."""
-    if any(path.is_file() and path.name not in AT_BEGINNING for path in folder.rglob("*")):
+def _has_output(folder: Path) -> bool:
+    """Return whether a run has stored a metric, or any file which is not among the initial ones."""
+    if any(path.is_file() and path.name not in INITIAL_FILES for path in folder.rglob("*")):
         return True
     metrics = folder / "metrics.json"
     return metrics.is_file() and metrics.read_bytes() != b"{}"
 
 
-def is_news(record: logging.LogRecord) -> bool:
-    """Return whether a line of Sacred's log says more than the message that the command ends with."""
+@_patch(FileStorageObserver, "render_template")
+def _render_template(_original: Callable[..., None], observer: FileStorageObserver) -> None:
+    """Render nothing: ``template.html`` in a store is Mako, hence code of the person who made the store."""
+
+
+@_patch(SqlObserver, "completed_event")
+def _completed_event(original: Callable[..., None], observer: SqlObserver, stop_time: datetime, result: Any) -> None:
+    """Store the first figure of the result: Sacred's table has one number, and raises an error for anything else."""
+    figures = list(result.values()) if isinstance(result, dict) else [result]
+    first = figures[0] if figures else None
+    original(observer, stop_time, float(first) if isinstance(first, int | float) else None)
+
+
+def is_informative(record: logging.LogRecord) -> bool:
+    """Return whether a line of Sacred's log says more than the message with which the command ends."""
     return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | RunFailedError)
 
 
-def _render_template(observer: FileStorageObserver) -> None:
-    """Render nothing: ``template.html`` in a store is Mako, hence code of whoever made the store."""
-
-
-# Sacred asks git three times for each source file, which takes seconds, and ends when git refuses.
-_ask_git, dependencies.get_commit_if_possible = dependencies.get_commit_if_possible, _commit_of
-file_storage.copyfile = copy_atomically
-FileStorageObserver.save_json = _save_json
-FileStorageObserver.render_template = _render_template
-_append_cout, FileStorageObserver.save_cout = FileStorageObserver.save_cout, _save_cout
-_queue, FileStorageObserver.queued_event = FileStorageObserver.queued_event, _queued_event
-_start, FileStorageObserver.started_event = FileStorageObserver.started_event, _started_event
-_fail, FileStorageObserver.failed_event = FileStorageObserver.failed_event, _failed_event
-_complete, SqlObserver.completed_event = SqlObserver.completed_event, _completed_event
-
-
-def check_mongo(place: str) -> None:
-    """Refuse a database that does not answer, before work starts.
+def check_mongo(database: str) -> None:
+    """Check that a database answers, before work starts.
 
     Args:
-        place: what ``--mongo_db`` says.
+        database: value of ``--mongo_db``.
 
     Raises:
         ModuleNotFoundError: pymongo is not installed.
-        UserError: it is none, or there is no answer within ``MONGO_SECONDS``.
+        UserError: the value has another form, or there is no answer within ``MONGO_TIMEOUT``.
     """
     import pymongo
     from sacred.observers.mongo import parse_mongo_db_arg
 
     try:
-        url = parse_mongo_db_arg(place).get("url")
+        url = parse_mongo_db_arg(database).get("url")
     except (AttributeError, ValueError):
-        raise UserError(f"--mongo_db {place}: expected [HOST:PORT:]DATABASE, such as localhost:27017:sacred") from None
+        raise UserError(
+            f"--mongo_db {database}: expected [HOST:PORT:]DATABASE, such as localhost:27017:sacred"
+        ) from None
     try:
-        with pymongo.MongoClient(url, serverSelectionTimeoutMS=1000 * MONGO_SECONDS) as client:
+        with pymongo.MongoClient(url, serverSelectionTimeoutMS=1000 * MONGO_TIMEOUT) as client:
             client.admin.command("ping")
     except pymongo.errors.PyMongoError as error:
         why = str(error).partition(",")[0]
         raise UserError(
-            f"--mongo_db {place}: no MongoDB answers at {url or 'localhost:27017'} ({why}): start it, name another, "
+            f"--mongo_db {database}: no MongoDB answers at {url or 'localhost:27017'} ({why}): start it, name another, "
             "or leave the flag out"
         ) from None
 
 
 def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
-    """Make the files of a run say that it is finished, where it was killed after its last step; else change nothing.
+    """Mark a run as completed in its files, if it was killed after its last step; else change nothing.
 
     Args:
-        folder: of the run.
-        result: what its command returns.
-        metrics: name to steps and values, all of them.
+        folder: folder of the run.
+        result: result of its command.
+        metrics: name to steps and values of all metrics.
     """
-    told = _mapping(folder / "run.json")
-    if told.get("status") in (None, "COMPLETED"):  # kept in a database, or half written by an earlier version; finished
+    entry = _read_mapping(folder / "run.json")
+    if entry.get("status") in (None, "COMPLETED"):  # None: stored in a database, or damaged
         return
     now = datetime.now(UTC).replace(tzinfo=None).isoformat()
-    stored = _mapping(folder / "metrics.json")
+    stored = _read_mapping(folder / "metrics.json")
     for name, (steps, values) in metrics.items():
         before = stored.get(name)
         times = before.get("timestamps") if isinstance(before, dict) else None
@@ -184,15 +208,139 @@ def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[i
         times += [now] * (len(steps) - len(times))
         stored[name] = {"steps": steps, "values": values, "timestamps": times}
     write_atomically(folder / "metrics.json", json.dumps(stored, sort_keys=True, indent=2))
-    told |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
-    told.pop("fail_trace", None)
-    write_atomically(folder / "run.json", json.dumps(told, sort_keys=True, indent=2))
+    entry |= {"status": "COMPLETED", "result": flatten(result), "stop_time": now}
+    entry.pop("fail_trace", None)
+    write_atomically(folder / "run.json", json.dumps(entry, sort_keys=True, indent=2))
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing where there is none, or it is damaged."""
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where the file is missing or damaged."""
     try:
         values = read_json(path)
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+class Tracker(RunObserver, ABC):
+    """An observer which sends a run's configuration and metrics to another program.
+
+    Args:
+        destination: value of the flag: a folder, project or experiment.
+
+    Raises:
+        UserError: the package of that program is not installed.
+    """
+
+    package: str
+    module: str
+    takes: str
+
+    def __init__(self, destination: str) -> None:
+        self.destination = destination
+        try:
+            self.api: Any = import_module(self.module)
+        except ImportError as error:
+            flag = f"--{self.package} {destination}"
+            raise UserError(f"{flag}: needs the package {self.package}: pip install it") from error
+
+    @abstractmethod
+    def begin(self, name: str, config: Mapping[str, Any]) -> None:
+        """Start a run of this name and configuration."""
+
+    @abstractmethod
+    def add(self, name: str, value: float, step: int) -> None:
+        """Add one value of a metric; a step is a training symbol."""
+
+    @abstractmethod
+    def end(self, status: str) -> None:
+        """End the run with status ``FINISHED``, ``KILLED`` or ``FAILED``."""
+
+    def started_event(
+        self, ex_info: Any, command: Any, host_info: Any, start_time: Any, config: Any, meta_info: Any, _id: Any
+    ) -> None:
+        """Handle the start of the run."""
+        number = start_time.strftime("%Y%m%d-%H%M%S") if _id is None else _id
+        self.begin(f"{ex_info['name']}-{number}", config)
+
+    def log_metrics(self, metrics_by_name: Mapping[str, Mapping[str, Any]], info: Any) -> None:
+        """Handle the metrics since the last call."""
+        for name, metric in metrics_by_name.items():
+            for step, value in zip(metric["steps"], metric["values"], strict=True):
+                self.add(name, float(value), int(step))
+
+    def completed_event(self, stop_time: Any, result: Any) -> None:
+        """Handle the completion of the run."""
+        self.end("FINISHED")
+
+    def interrupted_event(self, interrupt_time: Any, status: Any) -> None:
+        """Handle an interruption of the run."""
+        self.end("KILLED")
+
+    def failed_event(self, fail_time: Any, fail_trace: Any) -> None:
+        """Handle a failure of the run."""
+        self.end("FAILED")
+
+
+class TensorBoard(Tracker):
+    """Event files in a folder of the run's own under ``destination``."""
+
+    package, module, takes = "tensorboard", "torch.utils.tensorboard", "a folder"
+
+    def begin(self, name: str, config: Mapping[str, Any]) -> None:
+        """Open a writer."""
+        self.writer = self.api.SummaryWriter(f"{self.destination}/{name}")
+        self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Write a scalar."""
+        self.writer.add_scalar(name, value, step)
+
+    def end(self, status: str) -> None:
+        """Close the file."""
+        self.writer.close()
+
+
+class WandB(Tracker):
+    """A run of the Weights & Biases project ``destination``."""
+
+    package = module = "wandb"
+    takes = "a project"
+
+    def begin(self, name: str, config: Mapping[str, Any]) -> None:
+        """Start a run, with training symbols as the axis of all metrics."""
+        self.run = self.api.init(project=self.destination, name=name, config=dict(config))
+        self.run.define_metric("symbols")
+        self.run.define_metric("*", step_metric="symbols")
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Log one value."""
+        self.run.log({name: value, "symbols": step})
+
+    def end(self, status: str) -> None:
+        """Finish the run."""
+        self.run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+class MLflow(Tracker):
+    """A run of the MLflow experiment ``destination``, at the server which ``MLFLOW_TRACKING_URI`` names."""
+
+    package = module = "mlflow"
+    takes = "an experiment"
+
+    def begin(self, name: str, config: Mapping[str, Any]) -> None:
+        """Start a run; its configuration is a file, since MLflow's parameters are short."""
+        self.api.set_experiment(self.destination)
+        self.api.start_run(run_name=name)
+        self.api.log_dict(dict(config), "config.json")
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Log one value."""
+        self.api.log_metric(name, value, step=step)
+
+    def end(self, status: str) -> None:
+        """End the run."""
+        self.api.end_run(status=status)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"-T": TensorBoard, "-W": WandB, "-M": MLflow}  # by flag

@@ -1,8 +1,13 @@
-"""A command as an experiment of Sacred's, its flags, and where a run is kept; only ``observers`` knows Sacred, too."""
+"""A command as a Sacred experiment: its flags, its options, and the record of its run.
+
+Only this module and ``observers`` import Sacred.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import re
 import shutil
 import tempfile
 import warnings
@@ -16,9 +21,8 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.cli.flags import check_flags, check_new, check_store, forgotten_with
-from tokenv.cli.observers import check_mongo, is_news
-from tokenv.cli.trackers import FLAGS, Tracker
+from tokenv.cli.observers import TRACKERS, Tracker, check_mongo, is_informative
+from tokenv.config.files import named_configs
 from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
 from tokenv.core.errors import UserError
@@ -36,29 +40,31 @@ with warnings.catch_warnings():
     from sacred.utils import apply_backspaces_and_linefeeds
 
 SETTINGS.CAPTURE_MODE = "sys"
-SETTINGS.DISCOVER_SOURCES = "none"  # ours are named below; an installed tokenv must not copy site-packages
+SETTINGS.DISCOVER_SOURCES = "none"  # ours are added below; Sacred would copy all of site-packages
 SETTINGS.CONFIG.READ_ONLY_CONFIG = False
-RUNS = "runs"
+RUNS = "runs"  # default folder of stored runs
+ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")  # agents and estimators lie beside tokenv in a checkout
 Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
-OBSERVERS_NEED = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # packages behind Sacred's flags, which we do not require
+OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # optional packages behind Sacred's flags
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def _option(short: str, tracker: type[Tracker]) -> CLIOption:
-    """The flag that lets a tracker follow a run."""
+def _tracker_option(short: str, tracker: type[Tracker]) -> CLIOption:
+    """Build the flag which attaches a tracker to a run."""
 
-    def follow(place: str, run: Run) -> None:
-        run.observers.append(tracker(place))
+    def attach(destination: str, run: Run) -> None:
+        run.observers.append(tracker(destination))
 
-    follow.__name__, follow.__doc__ = tracker.package, f"Send metrics to {tracker.__name__}: VALUE is {tracker.takes}."
-    return CLIOption(follow, short, f"--{tracker.package}", is_flag=False)
-
-
-_TRACKERS = [_option(short, tracker) for short, tracker in FLAGS.items()]
+    attach.__name__, attach.__doc__ = tracker.package, f"Send metrics to {tracker.__name__}: VALUE is {tracker.takes}."
+    return CLIOption(attach, short, f"--{tracker.package}", is_flag=False)
 
 
-def folder_of(run: Run) -> Path | None:
-    """Where a run's files go: its FileStorage folder, or one of its own; None if it is not stored."""
+TRACKER_OPTIONS = [_tracker_option(short, tracker) for short, tracker in TRACKERS.items()]
+
+
+def run_folder(run: Run) -> Path | None:
+    """Return the folder of a run's files: of its FileStorage, or one of its own; None if it is not stored."""
     for observer in run.observers:
         if isinstance(observer, FileStorageObserver):
             return Path(observer.dir)
@@ -67,10 +73,10 @@ def folder_of(run: Run) -> Path | None:
 
 @dataclass(frozen=True)
 class Record:
-    """What Sacred keeps of one run of a command.
+    """Sacred's record of one run of a command.
 
     Attributes:
-        scratch: a folder for files that are to be kept; there until all observers have them.
+        scratch: temporary folder for files which ``add`` stores.
     """
 
     _run: Run
@@ -78,20 +84,20 @@ class Record:
 
     @property
     def folder(self) -> Path | None:
-        """Where the run's files go: see ``folder_of``."""
-        return folder_of(self._run)
+        """Folder of the run's files; see ``run_folder``."""
+        return run_folder(self._run)
 
     @property
     def title(self) -> str:
-        """For pictures."""
+        """Title of the run's pictures."""
         return f"tokenv run {self._run._id}"
 
     def log(self, name: str, value: float, step: int) -> None:
-        """Keep one value of a metric."""
+        """Store one value of a metric."""
         self._run.log_scalar(name, value, step)
 
     def add(self, path: Path) -> None:
-        """Keep a copy of a file."""
+        """Store a copy of a file."""
         if not any(isinstance(observer, FileStorageObserver) for observer in self._run.observers) and self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             copy_atomically(path, self.folder / path.name)
@@ -103,13 +109,13 @@ class Command:
     """A command as a Sacred experiment.
 
     Attributes:
-        name: such as ``train``.
-        resolve: makes options of names and nested key=value updates.
-        work: what the command does.
-        kind: dataclass of the options, which says which keys take text.
-        stored: keep the run under ``runs`` if no flag says otherwise.
-        instead: given the options, gives what is to be done without a run of its own; None for a run.
-        read: reads the words after ``with``, given the dataclass of the options.
+        name: name of the command, such as ``train``.
+        resolve: function from names of configurations and nested key=value updates to options.
+        work: function which runs the command with these options.
+        kind: dataclass of the options, whose annotations say which keys take text.
+        stored: whether the run is stored under ``runs`` if no flag says otherwise.
+        shortcut: function from the options to a function which replaces the run; None for a run.
+        read: function from the words after ``with``, and ``kind``, to updates and names.
     """
 
     name: str
@@ -117,14 +123,14 @@ class Command:
     work: Callable[[Any, Record], Any]
     kind: type
     stored: bool = False
-    instead: Callable[[Any], Callable[[], Any] | None] = lambda _: None
+    shortcut: Callable[[Any], Callable[[], Any] | None] = lambda _: None
     read: Callable[[list[str], type], Words] = read_words
 
     def options(self, words: list[str]) -> Any:
-        """What the words after ``with`` ask for.
+        """Return the options for the words after ``with``.
 
         Raises:
-            UserError: ``resolve`` refuses them.
+            UserError: ``resolve`` rejects them.
         """
         updates, names = self.read(words, self.kind)
         if "trust" in updates:
@@ -133,13 +139,17 @@ class Command:
         return self.resolve(names, updates)
 
     def experiment(self, options: Any, store: str | Path | None = None) -> Experiment:
-        """The experiment that does this.
+        """Build the experiment which runs this command.
 
         Args:
-            options: as ``options`` gives them.
-            store: a folder where its run is kept; None for no observer.
+            options: result of ``options``.
+            store: folder in which its run is stored; None for no observer.
         """
-        experiment = _experiment(self.name)
+        experiment = _bare_experiment(self.name)
+        logging.getLogger(experiment.path).addFilter(is_informative)
+        experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
+        for source in (source for room in ROOMS for source in sorted(_package_folder(room).rglob("*.py"))):
+            experiment.add_source_file(str(source))
         if store is not None:
             experiment.observers.append(FileStorageObserver(store, copy_sources=True))
         folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
@@ -150,13 +160,13 @@ class Command:
             return self.work(options, Record(_run, folder))
 
         own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
-        values = own.pop("config", {}) | own  # a run's keys and the command's own lie side by side
+        values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
         for plugin in plugins(values):
             for name, version in plugin.packages.items():
                 experiment.add_package_dependency(name, version)
             for file in plugin.files:
                 experiment.add_source_file(str(file))
-        with _sacreds_refusals():
+        with _translate_errors():
             experiment.add_config(values)
         return experiment
 
@@ -164,75 +174,70 @@ class Command:
         """Run the command.
 
         Args:
-            arguments: what follows its name on the command line, in Sacred's grammar.
+            arguments: words after its name on the command line, in Sacred's grammar.
 
         Returns:
-            What ``work`` returned.
+            Result of ``work``.
 
         Raises:
-            UserError: the arguments are not of Sacred's grammar, or ``resolve`` refuses them.
+            UserError: the arguments do not follow Sacred's grammar, or ``resolve`` rejects them.
         """
-        flags = _parse(self.name, arguments)
+        flags = _parse_flags(self.name, arguments)
         options = self.options(flags["UPDATE"])
-        other = self.instead(options) if flags["COMMAND"] is None else None
-        if other is not None:
+        works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
+        shortcut = self.shortcut(options) if works else None
+        if shortcut is not None:
             with GracefulStop(at_once=True):
-                return other()
-        kept_elsewhere = any(flags.get(flag) for flag in STORAGE_FLAGS)
-        experiment = self.experiment(options, RUNS if self.stored and not kept_elsewhere else None)
-        if not self.stored and not kept_elsewhere:
-            flags["--unobserved"] = True  # or Sacred warns that nobody observes
+                return shortcut()
+        stored_by_flag = any(flags.get(flag) for flag in STORAGE_FLAGS)
+        experiment = self.experiment(options, RUNS if self.stored and not stored_by_flag else None)
+        if not self.stored and not stored_by_flag:
+            flags["--unobserved"] = True  # or Sacred warns that there is no observer
         if flags["--loglevel"] is None:
-            flags["--loglevel"] = "WARNING"  # what Sacred says at INFO, our commands say better
+            flags["--loglevel"] = "WARNING"  # our commands print what Sacred logs at INFO
         store = flags["--file_storage"] or (RUNS if experiment.observers else None)
-        if store and flags["COMMAND"] is None:
-            check_store(Path(store))
-        if flags["--mongo_db"] and flags["COMMAND"] is None:
-            with _sacreds_refusals():
+        if works and store:
+            _check_store(Path(store))
+        if works and flags["--mongo_db"]:
+            with _translate_errors():
                 check_mongo(flags["--mongo_db"])
-        for observer in experiment.observers:
-            if isinstance(observer, FileStorageObserver) and flags["--id"] is not None:
-                check_new(Path(observer.basedir), flags["--id"])
-        with GracefulStop(at_once=True), _sacreds_refusals():
+        if flags["--id"] is not None and experiment.observers:
+            _check_new(Path(RUNS), flags["--id"])
+        with GracefulStop(at_once=True), _translate_errors():
             run = experiment.run(flags["COMMAND"], options=flags)
         if flags["--queue"]:
-            folder = folder_of(run)
+            folder = run_folder(run)
             print(f"queued: {folder}; start it with: tokenv {self.name} with {folder}/config.json")
         return run.result
 
 
 def usage(name: str) -> str:
-    """Return Sacred's part of a command's help."""
-    experiment = _bare(name)
+    """Return Sacred's section of a command's help."""
     # docopt cannot read a program's name of two words
-    return str(experiment.get_usage()[2]).replace("dummy", f"tokenv {name}")
+    return str(_bare_experiment(name).get_usage()[2]).replace("dummy", f"tokenv {name}")
 
 
-def _bare(name: str) -> Experiment:
-    """One with a command's flags."""
-    process = HostInfoGetter(processes.describe, "process")  # by which others see whether it still exists
+def _bare_experiment(name: str) -> Experiment:
+    """Build an experiment which has a command's flags and does nothing."""
     return Experiment(
         f"tokenv-{name}",
-        base_dir=_package("tokenv").parent,
-        additional_host_info=[process],
-        additional_cli_options=_TRACKERS,
+        base_dir=_package_folder("tokenv").parent,
+        # The description shows other processes whether this one is still alive.
+        additional_host_info=[HostInfoGetter(processes.describe, "process")],
+        additional_cli_options=TRACKER_OPTIONS,
     )
 
 
-def _experiment(name: str) -> Experiment:
-    """One that keeps all our sources."""
-    experiment = _bare(name)
-    logging.getLogger(experiment.path).addFilter(is_news)
-    experiment.captured_out_filter = apply_backspaces_and_linefeeds  # keep a progress bar's last state only
-    for room in ("tokenv", "tokenv.agents", "tokenv.estimators"):
-        for source in sorted(_package(room).rglob("*.py")):
-            experiment.add_source_file(str(source))
-    return experiment
+def _package_folder(name: str) -> Path:
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 @contextmanager
-def _sacreds_refusals() -> Iterator[None]:
-    """What Sacred refuses is the user's to mend: keys that it cannot store, flags whose packages are not there."""
+def _translate_errors() -> Iterator[None]:
+    """Turn Sacred's errors which the user can mend into ``UserError``: wrong keys, packages which are missing."""
     try:
         yield
     except RuntimeError as error:
@@ -245,35 +250,78 @@ def _sacreds_refusals() -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in OBSERVERS_NEED:
+        if package in OBSERVER_PACKAGES:
             raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
         raise
 
 
-def _package(name: str) -> Path:
-    """A package's folder: agents and estimators lie beside tokenv in a checkout, and in it where it is installed."""
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _parse(name: str, arguments: list[str]) -> dict[str, Any]:
-    experiment = _bare(name)
+def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
+    experiment = _bare_experiment(name)
     commands = [word for word, _ in experiment.gather_commands()]
-    hint = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
+    hint = _with_hint(name, arguments, commands) + (
+        f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
+    )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what docopt warns of is in our message
+            warnings.simplefilter("ignore")  # our message says what docopt warns of
             flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
-        raise UserError(
-            f"cannot read {' '.join(arguments)!r}: {forgotten_with(name, arguments, commands)}{hint}"
-        ) from None
-    if flags["COMMAND"] == "with":  # and nothing behind it
+        raise UserError(f"cannot read {' '.join(arguments)!r}: {hint}") from None
+    if flags["COMMAND"] == "with":  # with nothing after it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        meant = forgotten_with(name, arguments, commands)
-        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {meant}{hint}")
-    check_flags(flags)
+        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
+    _check_flags(flags)
     return flags
+
+
+def _with_hint(name: str, arguments: list[str], commands: list[str]) -> str:
+    """Return a hint for a command line without ``with``; empty where nothing suggests it."""
+    first = next((word for word in arguments if not word.startswith("-")), "with")
+    forgotten = first not in (*commands, "with") and (
+        first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
+    )
+    return f"did you mean tokenv {name} with {' '.join(arguments)}? " if forgotten else ""
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    """Check flags which Sacred would reject only during the run, by a message which does not name the flag."""
+    checks: dict[str, tuple[Callable[[str], bool], str]] = {
+        "--loglevel": (lambda text: text.isdigit() or text in LEVELS, f"0 to 50 or one of {', '.join(LEVELS)}"),
+        "--id": (lambda text: re.fullmatch(r"\w[\w.-]*", text) is not None, "a name of letters, digits, - and _"),
+        "--capture": (lambda text: text in ("no", "sys", "fd"), "no, sys or fd"),
+        "--beat-interval": (lambda text: 0 < _to_float(text) < math.inf, "a positive number of seconds"),
+        "--priority": (lambda text: math.isfinite(_to_float(text)), "a number"),
+    }
+    for flag, (is_valid, expected) in checks.items():
+        if flags.get(flag) is not None and not is_valid(flags[flag]):
+            raise UserError(f"{flag} {flags[flag]!r}: expected {expected}")
+
+
+def _to_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _check_new(store: Path, name: str) -> None:
+    if (store / name).exists():
+        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
+
+
+def _check_store(store: Path) -> None:
+    """Check that runs can be stored in a folder, which is created if it is missing, before work starts.
+
+    Raises:
+        UserError: it cannot be created or written to.
+    """
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=store):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs; name another with -F DIR, "
+            "or store nothing with -u"
+        ) from None

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.json_output import write_json_output
 from tokenv.cli.options import SegmentOptions, check_text, resolve_options
+from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.evaluation.calibration import segment_at_rate

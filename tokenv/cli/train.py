@@ -1,31 +1,33 @@
-"""``tokenv train``: train, then store and show what came out."""
+"""``tokenv train``: train, then store and show the results; in one process, or in those which torchrun started."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokenv.cli.console_log import Heartbeat, start_line
 from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
-from tokenv.cli.sacred import Command, Record
-from tokenv.cli.torchrun import run_distributed
-from tokenv.config.components import build_components, check_components
+from tokenv.cli.sacred import ROOMS, Command, Record
+from tokenv.compare.settings import flat
+from tokenv.config.components import Components, build_components, check_components
 from tokenv.config.conversion import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
-from tokenv.config.hardware import busy_warning, peak_resident_memory
+from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
+from tokenv.config.registry import plugins
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.core import keys
 from tokenv.core.distributed import LostRankError
-from tokenv.core.errors import UserError
+from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
@@ -36,32 +38,35 @@ from tokenv.evaluation.series_excerpts import SeriesExcerpt, make_excerpts
 from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
-from tokenv.plotting.terminology import TERMINOLOGY, in_words
+from tokenv.plotting.theme import TERMINOLOGY, in_words
 from tokenv.storage import checkpoints
 from tokenv.training.checkpointing import check_checkpoint
-from tokenv.training.process_group import Ranks, init_from_torchrun
+from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun
 from tokenv.training.trainer import train
 
-# A disk that is full, read-only, broken or gone.
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE)
-
+# The disk is full, read-only, broken or gone.
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
+    *(errno.EPERM, errno.EIO, errno.ENOENT, errno.ESTALE),
+)
 DEFAULTS = (
     "no configuration is named: these are the defaults, which take about half an hour on two CPU cores (Ctrl-C stops); "
     "tokenv train with quick takes minutes, and tokenv list configs shows all"
 )
-LOOKED_AT = 2**17  # bytes of held-out text whose boundaries are told of: seconds, however long sequences are
+STATS_BYTES = 2**17  # bytes of held-out text in the boundary statistics: seconds of work for any sequence length
+FIRST_SECONDS, EVERY_SECONDS = 10.0, 60.0  # of progress lines
 
 
 def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) -> TrainOptions:
-    """Options from configurations, or a run to go on with, and the command line.
+    """Return the options for configurations, or for a run to resume, and the command line.
 
     Args:
-        names: of configurations.
-        updates: to them.
-        world: processes that train together.
+        names: names of configurations.
+        updates: nested values which override them.
+        world: number of processes which train together.
 
     Raises:
-        UserError: an unknown key or value, or one that may not change when a run is resumed.
+        UserError: an unknown key or value, or one which may not change when a run is resumed.
         FileNotFoundError: there is no such run.
     """
     resume = take_own(TrainOptions, updates).get("resume")
@@ -83,38 +88,41 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
-    """Train, then store and show what came out; as the first of several ranks, if there are some."""
-    config, folder, bars = options.config, record.folder, sys.stderr.isatty()
-    parts = build_components(config, torch.device("meta"))
+    """Train, then store and show the results; ``ranks`` are the processes which train together, if several do."""
+    config, folder, progress_bars = options.config, record.folder, sys.stderr.isatty()
+    components = build_components(config, torch.device("meta"))
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
-    console().print(start_line(config, parts, folder, options.resume), soft_wrap=True)
+    console().print(describe_run(config, components, folder, options.resume), soft_wrap=True)
     if busy := busy_warning(config.hardware):
         warn(busy)
     started = time.perf_counter()
-    keep = record.scratch if folder is None else folder
+    work_folder = record.scratch if folder is None else folder
     resume = None if options.resume is None else checkpoints.load(Path(options.resume))
     logs: list[Log] = [record.log]
-    if not bars:
-        seen = 0 if resume is None else RunState.from_dict(resume.state).symbols
-        logs.append(Heartbeat(config, parts.lm.codec.unit, seen))
+    if not progress_bars:
+        resumed_symbols = 0 if resume is None else RunState.from_dict(resume.state).symbols
+        logs.append(ProgressLog(config, components.lm.codec.unit, resumed_symbols))
 
     def log(name: str, value: float, symbols: int) -> None:
         for each in logs:
             each(name, value, symbols)
 
     try:
-        last, history = train(config, keep / "checkpoints", log, resume=resume, progress=bars, ranks=ranks)
+        last, history = train(
+            config, work_folder / "checkpoints", log, resume=resume, progress=progress_bars, ranks=ranks
+        )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {_how_to_go_on(folder)}") from None
+        raise KeyboardInterrupt(f"stopped; {_resume_hint(folder)}") from None
     except LostRankError as error:
-        raise LostRankError(f"{error}; {_how_to_go_on(folder)}") from error
+        raise LostRankError(f"{error}; {_resume_hint(folder)}") from error
     except OSError as error:
-        if error.errno not in UNWRITABLE or not _within(keep, error.filename):
+        if error.errno not in DISK_ERRORS or not _is_within(work_folder, error.filename):
             raise
-        raise UserError(f"{keep}: cannot be written to ({error.strerror}); {_how_to_go_on(folder)}") from error
+        message = f"{work_folder}: cannot be written to ({error.strerror}); {_resume_hint(folder)}"
+        raise UserError(message) from error
     seconds = time.perf_counter() - started
-    for picture in _show(str(keep), config, last, history, record.scratch, record.title):
+    for picture in _show(str(work_folder), config, last, history, record.scratch, record.title):
         record.add(picture)
     rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
     _print_summary(config, last, history, rows if folder is None else rows | {"stored in": _stored_in(config, folder)})
@@ -122,9 +130,9 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
 
 
 def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
-    """For a run that has seen all its symbols: makes its pictures and summary again, in its folder.
+    """Return a function which draws and prints the results of a finished run again; None for an unfinished run.
 
-    A run that was killed before it had told what came out is completed. None for every other run.
+    It also completes the files of a run which was killed between its last step and the end of its report.
     """
     path = None if options.resume is None else Path(options.resume)
     if path is None or path.parent.name != "checkpoints":
@@ -144,29 +152,26 @@ def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
     return show
 
 
-def _how_to_go_on(folder: Path | None) -> str:
+def _resume_hint(folder: Path | None) -> str:
     saved = folder is not None and checkpoints.list_complete(folder / "checkpoints")
-    return f"go on with: tokenv train with resume={folder}" if saved else "nothing was saved"
+    return f"resume it with: tokenv train with resume={folder}" if saved else "nothing was saved"
 
 
-def _within(folder: Path, path: str | None) -> bool:
-    """Whether an error is of this folder; one while a file is being written names no path."""
+def _is_within(folder: Path, path: str | None) -> bool:
+    """Return whether an error is about a file in this folder; an error while a file is being written has no path."""
     return path is None or folder.absolute() in Path(path).absolute().parents
 
 
 def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
-    """Draw what came out into a folder; a text is shown, too."""
-    trained, picture, curves = (
-        load_run(run, "latest", fall_back=False),
-        folder / _picture(config),
-        folder / "curves.png",
-    )
+    """Draw the results into a folder, and print a passage of text with its boundaries."""
+    trained = load_run(run, "latest", fall_back=False)
+    picture, curves = folder / _picture(config), folder / "curves.png"
     corpus = load_corpus(config.data)
     if config.data.kind == "series":
         draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
     else:
         passage = _held_out_passage(trained, corpus)
-        sequences = max(1, min(256, LOOKED_AT // config.data.seq_len))
+        sequences = max(1, min(256, STATS_BYTES // config.data.seq_len))
         tables = habits_tables(boundary_stats_of_run(trained, corpus.validation(sequences)))
         tables |= growth_table(boundary_stats_over_training(trained, corpus.validation(max(1, sequences // 4))))
         write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
@@ -221,20 +226,142 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     return rows
 
 
-COMMAND = Command("train", resolve_training, train_and_show, TrainOptions, stored=True, instead=show_again)
-
-
-def run(arguments: list[str]) -> Any:
-    """Run the command, as one of the processes that torchrun started where it did.
+def describe_run(config: Config, components: Components, folder: Path | None, resume: str | None = None) -> str:
+    """Return one line on a run: its folder, data, size, agent and estimator, hardware and seed.
 
     Args:
-        arguments: what follows its name on the command line.
-
-    Returns:
-        What came out, on the first rank.
+        config: configuration of the run.
+        components: its model and agent, on any device.
+        folder: folder in which the run is stored; None if it is not stored.
+        resume: checkpoint from which the run is resumed.
     """
-    with init_from_torchrun() as ranks:
-        if ranks.size == 1:
-            return COMMAND.run(arguments)
-        shared = partial(resolve_training, world=ranks.size), partial(train_and_show, ranks=ranks)
-        return run_distributed(replace(COMMAND, resolve=shared[0], work=shared[1]), arguments, ranks)
+    lm, agent = (sum(p.numel() for p in module.parameters()) for module in (components.lm, components.agent))
+    device = resolve_device(config.hardware.device)
+    precision = str(resolve_precision(config.hardware.precision, device)).removeprefix("torch.")
+    learner = f"estimator {config.estimator['name']}" if components.agent.learns else "which does not learn"
+    data, symbols = config.data, TERMINOLOGY[config.data.kind].symbol
+    facts = [
+        f"{'not stored' if folder is None else folder}{f' (from {resume})' if resume else ''}",
+        f"{config.train.symbols:,} {symbols}s of {data.source}, {data.seq_len} a sequence",
+        f"{lm:,} parameters, {agent:,} of the agent",
+        f"agent {config.agent['name']}, {learner}, rate {config.rate:g}",
+        f"{device}, {precision}, seed {config.seed}",
+    ]
+    return " · ".join(facts)
+
+
+class ProgressLog:
+    """A log of metrics which prints progress, losses, speed and remaining time on stderr about once a minute.
+
+    Args:
+        config: configuration of the run.
+        unit: unit of its losses, such as ``bits_per_byte``.
+        resumed_symbols: training symbols before it was resumed.
+    """
+
+    def __init__(self, config: Config, unit: str, resumed_symbols: int = 0) -> None:
+        self._total, self._unit, self._resumed_symbols = config.train.symbols, unit, resumed_symbols
+        self._symbol = TERMINOLOGY[config.data.kind].symbol
+        self._started = time.monotonic()
+        self._next = self._started + FIRST_SECONDS
+        self._last: dict[str, float] = {}
+
+    def __call__(self, name: str, value: float, symbols: int) -> None:
+        """Take one value of a metric; with the last metric of a step, print a line if it is due."""
+        self._last[name] = value
+        now = time.monotonic()
+        if now < self._next or name != "train/symbols_per_second":
+            return
+        self._next = now + EVERY_SECONDS
+        speed = (symbols - self._resumed_symbols) / (now - self._started)
+        remaining = _format_duration((self._total - symbols) / speed) if speed > 0 else "unknown"
+        losses = [
+            f"{split} {self._last[key]:.3f} {self._unit.replace('_per_', '/')}"
+            for split in ("train", "validation")
+            if (key := f"{split}/{self._unit}") in self._last
+        ]
+        line = [
+            f"{symbols:,} of {self._total:,} {self._symbol}s ({symbols / self._total:.0%})",
+            *losses,
+            f"rate {self._last.get('train/boundary_rate', float('nan')):.3f}",
+            f"{speed:,.0f} {self._symbol}s/s",
+            f"{remaining} left",
+        ]
+        print("training: " + ", ".join(line), file=sys.stderr, flush=True)
+
+
+def _format_duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{round(seconds)} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+class TrainCommand(Command):
+    """``tokenv train``, alone or as one of the processes which torchrun started."""
+
+    def run(self, arguments: list[str]) -> Any:
+        """Run the command; only the first rank stores the run and returns its result."""
+        with init_from_torchrun() as ranks:
+            if ranks.size == 1:
+                return super().run(arguments)
+            with _report_errors_once(ranks):
+                return _distributed_command(self, ranks).run(arguments)
+
+
+def _distributed_command(command: Command, ranks: Ranks) -> Command:
+    """Return the command which one of several ranks runs: all train, and the first one stores and shows the results."""
+
+    def resolve(names: list[str], updates: dict[str, Any]) -> TrainOptions:
+        options: TrainOptions = ranks.run_on_all_ranks(lambda: resolve_training(names, updates, ranks.size))
+        ranks.assert_consistent(_shared_facts(options))
+        return options
+
+    def shortcut(options: TrainOptions) -> Callable[[], Any] | None:
+        show = command.shortcut(options)
+        if ranks.is_first:
+            return show
+        return partial(_train_only, options, ranks) if show is None else lambda: None
+
+    work = partial(train_and_show, ranks=ranks)
+    return Command(command.name, resolve, work, command.kind, command.stored, shortcut)
+
+
+def _train_only(options: TrainOptions, ranks: Ranks) -> None:
+    resume = None if options.resume is None else checkpoints.load(Path(options.resume))
+    train(options.config, Path(), lambda *_: None, resume=resume, ranks=ranks)
+
+
+def _shared_facts(options: TrainOptions) -> dict[str, Any]:
+    """Return what must be equal on all ranks, by name."""
+    values = options.config.as_dict()
+    specs = [find_spec(room) for room in ROOMS]
+    files = [path for spec in specs if spec and spec.origin for path in sorted(Path(spec.origin).parent.rglob("*.py"))]
+    files += [path for plugin in plugins(values) for path in plugin.files]
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    return flat(values) | {
+        "resume": None if options.resume is None else Path(options.resume).name,
+        "the digest of the code": code,
+        "torch": torch.__version__,
+    }
+
+
+@contextmanager
+def _report_errors_once(ranks: Ranks) -> Iterator[None]:
+    """Let only the first rank report an error which all ranks raise, or which it has received from another rank.
+
+    The others end with status 0, since torchrun ends all as soon as one fails, and the first may still be writing.
+    """
+    try:
+        yield
+    except LostRankError:
+        if ranks.is_first:
+            raise
+        raise SystemExit(1) from None
+    except (KeyboardInterrupt, RunFailedError, RanksError):
+        if ranks.is_first:
+            raise
+        raise SystemExit(0) from None
+
+
+COMMAND: Command = TrainCommand(
+    "train", resolve_training, train_and_show, TrainOptions, stored=True, shortcut=show_again
+)

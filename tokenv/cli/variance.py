@@ -26,17 +26,17 @@ OPTIONS_FILE = "options.json"
 
 
 def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
-    """Options from configurations, or a run, or an unfinished comparison, and the command line.
+    """Return the options for configurations, a run or an unfinished study, and the command line.
 
     Raises:
-        UserError: an unknown key or value, or what cannot be measured.
-        MissingFileError: there is no such run or comparison.
+        UserError: an unknown key or value, or a run which cannot be measured.
+        MissingFileError: there is no such run or study.
     """
     own, base = take_own(VarianceOptions, updates), None
     if own.get("resume"):
         stored = Path(str(own["resume"])) / OPTIONS_FILE
         if not stored.is_file():
-            raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished comparison")
+            raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished study")
         values = _stored_options(stored)
         _check_unchanged(own, updates)
         base, own = values.pop("config"), values | own
@@ -53,22 +53,20 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
 
 
 def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
-    """Refuse to go on with other options: figures of both would stand in one table."""
+    """Check that a study is resumed with the same options, since one table shows its old and new figures."""
     for key in own:
         if key not in MAY_CHANGE_ON_RESUME:
-            raise UserError(
-                f"{key} cannot change when a comparison goes on: only {', '.join(MAY_CHANGE_ON_RESUME)} can"
-            )
+            raise UserError(f"{key} cannot change when a study is resumed: only {', '.join(MAY_CHANGE_ON_RESUME)} can")
     for key in updates:
         if key != "hardware":
-            raise UserError(f"{key} cannot change when a comparison goes on: of the run's keys only hardware can")
+            raise UserError(f"{key} cannot change when a study is resumed: of the run's keys only hardware can")
 
 
 def _stored_options(path: Path) -> dict[str, Any]:
-    """Options of an unfinished comparison.
+    """Read the options of an unfinished study.
 
     Raises:
-        UserError: they are damaged, or name code that the user has not named.
+        UserError: they are damaged, or name code which the user has not allowed.
     """
     try:
         values = read_json(path, OPTIONS_FILE)
@@ -76,21 +74,21 @@ def _stored_options(path: Path) -> dict[str, Any]:
         for estimator in (*values["estimators"], values["reference"]):
             trust.check_name(estimator.partition("(")[0].strip(), path)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: {error!r}; expected the options of a comparison: start it anew") from None
+        raise UserError(f"{path} is damaged: {error!r}; expected the options of a study: start it anew") from None
     return values
 
 
 def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
-    """Compare gradient estimators; store and show what came out."""
+    """Compare gradient estimators, then store and show the results."""
     folder = Path(options.resume) if options.resume else (record.folder or record.scratch) / "variance"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
     try:
         result = run_variance_study(options, folder, sys.stderr.isatty())
     except KeyboardInterrupt:
-        kept = options.resume or record.folder is not None
-        how = f"go on with: tokenv variance with resume={folder}" if kept else "nothing was saved"
-        raise KeyboardInterrupt(f"stopped; {how}") from None
+        stored = options.resume or record.folder is not None
+        hint = f"resume it with: tokenv variance with resume={folder}" if stored else "nothing was saved"
+        raise KeyboardInterrupt(f"stopped; {hint}") from None
     write_variance(result, folder / "variance.csv")
     draw_progress(result, folder / "progress.png")
     draw_cost(result, folder / "cost.png")
@@ -105,4 +103,3 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
 
 
 COMMAND = Command("variance", resolve_variance, compare_estimators, VarianceOptions, stored=True)
-run = COMMAND.run

@@ -14,7 +14,7 @@ from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.significance import Difference
 from tokenv.config.schema import Config
 from tokenv.core.rates import mean_rate
-from tokenv.plotting.terminology import TERMINOLOGY, Terminology, in_words
+from tokenv.plotting.theme import TERMINOLOGY, Terminology, in_words
 
 
 @dataclass(frozen=True)

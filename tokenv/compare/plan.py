@@ -25,7 +25,7 @@ from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.evaluation.run_state import RunState
-from tokenv.plotting.terminology import TERMINOLOGY, in_words
+from tokenv.plotting.theme import TERMINOLOGY, in_words
 from tokenv.storage import checkpoints
 
 

@@ -15,7 +15,7 @@ from tokenv.compare.config import Task
 from tokenv.compare.store import same_runs
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
-from tokenv.plotting.terminology import TERMINOLOGY
+from tokenv.plotting.theme import TERMINOLOGY
 from tokenv.storage.progress_file import read_progress
 
 

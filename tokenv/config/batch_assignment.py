@@ -1,4 +1,4 @@
-"""Return which sequences of an update belong to which rank of a distributed run."""
+"""The assignment of an update's sequences to the ranks of a distributed run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from tokenv.core.errors import UserError
 
 @dataclass(frozen=True)
 class BatchAssignment:
-    """Of the A passes of B sequences that make an update, those of one rank of W.
+    """The sequences of one of W ranks among the A passes of B sequences which make an update.
 
-    As many groups of successive ranks as divide both A and W take successive passes, and share each between them: its
-    rows, in the order of their ranks. So a pass is shared only where there are more ranks than passes to go round.
+    The ranks form gcd(A, W) groups of successive ranks. Each group computes successive passes, and the members of a
+    group share the rows of each pass, in the order of their ranks. A pass is shared only if there are more ranks than
+    groups.
 
     Attributes:
-        accumulate: passes A.
-        batch_size: sequences B of each.
-        rank: this process.
-        world: how many there are, W.
-        together: whether all ranks share every pass, because each pass learns from the one before.
+        accumulate: number of passes A.
+        batch_size: number of sequences B of each pass.
+        rank: rank of this process.
+        world: number of ranks W.
+        together: whether all ranks share every pass, because each pass reads state of the one before.
 
     Raises:
         UserError: the ranks do not divide the sequences.
@@ -34,54 +35,55 @@ class BatchAssignment:
     together: bool = False
 
     def __post_init__(self) -> None:
-        slots = self.accumulate * self.batch_size
-        if slots % self.world:
+        sequences = self.accumulate * self.batch_size
+        if sequences % self.world:
             raise UserError(
-                f"{self.world} processes cannot share the {slots} sequences of an update evenly "
-                f"(train.gradient_accumulation_steps = "
-                f"{self.accumulate}, train.batch_size = {self.batch_size}): expected a number that divides {slots}, "
-                f"such as {_divisor(slots, self.world)}: change torchrun's --nproc-per-node, or train.batch_size"
+                f"{self.world} processes cannot share the {sequences} sequences of an update evenly "
+                f"(train.gradient_accumulation_steps = {self.accumulate}, train.batch_size = {self.batch_size}): "
+                f"expected a number that divides {sequences}, such as {_divisor(sequences, self.world)}: change "
+                "torchrun's --nproc-per-node, or train.batch_size"
             )
         if self.together and self.batch_size % self.world:
             raise UserError(
-                f"{self.world} processes with train.batch_size = {self.batch_size}: this agent or estimator remembers "
-                "something of every pass for the next one, so that all processes share every pass: expected a number "
+                f"{self.world} processes with train.batch_size = {self.batch_size}: this agent or estimator keeps "
+                "state from one pass to the next, so that all processes share every pass: expected a number "
                 f"that divides train.batch_size, such as {_divisor(self.batch_size, self.world)}"
             )
 
     @classmethod
     def of(cls, config: TrainConfig, rank: int = 0, world: int = 1, *, together: bool = False) -> BatchAssignment:
-        """Of a run; see there."""
+        """Return the assignment of a run."""
         return cls(config.gradient_accumulation_steps, config.batch_size, rank, world, together)
 
     def streams(self, most: int) -> int:
-        """How many streams, at most so many, the update's sequences can be shared out to."""
+        """Return the largest number of streams, up to ``most``, which divides the update's sequences."""
         return _divisor(self.batch_size if self.together else self.accumulate * self.batch_size, most)
 
     @property
     def groups(self) -> int:
-        """Of ranks that share their passes."""
+        """Number of groups of ranks which share their passes."""
         return 1 if self.together else math.gcd(self.accumulate, self.world)
 
     @property
     def members(self) -> int:
-        """Ranks of a group."""
+        """Number of ranks of a group."""
         return self.world // self.groups
 
     @property
     def passes(self) -> range:
-        """Which of the update's passes are this rank's."""
-        each = self.accumulate // self.groups
-        first = self.rank // self.members * each
-        return range(first, first + each)
+        """This rank's passes of the update."""
+        count = self.accumulate // self.groups
+        first = self.rank // self.members * count
+        return range(first, first + count)
 
     @property
     def rows(self) -> range:
-        """Which rows of these passes are."""
-        each = self.batch_size // self.members
-        first = self.rank % self.members * each
-        return range(first, first + each)
+        """This rank's rows of these passes."""
+        count = self.batch_size // self.members
+        first = self.rank % self.members * count
+        return range(first, first + count)
 
 
 def _divisor(number: int, most: int) -> int:
-    return next(each for each in range(most, 0, -1) if number % each == 0)
+    """Return the largest divisor of ``number`` up to ``most``."""
+    return next(divisor for divisor in range(most, 0, -1) if number % divisor == 0)

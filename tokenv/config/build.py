@@ -1,4 +1,4 @@
-"""Codecs and agents from the sections that name them; an agent, or the language model, may be an earlier run's."""
+"""Build codecs and agents from sections of a configuration, and load agents and language models of earlier runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import Encoder, UNet
 from tokenv.storage import checkpoints
 
-ENCODERS_OWN = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
+ENCODER_PREFIXES = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
 
 
 def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) -> Codec:
-    """Build what a model reads and predicts.
+    """Build the codec of a model.
 
     Args:
         section: ``name`` of the codec and its options.
-        model: size of the model.
-        channels: values of one symbol, of series.
+        model: configuration of the model.
+        channels: number of values of one symbol of series.
 
     Raises:
         UserError: the name or an option is unknown, or a value out of range.
@@ -43,14 +43,14 @@ def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) ->
 
 
 def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
-    """Build who draws the boundaries.
+    """Build an agent.
 
     Args:
-        section: ``name`` of the agent and its options; as ``complete_section`` gives it for an earlier run's.
-        context: what the run knows and an agent may ask for.
+        section: ``name`` of the agent and its options; for a loaded agent as ``inherit_section`` returns it.
+        context: further arguments, passed if the agent's constructor takes them.
 
     Raises:
-        MissingFileError: the checkpoint of an earlier run is gone.
+        MissingFileError: the checkpoint of an earlier run does not exist.
         UserError: the name or an option is unknown, or a value out of range.
     """
     if section["name"] != LOADED:
@@ -58,12 +58,12 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
         return agent
     loaded = LoadedAgent.of(section)
     options = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
-    made: PretrainedAgent = registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
-    return made
+    pretrained: PretrainedAgent = registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
+    return pretrained
 
 
 def is_trainable(section: Mapping[str, Any]) -> bool:
-    """Whether an agent has a policy to be trained: what its class says, for nothing is built to know it.
+    """Return whether an agent has a policy which is trained, as its class says; nothing is built.
 
     Args:
         section: see ``build_agent``.
@@ -74,7 +74,7 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
     if section["name"] == LOADED:
         loaded = LoadedAgent.of(section)
         return not loaded.frozen and is_trainable(loaded.trained.agent)
-    # A function that builds one cannot say; its agent is then held to learn.
+    # A function which builds an agent cannot say: True.
     return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
 
 
@@ -94,94 +94,92 @@ def load_pretrained_agent(
 
     Args:
         pretrained: checkpoint of the earlier run.
-        trained: how it was built.
-        rate: of the new run, or the mean of its range.
-        rates: its range, if it has one.
-        seq_len: of the new run.
-        codec: of the new run.
+        trained: configuration of the agent in the earlier run.
+        rate: rate of the new run, or the mean of its range.
+        rates: range of the new run's rates, if it has one.
+        seq_len: sequence length of the new run.
+        codec: codec of the new run.
         compute_dtype: precision of the encoder's activations.
-        read_parameters: read its parameters from that checkpoint; else they are anything.
-        train_tokenizer: for agents that ask for it.
-        frozen: whether nothing of it learns.
+        read_parameters: whether its parameters are read from that checkpoint; else they are arbitrary.
+        train_tokenizer: function which agents may call to train a tokenizer.
+        frozen: whether it is not trained further.
 
     Raises:
-        UserError: the agent was trained for another rate or another kind of symbols, or has learned nothing.
+        UserError: the agent was trained for another rate or another kind of symbols, or has no parameters.
     """
-    before, model = trained.rate, trained.model
-    if before != (now := rates or rate):
-        wanted = f"rate={before:g}"
-        if isinstance(before, RateRange):
-            wanted = f"rate.min={before.min:g} rate.max={before.max:g}"
+    old_rate, new_rate = trained.rate, rates or rate
+    if old_rate != new_rate:
+        expected = f"rate={old_rate:g}"
+        if isinstance(old_rate, RateRange):
+            expected = f"rate.min={old_rate.min:g} rate.max={old_rate.max:g}"
         raise UserError(
-            f"rate = {now:g}: the agent that agent.pretrained = {pretrained!r} names was trained for another; "
-            f"expected {wanted}"
+            f"rate = {new_rate:g}: the agent that agent.pretrained = {pretrained!r} names was trained for another; "
+            f"expected {expected}"
         )
-    own = build_codec(trained.codec, model, trained.channels)
-    if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
+    own_codec = build_codec(trained.codec, trained.model, trained.channels)
+    if own_codec.symbol_shape != codec.symbol_shape or own_codec.symbol_dtype != codec.symbol_dtype:
         raise UserError(
-            f"agent.pretrained = {pretrained!r}: its agent reads symbols of shape {own.symbol_shape} and type "
-            f"{own.symbol_dtype}, "
-            f"but those of this run's data have {codec.symbol_shape} and {codec.symbol_dtype}: load an agent that was "
-            "trained on data of this kind"
+            f"agent.pretrained = {pretrained!r}: its agent reads symbols of shape {own_codec.symbol_shape} and type "
+            f"{own_codec.symbol_dtype}, but those of this run's data have {codec.symbol_shape} and "
+            f"{codec.symbol_dtype}: load an agent that was trained on data of this kind"
         )
-    encoder = Encoder(model, own, compute_dtype)
-    context = {
-        **{"width": model.width, "rate": rate, "rates": rates},
-        **{"seq_len": seq_len, "train_tokenizer": train_tokenizer},
-    }
-    agent = registry.build("agent", trained.agent, registry.AGENTS, **context)
+    encoder = Encoder(trained.model, own_codec, compute_dtype)
+    context = {"rate": rate, "rates": rates, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
+    agent = registry.build("agent", trained.agent, registry.AGENTS, width=trained.model.width, **context)
     if not agent.state_dict():
         name = trained.agent["name"]
         raise UserError(
-            f"agent.pretrained = {pretrained!r}: its agent {name!r} has learned nothing: set agent.name={name}"
+            f"agent.pretrained = {pretrained!r}: its agent {name!r} has no trained parameters: set agent.name={name}"
         )
-    made = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
+    result = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
     if read_parameters:
-        tensors = _tensors(Path(pretrained))
-        checkpoints.check_tensors(tensors, made.state_dict(), pretrained)
-        made.load_state_dict(tensors)
-    return made
+        tensors = _load_agent_tensors(Path(pretrained))
+        checkpoints.check_tensors(tensors, result.state_dict(), pretrained)
+        result.load_state_dict(tensors)
+    return result
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """What of a checkpoint a ``PretrainedAgent`` agent holds, by its names."""
+def _load_agent_tensors(path: Path) -> dict[str, Tensor]:
+    """Load the tensors of a ``PretrainedAgent`` from a checkpoint, by its names."""
     tensors, state = checkpoints.load_model(path)
     of_agent = {name.removeprefix("agent."): value for name, value in tensors.items() if name.startswith("agent.")}
     if state["config"]["agent"]["name"] == LOADED:
         return of_agent
     of_encoder = {
-        f"encoder.{name.removeprefix('lm.')}": value for name, value in tensors.items() if name.startswith(ENCODERS_OWN)
+        f"encoder.{name.removeprefix('lm.')}": value
+        for name, value in tensors.items()
+        if name.startswith(ENCODER_PREFIXES)
     }
     return {f"agent.{name}": value for name, value in of_agent.items()} | of_encoder
 
 
-def load_pretrained_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) -> None:
-    """Read a language model's parameters from an earlier run's.
+def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = False) -> None:
+    """Load a language model's parameters from an earlier run.
 
     Args:
-        lm: the model.
-        start: the checkpoint.
+        lm: model whose parameters are replaced.
+        checkpoint: checkpoint of the earlier run.
         needs_early_exit: whether its early exit must have been trained.
 
     Raises:
-        MissingFileError: it is gone.
-        UserError: its model is another, or its early exit was not trained and must have been.
+        MissingFileError: the checkpoint does not exist.
+        UserError: it is of another model, or its early exit was not trained and must have been.
     """
-    tensors, state = checkpoints.load_model(Path(start))
-    found = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
-    odd = checkpoints.mismatched_tensors(found, wanted := lm.state_dict())
+    tensors, state = checkpoints.load_model(Path(checkpoint))
+    loaded = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
+    odd = checkpoints.mismatched_tensors(loaded, expected := lm.state_dict())
     if odd:
-        there, here = (_shape(of.get(odd[0])) for of in (found, wanted))
+        there, here = (_shape(tensors.get(odd[0])) for tensors in (loaded, expected))
         raise UserError(
-            f"init_from = {start!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
+            f"init_from = {checkpoint!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
             "expected a run of the same model and codec, on data of as many channels"
         )
     if needs_early_exit and not any(name.endswith("_early") for name in state["history"]):
         raise UserError(
-            f"init_from = {start!r}: its early exit was not trained, and freeze_lm=True with this estimator needs "
+            f"init_from = {checkpoint!r}: its early exit was not trained, and freeze_lm=True with this estimator needs "
             "it for the rewards: expected a run that was trained with loss.early=0.1"
         )
-    lm.load_state_dict(found)
+    lm.load_state_dict(loaded)
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -1,4 +1,4 @@
-"""From a configuration to the things it names."""
+"""The components of a run: model, agent, estimator and rate target, built from its configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenv.agents.base import Agent
 from tokenv.config import registry
 from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.build import build_agent, build_codec, load_pretrained_lm
-from tokenv.config.hardware import check_training, recomputes, resolve_device, resolve_precision
+from tokenv.config.hardware import check_training, resolve_device, resolve_precision, uses_activation_checkpointing
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_causal, check_compatible
@@ -29,24 +29,24 @@ from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Pa
 from tokenv.lm.unet import UNet
 
 
-def _at_once(work: Callable[[], Any]) -> Any:
+def _call(work: Callable[[], Any]) -> Any:
     return work()
 
 
 @dataclass
 class Components:
-    """What learns, and from what.
+    """The components of a run.
 
     Attributes:
-        lm: the U-Net.
-        agent: draws the boundaries.
-        estimator: rewards to ``loss_policy``; None for an agent that does not learn.
-        rate_target: keeps the rate, as ``loss_rate``, and has no state; None for an agent that does not learn.
-        imitation: what trains the agent first, in place of estimator and rate target; None for no imitation.
-        frozen: whether the U-Net stays as it is.
+        lm: U-Net.
+        agent: agent which draws the boundaries.
+        estimator: chain from rewards to ``loss_policy``; None for an agent which does not learn.
+        rate_target: stateless module which computes ``loss_rate``; None for an agent which does not learn.
+        imitation: chain which trains the agent first, in place of estimator and rate target; None for no imitation.
+        frozen: whether the U-Net is not trained.
         early_exit: whether a pass computes the early exit's likelihoods.
-        trains_early_exit: whether its loss has a weight.
-        whole: runs a pass while all of the U-Net's parameters are there; see ``tokenv.training.fsdp``.
+        trains_early_exit: whether the early exit's loss has a weight.
+        whole: function which runs a pass with all parameters of the U-Net gathered; see ``tokenv.training.fsdp``.
     """
 
     lm: UNet
@@ -57,7 +57,7 @@ class Components:
     frozen: bool = False
     early_exit: bool = True
     trains_early_exit: bool = True
-    whole: Callable[[Callable[[], Any]], Any] = _at_once
+    whole: Callable[[Callable[[], Any]], Any] = _call
 
     def imitating(self) -> Components:
         """Return the same components with the imitation in place of the estimator and of the rate target."""
@@ -65,49 +65,49 @@ class Components:
 
     @property
     def sampling(self) -> Sampling:
-        """What the estimator asks of a rollout."""
-        wanted = Sampling() if self.estimator is None else self.estimator.sampling
-        return replace(wanted, early_exit=self.early_exit)
+        """Sampling which the estimator requires of a rollout."""
+        sampling = Sampling() if self.estimator is None else self.estimator.sampling
+        return replace(sampling, early_exit=self.early_exit)
 
     @property
     def num_epochs(self) -> int:
-        """Gradient steps on one rollout."""
+        """Number of gradient steps on one rollout."""
         return 1 if self.estimator is None else self.estimator.num_epochs
 
     @property
     def head_epochs(self) -> int:
-        """Further gradient steps of the policy alone on one rollout, its encodings kept."""
+        """Number of further gradient steps of the policy alone on the encodings of one rollout."""
         return 0 if self.estimator is None else self.estimator.head_epochs
 
     @property
     def passes(self) -> Passes:
         """Passes of one update."""
-        wanted = self.sampling
-        learning = 1 if wanted.reward_only else wanted.samples
-        everything_is_a_token = wanted.relax is not None and self.lm.config.pooling == "select"
-        if self.frozen and wanted.relax is None:  # gradients reach the model through relaxed boundaries only
+        sampling = self.sampling
+        learning = 1 if sampling.reward_only else sampling.samples
+        all_tokens = sampling.relax is not None and self.lm.config.pooling == "select"
+        if self.frozen and sampling.relax is None:  # gradients reach the model through relaxed boundaries only
             learning = 0
         return Passes(
-            learning=0 if everything_is_a_token else learning,
-            reward_only=wanted.samples - learning,
+            learning=0 if all_tokens else learning,
+            reward_only=sampling.samples - learning,
             frozen=self.frozen,
-            relaxed=learning if everything_is_a_token else 0,
-            pathwise=0 if wanted.relaxations is None else 2,
+            relaxed=learning if all_tokens else 0,
+            pathwise=0 if sampling.relaxations is None else 2,
             replays=self.num_epochs - 1,
             head=self.head_epochs,
             early_exit=self._early_exit_flops,
-            estimator=(0 if self.estimator is None else self.estimator.flops * wanted.samples) + self._teaching_flops,
+            estimator=(0 if self.estimator is None else self.estimator.flops * sampling.samples) + self._teacher_flops,
         )
 
     @property
     def _early_exit_flops(self) -> int:
-        """FLOPs for each parameter of the early exit's head: its likelihoods', and its entropy's, if it is read."""
+        """FLOPs per parameter of the early exit's head, for its likelihoods and, if the agent reads it, its entropy."""
         trained = FLOPS_PER_PARAMETER if self.trains_early_exit and not self.frozen else FORWARD_FLOPS_PER_PARAMETER
         entropy = FORWARD_FLOPS_PER_PARAMETER if keys.EARLY_ENTROPY in self.agent.in_keys else 0
         return (trained if self.early_exit else 0) + entropy
 
     @property
-    def _teaching_flops(self) -> int:
+    def _teacher_flops(self) -> int:
         """FLOPs of a teacher for every symbol, and of the policy, which is evaluated once more without gradient."""
         teacher = self.sampling.teacher
         if not isinstance(teacher, Agent):
@@ -116,12 +116,12 @@ class Components:
 
     @property
     def has_cross_step_state(self) -> bool:
-        """Whether agent or estimator learn something of every pass that the next one reads, other than by descent."""
-        return _has_cross_step_state([m for m in (self.agent, self.estimator, self.imitation) if m is not None])
+        """Whether agent or estimator update buffers in every pass which the next one reads."""
+        return _has_cross_step_state(_present(self.agent, self.estimator, self.imitation))
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
-        """What has parameters or buffers, by the name that theirs begin with."""
+        """Components with parameters or buffers, by the prefix of their names."""
         named: dict[str, torch.nn.Module | None] = {
             "lm": self.lm,
             "agent": self.agent,
@@ -131,7 +131,7 @@ class Components:
         return {owner: module for owner, module in named.items() if module is not None}
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Everything that is trained, by a name that says whose it is: ``lm.``, ``agent.`` or ``estimator.``."""
+        """Return all trained parameters by name, with the prefix ``lm.``, ``agent.`` or ``estimator.``."""
         return {
             f"{owner}.{name}": parameter
             for owner, module in self.modules.items()
@@ -140,24 +140,24 @@ class Components:
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of all parts."""
+        """Return parameters and buffers of all components."""
         return {f"{owner}.{k}": v for owner, module in self.modules.items() for k, v in module.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load what ``state_dict`` gave.
+        """Load a result of ``state_dict``.
 
         Raises:
-            UserError: a part refuses what it kept beside its tensors, such as a damaged tokenizer.
+            UserError: a component rejects its state, such as a damaged tokenizer.
         """
         for owner, module in self.modules.items():
-            mine = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
+            own = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
             try:
-                module.load_state_dict(mine)
+                module.load_state_dict(own)
             except ValueError as error:
                 raise UserError(f"the checkpoint's {owner} cannot be loaded: {error}") from error
 
     def train(self, mode: bool = True) -> None:
-        """Training (or evaluation) mode for all parts."""
+        """Set all components to training (or evaluation) mode."""
         for module in self.modules.values():
             module.train(mode)
 
@@ -168,14 +168,14 @@ def build_components(
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
     Args:
-        config: the run.
-        device: where to build; None for the configuration's own device.
-        pretrained: read the parameters that ``agent.pretrained`` and ``init_from`` name; not where all parameters are
+        config: configuration of the run.
+        device: device to build on; None for the configuration's own.
+        pretrained: read the parameters which ``agent.pretrained`` and ``init_from`` name; not where all parameters are
             replaced anyway. On the meta device there are none.
-        world: processes that share the run.
+        world: number of processes which share the run.
 
     Raises:
-        MissingFileError: the checkpoint that ``agent.pretrained`` or ``init_from`` names is gone.
+        MissingFileError: the checkpoint which ``agent.pretrained`` or ``init_from`` names does not exist.
         UserError: a name or an option in the configuration is unknown, or a value out of range.
     """
     device = resolve_device(config.hardware.device) if device is None else device
@@ -187,31 +187,24 @@ def build_components(
         lm = UNet(config.model, codec, compute_dtype=precision)
         agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
-        for module in (lm, agent, estimator, imitation):
-            if module is not None:
-                module.double()
+        for module in _present(lm, agent, estimator, imitation):
+            module.double()
+    reads_early_exit = estimator is not None and estimator.reads_early_exit
     if config.init_from is not None and pretrained:
-        reads = estimator is not None and estimator.reads_early_exit
-        load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads)
+        load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads_early_exit)
     if config.freeze_lm:
         lm.requires_grad_(requires_grad=False)
-    rows = _rows(config, [module for module in (agent, estimator, imitation) if module is not None], world)
-    if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
+    rows = _rows_per_device(config, _present(agent, estimator, imitation), world)
+    samples = 1 if estimator is None else estimator.sampling.samples
+    if uses_activation_checkpointing(config, samples=samples, rows=rows):
         lm.enable_activation_checkpointing()
-    compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
-    if config.hardware.sequence_packing == "on" or (config.hardware.sequence_packing == "auto" and compiled):
-        lm.pack_tokens()
-    if config.hardware.small_flex_blocks:
-        lm.use_small_flex_blocks()
-    if compiled:
-        lm.compile_layers()
-        agent.compile_draw()
-    reads = estimator is not None and estimator.reads_early_exit
+    _configure_lm(lm, agent, config, device)
     teacher = None if imitation is None else imitation.sampling.teacher
+    rewarded = agent.learns and (teacher is None or config.imitation.fraction < 1)
     observed = {key for each in (agent, teacher) if each is not None for key in each.in_keys}
-    rewarded = agent.learns and (imitation is None or config.imitation.fraction < 1)
-    wanted = rewarded or keys.EARLY_ENTROPY in observed
-    trained = wanted if config.loss.early is None else config.loss.early > 0
+    trains_early_exit = rewarded or keys.EARLY_ENTROPY in observed
+    if config.loss.early is not None:
+        trains_early_exit = config.loss.early > 0
     return Components(
         lm,
         agent,
@@ -219,41 +212,58 @@ def build_components(
         rate_target,
         imitation,
         frozen=config.freeze_lm,
-        early_exit=(reads and rewarded) or trained,
-        trains_early_exit=trained,
+        early_exit=(rewarded and reads_early_exit) or trains_early_exit,
+        trains_early_exit=trains_early_exit,
     )
 
 
-def _has_cross_step_state(modules: list[torch.nn.Module]) -> bool:
-    every = [each for module in modules for each in module.modules()]
-    return any(each.training and any(True for _ in each.buffers(recurse=False)) for each in every)
+def _configure_lm(lm: UNet, agent: Agent, config: Config, device: torch.device) -> None:
+    """Switch on sequence packing and compilation as ``config.hardware`` says."""
+    hardware = config.hardware
+    compiled = hardware.compile == "on" or (hardware.compile == "auto" and device.type == "cuda")
+    if hardware.sequence_packing == "on" or (hardware.sequence_packing == "auto" and compiled):
+        lm.pack_tokens()
+    if hardware.small_flex_blocks:
+        lm.use_small_flex_blocks()
+    if compiled:
+        lm.compile_layers()
+        agent.compile_draw()
 
 
-def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
-    """Sequences of a pass that share one device's memory."""
-    slots, shard = (
-        BatchAssignment.of(config.train, world=world, together=_has_cross_step_state(modules)),
-        config.hardware.fsdp_size,
+def _present(*modules: torch.nn.Module | None) -> list[torch.nn.Module]:
+    return [module for module in modules if module is not None]
+
+
+def _has_cross_step_state(learners: list[torch.nn.Module]) -> bool:
+    return any(
+        module.training and any(True for _ in module.buffers(recurse=False))
+        for learner in learners
+        for module in learner.modules()
     )
-    if world % shard and world > 1:
+
+
+def _rows_per_device(config: Config, learners: list[torch.nn.Module], world: int) -> int:
+    """Return the number of sequences of a pass which share the memory of one device."""
+    assignment = BatchAssignment.of(config.train, world=world, together=_has_cross_step_state(learners))
+    fsdp_size = config.hardware.fsdp_size
+    if world % fsdp_size and world > 1:
         raise UserError(
-            f"hardware.fsdp_size = {shard} with {world} processes: expected a number that divides them, or 1 for a "
-            f"whole "
-            "copy of the model in each"
+            f"hardware.fsdp_size = {fsdp_size} with {world} processes: expected a number that divides them, or 1 for a "
+            "whole copy of the model in each"
         )
-    return len(slots.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
+    return len(assignment.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
 
 
 def check_components(config: Config, world: int = 1) -> None:
-    """Refuse what agents, estimators and rate targets cannot take, before work starts; no model is built.
+    """Check that all components can be built and fit in memory, before work starts; no model is built.
 
     Args:
-        config: the run.
-        world: processes that share it.
+        config: configuration of the run.
+        world: number of processes which share it.
 
     Raises:
-        MissingFileError: a file that an option names is not there.
-        UserError: a name or an option in the configuration is unknown, a value is out of range, the whole cannot fit
+        MissingFileError: a file which an option names does not exist.
+        UserError: a name or an option in the configuration is unknown, a value is out of range, the run cannot fit
             in memory, or so many processes cannot share it.
     """
     check_training(config, rows=1)
@@ -262,9 +272,9 @@ def check_components(config: Config, world: int = 1) -> None:
         codec = build_codec(config.codec, config.model, config.data.series.channels)
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _, imitation = _build_learners(config, codec, precision, pretrained=False)
-    modules: list[torch.nn.Module] = [module for module in (agent, estimator, imitation) if module is not None]
-    rows = _rows(config, modules, world)
-    parameters = sum(parameter.numel() for module in modules for parameter in module.parameters())
+    learners = _present(agent, estimator, imitation)
+    rows = _rows_per_device(config, learners, world)
+    parameters = sum(parameter.numel() for module in learners for parameter in module.parameters())
     samples = 1 if estimator is None else estimator.sampling.samples
     check_training(config, parameters=parameters, samples=samples, rows=rows)
 
@@ -272,7 +282,7 @@ def check_components(config: Config, world: int = 1) -> None:
 def _build_learners(
     config: Config, codec: Codec, precision: torch.dtype, pretrained: bool
 ) -> tuple[Agent, Chain | None, TensorDictModuleBase | None, Chain | None]:
-    """Build agent, estimator, rate target and imitation, in this order, in which parameters are drawn."""
+    """Build agent, estimator, rate target and imitation, in this order, in which their parameters are drawn."""
 
     def train_tokenizer(vocabulary_size: int) -> Path:
         return train_bpe(load_corpus(config.data), vocabulary_size)
@@ -291,11 +301,11 @@ def _build_learners(
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if rates is not None:
-        _check_varies(config, agent, rate_target)
+        _check_rate_range(config, agent, rate_target)
     if agent.pooling not in (None, config.model.pooling):
         raise UserError(
             f"agent.name = {config.agent['name']!r} with model.pooling = {config.model.pooling!r}: expected "
-            f"model.pooling={agent.pooling}, which this agent is made for"
+            f"model.pooling={agent.pooling}, which this agent requires"
         )
     try:
         check_causal(agent, direct=config.model.direct)
@@ -323,12 +333,12 @@ def _build_learners(
     return agent, estimator, rate_target, imitation
 
 
-def _check_varies(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:
-    """Refuse a range of rates where nobody would heed it."""
+def _check_rate_range(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:
+    """Check that agent and rate target can follow a range of rates."""
     if agent.rates is None:
         raise UserError(
             f"rate = {config.rate:g}: agent {config.agent['name']!r} has one rate at most: expected one number, such "
-            "as rate=0.2, or an agent that is told its rate: learned, strict, uniform or random"
+            "as rate=0.2, or an agent that is conditioned on its rate: learned, strict, uniform or random"
         )
     if agent.learns and config.loss.rate and not getattr(rate_target, "varies", False):
         raise UserError(

@@ -1,7 +1,7 @@
-"""What a person may write for a value, by its annotation: one rule for dataclasses and for anybody's constructors.
+"""Conversion of values to the types of annotations, for dataclasses and for constructors of any package.
 
 An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Path``, ``None``, a ``Literal``, a union, list, tuple or
-dictionary of these, or a dataclass. Values of anything else, or of no annotation, pass as they are.
+dictionary of these, or a dataclass. A value with another annotation, or none, is not changed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_
 from tokenv.core.errors import UserError, suggest
 
 T = TypeVar("T")
-Limit = Annotated[float, "or .inf"]  # a number that may be infinite
-Figure = Annotated[float, "measured"]  # any float, for what was measured may be infinite or NaN
-Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
-Section = dict[str, Plain]  # a name and the options of what it names
+Limit = Annotated[float, "or .inf"]  # a number or infinity
+Figure = Annotated[float, "measured"]  # any float: a measured number may be infinite or NaN
+Plain = Annotated[Any, "plain"]  # a value of YAML or JSON
+Section = dict[str, Plain]  # the name of a class, and its options
 RENAMED_OPTIONS = {"flat": "zero_init", "load": "pretrained"}  # of agents which come along
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
@@ -35,13 +35,13 @@ WORDS |= {
 
 
 def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = "") -> None:
-    """Refuse keys that a dataclass has not.
+    """Check that a dataclass has all keys.
 
     Args:
-        values: nested dictionaries, possibly a part of all values.
-        where: the file or command line they come from, for the message.
-        kind: dataclass they should fit.
-        prefix: of the keys, for the message.
+        values: nested dictionaries, which need not be complete.
+        where: file or command line of the keys, for the message.
+        kind: dataclass.
+        prefix: prefix of the keys, for the message.
 
     Raises:
         UserError: names the file, the key and the nearest known one.
@@ -112,7 +112,7 @@ def rename_options(section: Any, names: Mapping[str, str]) -> Any:
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Turn nested dictionaries into a checked dataclass.
+    """Build a checked dataclass from nested dictionaries.
 
     Raises:
         UserError: a key is unknown or missing, or a value has the wrong type or is out of range; the message names its
@@ -129,12 +129,12 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 def hint_at(kind: type, key: str) -> Any:
     """Return the annotation of a dotted key, such as ``data.source``; Any where there is none.
 
-    The keys of a field ``config`` stand beside those of its dataclass, as on the command line. What a dictionary holds
-    is said by its field's metadata: ``holds`` a type, or ``each`` of its values is one (``Self``: this dataclass).
+    The keys of a field ``config`` are on the level of its dataclass, as on the command line. The metadata of a field
+    with a dictionary give its type: ``holds``, or ``each`` for that of its values (``Self``: this dataclass).
 
     Args:
-        kind: dataclass that the key belongs to.
-        key: names with dots between.
+        kind: dataclass of the key.
+        key: names, separated by dots.
     """
     first, _, rest = key.partition(".")
     hints = get_type_hints(kind, include_extras=True)
@@ -156,24 +156,24 @@ def hint_at(kind: type, key: str) -> Any:
     return hint_at(inner, rest) if is_dataclass(inner) and rest else Any  # type: ignore[arg-type]
 
 
-def parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """A constructor's parameters by name, annotations resolved where they can be."""
+def parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class or function by name, with annotations resolved where possible."""
     try:
-        return inspect.signature(found, eval_str=True).parameters
-    except (NameError, AttributeError, SyntaxError, TypeError):  # names that only type checkers see
-        return inspect.signature(found).parameters
+        return inspect.signature(target, eval_str=True).parameters
+    except (NameError, AttributeError, SyntaxError, TypeError):  # names which only type checkers import
+        return inspect.signature(target).parameters
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:
-    """A value as its annotation wants it: 1e6 may be a whole number, 1 a float, and ``true`` a switch that is on.
+    """Convert a value to the type of an annotation: 1e6 to a whole number, 1 to a float, ``true`` to ``on``.
 
     Args:
-        value: as YAML, JSON or the command line gives it.
-        hint: the annotation.
-        key: for the message.
+        value: value of YAML, JSON or the command line.
+        hint: annotation.
+        key: key of the value, for the message.
 
     Raises:
-        UserError: it cannot be that; the message says what was expected.
+        UserError: the value does not fit; the message says what was expected.
     """
     if is_dataclass(hint):
         if type(value) is hint:
@@ -199,7 +199,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def _read(value: Any, hint: Any) -> Any:
-    """As ``convert``, but whatever does not fit is an unspoken ValueError."""
+    """Convert a value, or raise a ValueError without a message."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if hint == Plain:
         return _plain(value)
@@ -216,7 +216,9 @@ def _read(value: Any, hint: Any) -> Any:
     if kind is Path:
         return Path(value) if isinstance(value, str | Path) else _refuse()
     if kind in (bool, str, NoneType, dict, Mapping):
-        return value if isinstance(value, kind) and (kind not in (dict, Mapping) or _worded(value)) else _refuse()
+        return (
+            value if isinstance(value, kind) and (kind not in (dict, Mapping) or _has_text_keys(value)) else _refuse()
+        )
     return value
 
 
@@ -224,7 +226,7 @@ def _refuse() -> Any:
     raise ValueError
 
 
-def _worded(value: Mapping[Any, Any]) -> bool:
+def _has_text_keys(value: Mapping[Any, Any]) -> bool:
     return all(isinstance(name, str) for name in value)
 
 
@@ -260,7 +262,7 @@ def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping) and _worded(value):
+    if isinstance(value, Mapping) and _has_text_keys(value):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
@@ -268,7 +270,7 @@ def _plain(value: Any) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """What an annotation asks for, in words."""
+    """Describe the values of an annotation in words."""
     kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
     if hint in WORDS:
         return WORDS[hint]
@@ -281,7 +283,7 @@ def in_words(hint: Any) -> str:
     if kind in (list, tuple, Sequence):
         each = [PLURALS.get(part) or in_words(part) for part in parts] if len(parts) == 1 else map(in_words, parts)
         return ", ".join([*each, "in a list such as [a, b]"])
-    return "a section whose keys are words" if kind in (dict, Mapping) else str(hint)
+    return "a section whose keys are texts" if kind in (dict, Mapping) else str(hint)
 
 
 def _either(words: Iterable[str]) -> str:

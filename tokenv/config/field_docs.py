@@ -1,4 +1,4 @@
-"""What docstrings say of names and keys, for people. Nothing is imported but dataclasses of options."""
+"""Help on keys and names, read from docstrings; only dataclasses of options are imported."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from typing import Any, get_type_hints
 
 from tokenv.config.conversion import Limit, Section, in_words
 from tokenv.core.errors import UserError
-from tokenv.core.rates import RateRange
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
-HOPS = 5  # modules that a name is passed on through
-# What keys of numbers and of texts are tried with, to hear what they expect.
-WRONG = {(int, float, Limit, int | None, float | None, float | RateRange): -1, (str, str | None): "?"}
+MAX_REEXPORTS = 5  # modules through which a name is imported
+# Wrong values of fields which declare no range, by their types; see ``tokenv.core.bounds``.
+WRONG_VALUES = {(int, float, Limit, int | None, float | None): -1, (str, str | None): "?"}
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key that a user may set.
+    """A key which a user may set.
 
     Attributes:
-        name: with its sections, such as ``train.symbols``.
-        default: its value; ``dataclasses.MISSING`` for a key that must be given.
-        meaning: what the docstring says of it.
-        expected: what it may be: its own check's words, or its type's.
+        name: name with its sections, such as ``train.symbols``.
+        default: default value; ``dataclasses.MISSING`` for a required key.
+        meaning: description in the docstring.
+        expected: range of values in words.
     """
 
     name: str
@@ -43,67 +42,73 @@ class Key:
 
 
 def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
-    """All keys of a dataclass of options, those of sections included, in order.
+    """Yield all keys of a dataclass of options, including those of its sections, in order.
 
     Args:
-        sample: an instance that its checks let pass.
-        prefix: of the keys' names.
+        sample: valid instance.
+        prefix: prefix of the keys' names.
     """
     kind = type(sample)
-    hints, told = get_type_hints(kind, include_extras=True), meanings(kind)
+    hints, descriptions = get_type_hints(kind, include_extras=True), meanings(kind)
     for item in dataclasses.fields(kind):
         value, name = getattr(sample, item.name), f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):
             yield from keys_of(value, f"{name}.")
         elif hints[item.name] == Section:
-            yield Key(f"{name}.name", value["name"], told[item.name], f"a name that tokenv list {item.name}s shows")
+            yield Key(
+                f"{name}.name", value["name"], descriptions[item.name], f"a name that tokenv list {item.name}s shows"
+            )
         else:
             default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            yield Key(name, default, told[item.name], _expected(sample, item.name, hints[item.name]))
+            yield Key(name, default, descriptions[item.name], _expected(sample, item, hints[item.name]))
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """What a class's docstring, and those of its bases, say of each argument or attribute, on one line."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        _, *rest = SECTION.split(inspect.cleandoc(each.__doc__ or ""), maxsplit=1)
-        found |= {name: plain(text) for name, text in ENTRY.findall("".join(rest))}
-    return found
+    """Return the description of each argument or attribute in the docstrings of a class and its bases, on one line."""
+    descriptions: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, *rest = SECTION.split(inspect.cleandoc(base.__doc__ or ""), maxsplit=1)
+        descriptions |= {name: plain(text) for name, text in ENTRY.findall("".join(rest))}
+    return descriptions
 
 
 def plain(text: str) -> str:
-    """A docstring's text on one line, without marks of code."""
+    """Return a docstring's text on one line, without marks of code."""
     return " ".join(text.replace("`", "").split())
 
 
-def _expected(sample: Any, name: str, hint: Any) -> str:
-    """What a check says when it refuses a value; where it lets anything of the type pass, the type in words."""
-    for kinds, wrong in WRONG.items():
+def _expected(sample: Any, item: dataclasses.Field[Any], hint: Any) -> str:
+    """Return the range of a field in words: as it is declared, else as its check says, else as its type says.
+
+    A check which no field declares is found by a wrong value, whose error says what was expected.
+    """
+    if "expected" in item.metadata:
+        return str(item.metadata["expected"])
+    for kinds, wrong in WRONG_VALUES.items():
         try:
-            dataclasses.replace(sample, **({name: wrong} if hint in kinds else {}))
+            dataclasses.replace(sample, **({item.name: wrong} if hint in kinds else {}))
         except UserError as error:
-            said = re.search(rf"\b{name}\b.*?expected (.+?)(?:: |; |$)", str(error))
-            if said:
-                return said[1]
+            if message := re.search(rf"\b{item.name}\b.*?expected (.+?)(?:: |; |$)", str(error)):
+                return message[1]
     return in_words(hint)
 
 
 def sentence(target: str) -> str:
-    """The first paragraph of a docstring on one line; nothing of what it documents is imported.
+    """Return the first paragraph of a docstring on one line, without importing the module.
 
     Args:
         target: ``package.module:attribute``, or a module.
 
     Raises:
-        LookupError: there is no such thing to be seen; the message says what is missing.
+        LookupError: the module or attribute is not found; the message says which.
     """
     module, _, attribute = target.partition(":")
     node = _node(module, attribute) if attribute else _tree(module)
     return plain((ast.get_docstring(node) or "").partition("\n\n")[0])
 
 
-def _node(module: str, attribute: str, hops: int = HOPS) -> ast.ClassDef | ast.FunctionDef:
-    """Where a class or function is written, also if a module only passes it on."""
+def _node(module: str, attribute: str, hops: int = MAX_REEXPORTS) -> ast.ClassDef | ast.FunctionDef:
+    """Return the definition of a class or function, also if the module imports it from another one."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
             return node
@@ -131,7 +136,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _spec(module: str) -> ModuleSpec:
-    """Where a module lies; its packages are not imported, as ``find_spec`` would."""
+    """Find a module without importing its packages, as ``find_spec`` would."""
     top, *rest = module.split(".")
     spec = find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
     name = top

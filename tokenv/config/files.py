@@ -1,6 +1,7 @@
 """Resolve YAML files, ``key=value`` words and earlier runs to one complete configuration.
 
-Its agent (``agent.pretrained=runs/3 agent.frozen=true``), or its language model (``init_from=runs/3 freeze_lm=true``).
+An earlier run may give its agent (``agent.pretrained=runs/3 agent.frozen=true``) or its language model
+(``init_from=runs/3 freeze_lm=true``).
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from tokenv.data.config import check_sources
 from tokenv.lm.config import UNetConfig
 from tokenv.storage import run_folders, trust
 
-LOADED = "loaded"  # the agent of an earlier run, as the configuration names it
+LOADED = "loaded"  # agent.name of an agent of an earlier run
 
 
 @dataclass(frozen=True)
 class TrainedAgent:
-    """How the agent of an earlier run was built.
+    """Configuration of the agent of an earlier run.
 
     Args:
-        rate: of its run.
-        channels: values of one symbol, of series.
-        codec: of its run.
-        model: of its run.
-        agent: of its run.
+        rate: rate of that run.
+        channels: number of values of one symbol of series.
+        codec: codec section of that run.
+        model: model section of that run.
+        agent: agent section of that run.
     """
 
     rate: float | RateRange
@@ -49,15 +50,15 @@ class TrainedAgent:
 
 @dataclass(frozen=True)
 class LoadedAgent:
-    """The agent section of a run that loads its agent; see ``inherit_section``.
+    """Agent section of a run which loads its agent; see ``inherit_section``.
 
     Args:
-        pretrained: the checkpoint that it was read from.
-        trained: how it was built.
-        frozen: whether nothing of it learns.
+        pretrained: checkpoint of the earlier run.
+        trained: configuration of the agent in the earlier run.
+        frozen: whether the agent is not trained further.
 
     Raises:
-        UserError: the agent is itself a loaded one, or has no name.
+        UserError: the agent of the earlier run is itself a loaded one, or has no name.
     """
 
     pretrained: str
@@ -71,7 +72,7 @@ class LoadedAgent:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> LoadedAgent:
-        """Check a section.
+        """Build from a section, and check it.
 
         Raises:
             UserError: a key is missing or unknown, or a value has the wrong type; the message names it.
@@ -79,29 +80,29 @@ class LoadedAgent:
         return from_dict(cls, {key: value for key, value in section.items() if key != "name"}, "agent.")
 
 
-def inherit_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The agent section of a run that loads its agent: all that building it takes, so that the other run may go.
+def inherit_section(section: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the agent section of a run which loads its agent, complete so that the earlier run may be deleted.
 
     Args:
-        section: of the configuration, with ``pretrained``.
-        asked: what of it was given on the command line, not in a file.
+        section: agent section of the configuration, with ``pretrained``.
+        updates: options of the section on the command line.
 
     Raises:
         MissingFileError: there is no such run.
-        UserError: another option is given, or ``frozen`` is no truth value.
+        UserError: another option is given, or ``frozen`` is not a bool.
     """
-    if "trained" in section and ("trained" in asked or "pretrained" not in asked):
+    if "trained" in section and ("trained" in updates or "pretrained" not in updates):
         LoadedAgent.of(section)
         return dict(section)
-    for key in asked:
+    for key in updates:
         if key not in ("name", "pretrained", "frozen"):
             raise UserError(
                 f"agent.{key}: beside agent.pretrained expected only agent.frozen; all else is the loaded run's"
             )
     frozen = section.get("frozen", True)
     if not isinstance(frozen, bool):
-        raise UserError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
-    path, config = _best(section["pretrained"])
+        raise UserError(f"agent.frozen = {frozen!r}: expected true (it is not trained further) or false")
+    path, config = _best_checkpoint(section["pretrained"])
     trained = config.agent.get("trained") or {
         "rate": config.as_dict()["rate"],
         "channels": config.data.series.channels,
@@ -112,33 +113,32 @@ def inherit_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dic
     return {"name": LOADED, "pretrained": str(path.resolve()), "frozen": frozen, "trained": trained}
 
 
-def start_from(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run that starts from another's language model: its model and codec sections are taken.
+def inherit_model(values: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the model and codec sections of the run which ``init_from`` names.
 
     Args:
-        values: of the configuration, with ``init_from``.
-        asked: what of it was given on the command line, not in a file.
+        values: configuration, with ``init_from``.
+        updates: nested values of the command line.
 
     Raises:
         MissingFileError: there is no such run.
-        UserError: another model or codec is asked for.
+        UserError: the command line names another model or codec.
     """
-    path, config = _best(values["init_from"])
-    taken = {"model": asdict(config.model), "codec": config.codec}
-    for section, theirs in taken.items():
-        for key, value in asked.get(section, {}).items():
-            own = from_dict(
-                Config, {"data": asdict(config.data), "codec": config.codec, section: {**theirs, key: value}}
-            )
+    path, config = _best_checkpoint(values["init_from"])
+    sections = {"model": asdict(config.model), "codec": config.codec}
+    for section, options in sections.items():
+        for key, value in updates.get(section, {}).items():
+            changed = {"data": asdict(config.data), "codec": config.codec, section: {**options, key: value}}
+            own = from_dict(Config, changed)
             if getattr(own, section) != getattr(config, section):
                 raise UserError(
-                    f"{section}.{key} = {value!r}: the run that init_from names has {theirs.get(key)!r}, and its "
+                    f"{section}.{key} = {value!r}: the run that init_from names has {options.get(key)!r}, and its "
                     "model and codec sections are taken; leave this out, or start from another run"
                 )
-    return {**values, **taken, "init_from": str(path.resolve())}
+    return {**values, **sections, "init_from": str(path.resolve())}
 
 
-def _best(run: Any) -> tuple[Path, Config]:
+def _best_checkpoint(run: Any) -> tuple[Path, Config]:
     path = run_folders.find(str(run), "best")
     return path, from_dict(Config, migrate_keys(Config, run_folders.load_state(path)["config"]))
 
@@ -147,19 +147,19 @@ COMMAND_LINE = "command line"
 
 
 def named_configs() -> dict[str, Path]:
-    """The configurations that come with tokenv, by name."""
+    """Return the files of the configurations that come with tokenv, by name."""
     try:
         folder = Path(str(resources.files("tokenv.configs")))
-    except ModuleNotFoundError:  # a checkout that is not installed
+    except ModuleNotFoundError:  # a checkout which is not installed
         folder = Path(__file__).parents[2] / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def config_path(name: str) -> Path:
-    """The file that a word stands for: a path, or the name of a configuration that comes with tokenv.
+    """Return the file of a configuration, given a path or the name of one that comes with tokenv.
 
     Raises:
-        UserError: it is neither.
+        UserError: there is neither.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -175,12 +175,12 @@ def config_path(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e1 is a number (and 1_000), on, yes and 1:30 are text; and no key twice."""
+    """Loader with the scalars of YAML 1.2: 1e1 and 1_000 are numbers; on, yes and 1:30 are text; no key twice."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's.
+        """Construct a mapping as ``SafeLoader`` does.
 
         Raises:
             UserError: a key is given twice.
@@ -193,8 +193,8 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
-    def construct_whole(self, node: yaml.ScalarNode) -> int:
-        """10, 0o10 or 0x10."""
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Construct 10, 0o10 or 0x10."""
         text = str(self.construct_scalar(node)).lower()
         return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
 
@@ -207,21 +207,27 @@ for _kind, _pattern in {
     "merge": r"<<",
 }.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        UserError: it does not, or holds a key twice.
+        UserError: it does not hold a mapping, or holds a key twice.
     """
     try:
         with path.open(encoding="utf-8") as file:
             values = yaml.load(file, _Loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply: expected a configuration") from None
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last four: a wrong !!tag
+    except (
+        yaml.YAMLError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the last four are raised for a wrong !!tag
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: not valid YAML: {error}") from error
@@ -235,13 +241,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file and check its keys.
 
     Raises:
-        UserError: it is no YAML mapping, has an unknown key, or is a comparison's.
+        UserError: it is not a YAML mapping, has an unknown key, or is a comparison.
     """
     values = load_yaml(path)
     if "methods" in values:
         word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
         raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
-    if path.suffix == ".json":  # a stored run's, which has resume= besides, and whose word is not the user's
+    if path.suffix == ".json":  # of a stored run: it has resume, too, and its names of code are not the user's
         values = migrate_keys(Config, {key: value for key, value in values.items() if key != "resume"})
         trust.check(values, path)
     else:
@@ -251,9 +257,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``update``.
+    """Return ``base`` updated by ``update``, section by section.
 
-    A new ``name`` in a section such as ``agent`` drops that section's options: they belonged to another class.
+    A new ``name`` in a section such as ``agent`` drops that section's options, which belong to another class.
     """
     merged = copy.deepcopy(dict(base))
     for key, value in update.items():
@@ -267,22 +273,22 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nest_key(key: str, value: Any) -> dict[str, Any]:
-    """``a.b`` as ``{"a": {"b": value}}``."""
+    """Return ``{"a": {"b": value}}`` for the key ``a.b``."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
 
 
 def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | None = None) -> Config:
-    """A complete, checked configuration.
+    """Return a complete, checked configuration.
 
     Args:
-        names: configuration files or names, later ones overriding earlier ones.
+        names: configuration files or names, of which later ones override earlier ones.
         updates: nested values of the command line, which override all files.
-        base: what the files override, possibly stored by an earlier version; the defaults where None.
+        base: values which the files override, possibly stored by an earlier version; None for the defaults.
 
     Raises:
-        MissingFileError: there is no run that ``agent.pretrained`` or ``init_from`` names.
+        MissingFileError: there is no run which ``agent.pretrained`` or ``init_from`` names.
         UserError: an unknown file, key or value.
     """
     earlier = {} if base is None else migrate_keys(Config, base)
@@ -300,7 +306,7 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         values["imitation"] = {**values["imitation"], "teacher": inherit_section(teacher, given)}
     pretrained = values.get("init_from")  # an earlier version may lack it
     if pretrained is not None and pretrained != earlier.get("init_from"):  # a stored configuration is complete
-        values = start_from(values, updates)
+        values = inherit_model(values, updates)
     config = from_dict(Config, values)
     check_sources(config.data)
     return config

@@ -1,4 +1,4 @@
-"""What YAML files and words of a command line may hold: numbers, texts, true, false, null, lists and sections."""
+"""Values in YAML files and on a command line: numbers, texts, true, false, null, lists and sections."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Union, get_args, get_origin
 from tokenv.config.conversion import hint_at
 from tokenv.core.errors import UserError
 
-DEEPEST, MOST = 32, 100_000  # levels and values: more is a mistake or an attack, and would exhaust stack or memory
-LARGEST = 2**1023  # whole numbers beyond it are no float any more
+MAX_LEVELS, MAX_VALUES = 32, 100_000  # more is a mistake or an attack, and would exhaust stack or memory
+MAX_INT = 2**1023  # larger whole numbers cannot become floats
 
 
 def check_plain(value: Any, where: str) -> Any:
-    """A value as it is, if it is of what configurations are made of.
+    """Return a value unchanged if a configuration may contain it.
 
     Args:
-        value: as a parser gave it; its keys may still be anything that can be a key.
+        value: result of a parser, whose keys may be of any type.
         where: file or key, for the message.
 
     Raises:
-        UserError: it holds anything else, is nested too deeply or is too large.
+        UserError: it contains anything else, is nested too deeply or is too large.
     """
-    level, seen = [value], 0
-    for _ in range(DEEPEST):
+    level, count = [value], 0
+    for _ in range(MAX_LEVELS):
         below: list[Any] = []
         for each in level:
             _check_one(each, where)
@@ -36,17 +36,17 @@ def check_plain(value: Any, where: str) -> Any:
                 below += [*each.keys(), *each.values()]
             elif isinstance(each, list | tuple):
                 below += each
-            if seen + len(below) > MOST:
-                raise UserError(f"{where} holds more than {MOST:,} values: expected a configuration")
+            if count + len(below) > MAX_VALUES:
+                raise UserError(f"{where} holds more than {MAX_VALUES:,} values: expected a configuration")
         if not below:
             return value
-        seen += len(below)
+        count += len(below)
         level = below
-    raise UserError(f"{where} is nested more than {DEEPEST} levels deep: expected a configuration")
+    raise UserError(f"{where} is nested more than {MAX_LEVELS} levels deep: expected a configuration")
 
 
 def _check_one(value: Any, where: str) -> None:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INT:
         raise UserError(f"{where}: a number of {value.bit_length():,} bits: expected one below 1e308")
     if isinstance(value, str) and "\0" in value:
         raise UserError(f"{where} = {value[:80]!r}: expected text without NUL characters")
@@ -59,7 +59,7 @@ def _check_one(value: Any, where: str) -> None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it has bytes: Unicode does, and so have bytes that were typed and are no UTF-8 (PEP 383)."""
+    """Return whether a text can be encoded: Unicode, or typed bytes which are not UTF-8 (PEP 383)."""
     try:
         value.encode(errors="surrogateescape")
     except UnicodeEncodeError:
@@ -68,18 +68,21 @@ def _is_text(value: str) -> bool:
 
 
 def read_words(words: Sequence[str], kind: type | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Read the words of a command line as nested values, and the names and files among them.
+    """Read the words of a command line as nested values, and names of configurations or files.
 
-    ``a.b=VALUE`` sets key b of section a. Where that key takes text, VALUE is taken literally; where it takes a list of
-    texts, so are its elements. Elsewhere VALUE is read as a Python literal, and is text if it is none; ``true``,
+    ``a.b=VALUE`` sets key b of section a. If that key takes text, VALUE is taken literally; if it takes a list of
+    texts, its elements are. Otherwise VALUE is read as a Python literal, or as text if it is not one; ``true``,
     ``false`` and ``null`` are as in YAML.
 
     Args:
-        words: as typed.
+        words: words of the command line.
         kind: dataclass whose annotations say which keys take text; None reads every value as a literal.
 
+    Returns:
+        Nested values, and the words without ``=``.
+
     Raises:
-        UserError: a value is none of a configuration's, or a word goes into what another word has made a value.
+        UserError: a configuration cannot contain a value, or one word sets a key and another word a key within it.
     """
     values: dict[str, Any] = {}
     names = []
@@ -107,7 +110,7 @@ TEXT_LISTS = {list[str], tuple[str, ...]}
 
 
 def _texts(text: str) -> list[str] | str:
-    """Read ``[a, 'b, c']`` as two texts; what has no brackets, or a quotation without an end, is one text."""
+    """Read ``[a, 'b, c']`` as two texts; a text without brackets, or with an open quotation, is one text."""
     inside = text.strip()
     if not (inside.startswith("[") and inside.endswith("]")):
         return text
@@ -124,7 +127,7 @@ def _literal(text: str, key: str) -> Any:
         return YAML_WORDS[text]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # a backslash, of a path perhaps
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a backslash, which may be of a path
             return ast.literal_eval(text)
     except (RecursionError, MemoryError):
         raise UserError(f"{key} is nested too deeply: expected a plain value, a list or a section") from None
@@ -137,8 +140,8 @@ YAML_WORDS = {"true": True, "false": False, "null": None}
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
-    if len(sections) > DEEPEST or not all((*sections, last)):
-        raise UserError(f"{key[:80]!r} is no key: expected words with dots between, such as train.symbols=1e6")
+    if len(sections) > MAX_LEVELS or not all((*sections, last)):
+        raise UserError(f"{key[:80]!r} is not a key: expected words with dots between, such as train.symbols=1e6")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):

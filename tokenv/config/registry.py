@@ -1,4 +1,4 @@
-"""Find classes by name, importing none before it is named, and list the plug-ins of a configuration."""
+"""Registries of classes by name, none of which is imported before it is used, and the plugins of a configuration."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from tokenv import agents, estimators
-from tokenv.config import registry
 from tokenv.config.conversion import RENAMED_OPTIONS, convert, parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.lm import codecs
 
 
 class Registry(Mapping[str, str]):
-    """Built-in names, and those that installed packages register under an entry-point group.
+    """Built-in classes by name, and those which installed packages register under an entry-point group.
 
-    As a mapping it holds what is built in: name to ``package.module:Class``.
+    As a mapping it holds the built-in ones: name to ``package.module:Class``.
 
     Args:
         group: entry-point group, such as ``tokenv.estimators``.
-        builtin: what comes with tokenv.
-        base: ``package.module:Class`` of which all that is named here is, or builds, an instance.
+        builtin: classes of tokenv, or functions which build an instance.
+        base: common base class, as ``package.module:Class``.
     """
 
     def __init__(self, group: str, builtin: Mapping[str, str], *, base: str) -> None:
@@ -42,21 +41,21 @@ class Registry(Mapping[str, str]):
         return len(self._builtin)
 
     def names(self) -> list[str]:
-        """All names, those of other packages included."""
+        """Return all names, including those of other packages."""
         return sorted({*self, *(entry.name for entry in entry_points(group=self.group))})
 
     def target(self, name: str) -> str | None:
-        """``package.module:Class`` for a name; None if nobody has it.
+        """Return ``package.module:Class`` for a name; None if it is unknown.
 
         Raises:
             UserError: two packages claim the name.
         """
-        others = {
+        registered = {
             (entry.dist.name if entry.dist else "an unknown package", entry.value)
             for entry in entry_points(group=self.group)
             if entry.name == name
         }
-        claims = sorted(others | ({("tokenv", self._builtin[name])} if name in self else set()))
+        claims = sorted(registered | ({("tokenv", self._builtin[name])} if name in self else set()))
         if len(claims) > 1:
             whose = " and ".join(f"{package} ({value})" for package, value in claims)
             raise UserError(
@@ -66,13 +65,12 @@ class Registry(Mapping[str, str]):
         return claims[0][1] if claims else None
 
     def base(self) -> type:
-        """The class that all that is named here is, or builds, an instance of."""
+        """Import the common base class."""
         module, _, attribute = self._base.partition(":")
-        found: type = getattr(importlib.import_module(module), attribute)
-        return found
+        base: type = getattr(importlib.import_module(module), attribute)
+        return base
 
 
-# What each room has is listed where it is.
 AGENTS = Registry("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")
 ESTIMATORS = Registry("tokenv.estimators", estimators.RECIPES, base="tokenv.estimators.base:Chain")
 CODECS = Registry("tokenv.codecs", codecs.CODECS, base="tokenv.lm.codecs.base:Codec")
@@ -82,15 +80,15 @@ RATE_TARGETS = Registry(
 
 
 def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
-    """The class or recipe that a name stands for.
+    """Import the class or function with a name.
 
     Args:
-        kind: what is looked for, for messages, such as ``agent``.
-        name: a name of ``table``, or ``package.module:Class`` for one of your own.
-        table: where names are looked up.
+        kind: section of the configuration, for messages, such as ``agent``.
+        name: name in ``table``, or ``package.module:Class`` for one of your own.
+        table: registry of names.
 
     Raises:
-        UserError: the name is unknown, nothing can be imported under it, or it is seen to build something else.
+        UserError: the name is unknown, cannot be imported, or does not build an instance of the common base class.
     """
     if not isinstance(name, str):
         raise UserError(f"{kind}.name = {name!r}: expected the name of one, or package.module:Class")
@@ -102,86 +100,85 @@ def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
         raise UserError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
     module, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        what = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
+        target_object = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # importing a module may raise anything
+        reason = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
         if getattr(error, "name", None) in ("agents", "estimators"):
-            what += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
-        raise UserError(f"{kind}.name = {name!r} cannot be imported: {what}") from error
-    if not _may_build(found, table.base()):
-        raise UserError(f"{kind}.name = {name!r} is {found!r}: {_expected(kind, table)}")
-    return found
+            reason += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
+        raise UserError(f"{kind}.name = {name!r} cannot be imported: {reason}") from error
+    if not _may_build(target_object, table.base()):
+        raise UserError(f"{kind}.name = {name!r} is {target_object!r}: {_expected(kind, table)}")
+    return target_object
 
 
 def _expected(kind: str, table: Registry) -> str:
     return f"expected a class or a function that builds one, a {kind} being a {table.base().__name__}"
 
 
-def _may_build(found: Any, base: type) -> bool:
-    """Whether something may be called to build an instance of a class, as far as that is seen before."""
-    if isinstance(found, type):
-        return issubclass(found, base)
-    if not callable(found) or inspect.isbuiltin(found):
+def _may_build(target: Any, base: type) -> bool:
+    """Return whether a class, or a function by its return annotation, may build an instance of ``base``."""
+    if isinstance(target, type):
+        return issubclass(target, base)
+    if not callable(target) or inspect.isbuiltin(target):
         return False
-    told = getattr(found, "__annotations__", {}).get("return")
-    return not isinstance(told, type) or issubclass(told, base)
+    annotation = getattr(target, "__annotations__", {}).get("return")
+    return not isinstance(annotation, type) or issubclass(annotation, base)
 
 
 def build(kind: str, options: Mapping[str, Any], table: Registry, **context: Any) -> Any:
-    """Build what a section of the configuration names.
+    """Build the object which a section of the configuration names.
 
     Args:
-        kind: the section, such as ``agent``.
-        options: ``name`` and the keyword arguments that its constructor takes.
-        table: see ``find``.
-        context: what the program itself knows (width, rate, ...); passed where the constructor asks for it, and
-            overridden by ``options``.
+        kind: name of the section, such as ``agent``.
+        options: ``name`` and keyword arguments of its constructor.
+        table: registry of names.
+        context: further arguments (width, rate, ...), passed if the constructor takes them and ``options`` do not
+            override them.
 
     Raises:
-        UserError: an option is unknown to the constructor, the constructor refuses a value, or it builds something
-            else.
+        UserError: the constructor does not take an option or rejects a value, or it builds an object of another class.
     """
-    given = {name: value for name, value in options.items() if name != "name"}
-    made = construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), given, **context)
-    if not isinstance(made, table.base()):
-        raise UserError(f"{kind}.name = {options['name']!r} has built {made!r}: {_expected(kind, table)}")
-    return made
+    own = {name: value for name, value in options.items() if name != "name"}
+    result = construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), own, **context)
+    if not isinstance(result, table.base()):
+        raise UserError(f"{kind}.name = {options['name']!r} has built {result!r}: {_expected(kind, table)}")
+    return result
 
 
-def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
-    """Call a class or recipe with its options, as its annotations want them, and with what it asks for of the context.
+def construct(label: str, target: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+    """Call a class or function with options, converted to the types of its annotations.
 
     Args:
-        whose: for messages: section and name, such as ``agent 'learned'``.
-        found: class or function.
+        label: section and name for messages, such as ``agent 'learned'``.
+        target: class or function.
         options: keyword arguments for it.
-        context: passed where its signature asks for it, and overridden by ``options``.
+        context: further arguments, passed if its signature has them and ``options`` do not override them.
 
     Raises:
-        MissingFileError: a file that an option names is not there.
-        UserError: an option is unknown to it, missing or of another type, or it refuses a value.
+        MissingFileError: a file which an option names does not exist.
+        UserError: an option is unknown, missing or of another type, or the class or function rejects a value.
     """
-    section = whose.partition(" ")[0]
+    section = label.partition(" ")[0]
     try:
-        takes = parameters(found)
+        signature = parameters(target)
     except ValueError as error:
-        raise UserError(f"{whose} cannot be built by name: {error}") from error
-    known = {name: parameter for name, parameter in takes.items() if parameter.kind is not parameter.VAR_KEYWORD}
+        raise UserError(f"{label} cannot be built by name: {error}") from error
+    known = {name: parameter for name, parameter in signature.items() if parameter.kind is not parameter.VAR_KEYWORD}
     arguments = {name: value for name, value in context.items() if name in known}
     for name, value in options.items():
-        if name not in known and len(known) == len(takes):
+        if name not in known and len(known) == len(signature):
             if name in RENAMED_OPTIONS:
                 new = f"{section}.{RENAMED_OPTIONS[name]}"
                 raise UserError(f"{section}.{name} is now called {new}: write that instead")
-            raise UserError(f"{section}.{name} is no option of {whose}: {suggest(name, [*known, 'name'])}")
+            raise UserError(f"{section}.{name} is no option of {label}: {suggest(name, [*known, 'name'])}")
         hint = known[name].annotation if name in known else Any
         arguments[name] = convert(value, hint, f"{section}.{name}")
     for name, parameter in known.items():
-        named = parameter.kind is not parameter.VAR_POSITIONAL
-        if named and parameter.default is parameter.empty and name not in arguments:
-            raise UserError(f"{section}.{name} is missing: {whose} cannot be built without it")
+        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if required and name not in arguments:
+            raise UserError(f"{section}.{name} is missing: {label} cannot be built without it")
     try:
-        return found(**arguments)
+        return target(**arguments)
     except UserError:
         raise
     except FileNotFoundError as error:
@@ -190,23 +187,23 @@ def construct(whose: str, found: Callable[..., Any], options: Mapping[str, Any],
         raise UserError(str(error)) from error
 
 
-SECTIONS = {
-    "agent": registry.AGENTS,
-    "imitation.teacher": registry.AGENTS,
-    "codec": registry.CODECS,
-    "estimator": registry.ESTIMATORS,
-    "rate_target": registry.RATE_TARGETS,
+SECTIONS = {  # of a configuration, which name a class
+    "agent": AGENTS,
+    "imitation.teacher": AGENTS,
+    "estimator": ESTIMATORS,
+    "rate_target": RATE_TARGETS,
+    "codec": CODECS,
 }
-MOST_FILES = 200  # of a package
+MAX_FILES = 200  # of a package
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """Somebody else's code.
+    """Code of another package which a run uses.
 
     Attributes:
-        files: its Python files: all of its package, or the module alone.
-        packages: installed packages that it belongs to, with their versions; none of a loose file.
+        files: Python files of its package, or of the module alone.
+        packages: versions of the installed distributions which contain it; empty for a single file.
     """
 
     files: list[Path]
@@ -214,10 +211,10 @@ class Plugin:
 
 
 def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
-    """What a run uses that is not ours, after its parts have been built once.
+    """Yield the plugins of a run whose components have been built, and imported, before.
 
     Args:
-        values: a run's configuration.
+        values: configuration of the run.
     """
     for section, table in SECTIONS.items():
         options: Any = values
@@ -231,6 +228,6 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
         if top == "tokenv" or file is None:
             continue
         package = Path(getattr(sys.modules[top], "__file__", None) or file)
-        files = sorted(package.parent.rglob("*.py"))[:MOST_FILES] if package.name == "__init__.py" else [Path(file)]
+        files = sorted(package.parent.rglob("*.py"))[:MAX_FILES] if package.name == "__init__.py" else [Path(file)]
         owners = set(packages_distributions().get(top, ()))
         yield Plugin(files, {owner: version(owner) for owner in sorted(owners)})

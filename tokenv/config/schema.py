@@ -1,4 +1,4 @@
-"""The configuration of a training run: every key, its meaning, and what it may be."""
+"""The configuration of a training run: all keys with their meanings, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tokenv.config.conversion import RENAMED_OPTIONS, Limit, Section
+from tokenv.core.bounds import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, POSITIVE_OR_NULL, SEED, bounds, check_bounds
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
@@ -21,20 +22,31 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
 
 
 def check_seed(seed: int, key: str = "seed") -> None:
-    """Refuse what is no seed for all who draw random numbers.
+    """Check that a seed is in the range which all generators accept.
 
     Raises:
         UserError: it is negative or too large.
     """
-    _require(0 <= seed < 2**32, key, seed, "a whole number from 0 to 4294967295")
+    _require(SEED["accepts"](seed), key, seed, SEED["expected"])
 
 
-# What holds of a key of ``Config``, by its field's metadata.
+# Metadata of fields of ``Config``.
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
-NO_SETTING = {"setting": False}  # says nothing about the method
-MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # changes no result, or only its last digits
-EARLY_WEIGHT = 0.1  # of the early exit's loss, where ``loss.early`` is null
-MOST_THREADS = 1024  # any process can have; a million crash it
+NO_SETTING = {"setting": False}  # not part of the method
+MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # without effect on results, or only on their last digits
+SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
+EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
+# At least 1024, which every process can have, so that a stored run of a larger machine stays readable.
+MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
+LOSS_WEIGHT = bounds("a weight of 0 or more", lambda value: value is None or value >= 0)
+DECAY = bounds("a number in [0, 1)", lambda value: 0 <= value < 1)
+MAX_NORM = bounds("a positive norm (.inf to switch clipping off)", lambda value: value > 0)
+DEVICE = bounds("auto, cpu, cuda or cuda:N", lambda name: re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is not None)
+RATE = bounds(
+    "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5",
+    lambda rate: isinstance(rate, RateRange) or 0 < rate < 1,
+)
+THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -42,25 +54,24 @@ class LossConfig:
     """Weights of the losses beside the language model's own (paper, eq. 27).
 
     Args:
-        policy: of the policy loss.
-        rate: of the rate target.
-        early: of the early exit's cross-entropy; null for 0.1 where the agent learns or reads the early exit, and none
-            elsewhere. Where it is 0, or null for an agent that has no use for it, training skips the early exit.
-        direct: of the direct head's, where ``model.horizon`` is not 0; with ``model.direct`` it is the model's own.
+        policy: weight of the policy loss.
+        rate: weight of the rate target's loss.
+        early: weight of the early exit's cross-entropy; null for 0.1 if the agent learns or reads the early exit, and
+            0 otherwise. With 0, training does not compute the early exit.
+        direct: weight of the direct head's loss if ``model.horizon`` is not 0; with ``model.direct`` the direct head's
+            loss is the language model's own.
     """
 
-    policy: float = 0.01
-    rate: float = 0.01
-    early: float | None = None
-    direct: float = 1.0
+    policy: float = field(default=0.01, metadata=LOSS_WEIGHT)
+    rate: float = field(default=0.01, metadata=LOSS_WEIGHT)
+    early: float | None = field(default=None, metadata=LOSS_WEIGHT)
+    direct: float = field(default=1.0, metadata=LOSS_WEIGHT)
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            _require(value is None or value >= 0, f"loss.{item.name}", value, "a weight of 0 or more")
+        check_bounds(self, "loss.")
 
     def weight(self, name: str) -> float:
-        """Return the weight of a loss that is computed."""
+        """Return the weight of a loss which is computed."""
         value: float | None = getattr(self, name)
         return EARLY_WEIGHT if value is None else value
 
@@ -80,15 +91,14 @@ class ImitationConfig:
     """
 
     teacher: Section = field(default_factory=dict)
-    fraction: float = 0.05
-    weight: float = 1.0
+    fraction: float = field(default=0.05, metadata=SHARE)
+    weight: float = field(default=1.0, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
         if self.teacher:
             name = self.teacher.get("name")
             _require(isinstance(name, str), "imitation.teacher.name", name, "the name of an agent, such as whitespace")
-        _require(0 < self.fraction <= 1, "imitation.fraction", self.fraction, "a number in (0, 1]")
-        _require(self.weight > 0, "imitation.weight", self.weight, "a positive number")
+        check_bounds(self, "imitation.")
 
     def symbols(self, total: int) -> int:
         """Return the training symbols for which the policy imitates, of so many in all."""
@@ -97,180 +107,152 @@ class ImitationConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and how fast.
+    """Length and optimizer of the training.
 
     Args:
-        symbols: training symbols in all: bytes of text, steps of series.
+        symbols: number of training symbols: bytes of text, steps of series.
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
         gradient_accumulation_steps: passes whose gradients are averaged into one update.
-        optimizer: who makes an update's step: ``adamw`` as in the paper, or ``muon``, which orthogonalises the steps of
-            the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
-            some five times as high.
+        optimizer: ``adamw`` as in the paper, or ``muon``, which orthogonalises the steps of the layers' matrices (all
+            other parameters have AdamW) and learns more from few updates, with a learning rate about five times as
+            high.
         learning_rate: peak of the schedule.
-        embedding_learning_rate: the same of the language model's embedding, output heads and all else outside its
-            layers, which AdamW learns under ``muon``, too; null for ``learning_rate``.
-        agent_learning_rate: the same of agent and estimator, whose schedule has the same shape; null for
-            ``learning_rate``.
-        warmup_symbols: symbols of the linear warm-up; then a cosine to ``final_learning_rate``. Where these are not
-            less than ``symbols``, so that a run would end before its warm-up, the warm-up is a tenth of ``symbols``:
-            a configuration stays one that runs when nothing but its length is cut.
+        embedding_learning_rate: peak for the language model's embedding, output heads and all other parameters outside
+            its layers, which have AdamW under ``muon``, too; null for ``learning_rate``.
+        agent_learning_rate: peak for agent and estimator, with the same schedule; null for ``learning_rate``.
+        warmup_symbols: symbols of the linear warm-up, which a cosine to ``final_learning_rate`` follows. If it is not
+            less than ``symbols``, the warm-up is a tenth of ``symbols``, so that a shorter run needs no other key.
         final_learning_rate: end of the schedule, as a fraction of the peak.
-        beta1: of AdamW; the momentum of Muon.
-        beta2: of AdamW.
-        weight_decay: of both, on matrices only.
+        beta1: first beta of AdamW; momentum of Muon.
+        beta2: second beta of AdamW.
+        weight_decay: weight decay of the matrices, with both optimizers.
         max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
     """
 
-    symbols: int = field(default=8_000_000, metadata={"was": "bytes"})
-    batch_size: int = 32
-    gradient_accumulation_steps: int = field(default=1, metadata={"was": "accumulate"})
+    symbols: int = field(default=8_000_000, metadata=COUNT | {"was": "bytes"})
+    batch_size: int = field(default=32, metadata=COUNT)
+    gradient_accumulation_steps: int = field(default=1, metadata=COUNT | {"was": "accumulate"})
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 3e-3
-    embedding_learning_rate: float | None = None
-    agent_learning_rate: float | None = None
-    warmup_symbols: int = field(default=400_000, metadata={"was": "warmup_bytes"})
-    final_learning_rate: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    weight_decay: float = 0.01
-    max_grad_norm: Limit = field(default=1.0, metadata={"was": "clip"})
+    learning_rate: float = field(default=3e-3, metadata=POSITIVE)
+    embedding_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
+    agent_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
+    warmup_symbols: int = field(default=400_000, metadata=NOT_NEGATIVE | {"was": "warmup_bytes"})
+    final_learning_rate: float = field(default=0.0, metadata=FRACTION)
+    beta1: float = field(default=0.9, metadata=DECAY)
+    beta2: float = field(default=0.999, metadata=DECAY)
+    weight_decay: float = field(default=0.01, metadata=NOT_NEGATIVE)
+    max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM | {"was": "clip"})
 
     def __post_init__(self) -> None:
-        for name in ("symbols", "batch_size", "gradient_accumulation_steps"):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
-        _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
-        for name in ("embedding_learning_rate", "agent_learning_rate"):
-            own = getattr(self, name)
-            _require(own is None or own > 0, f"train.{name}", own, "a positive number, or null")
-        _require(self.warmup_symbols >= 0, "train.warmup_symbols", self.warmup_symbols, "0 or more")
-        _require(0 <= self.final_learning_rate <= 1, "train.final_learning_rate", self.final_learning_rate, "0 to 1")
-        for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "a number in [0, 1)")
-        _require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 or more")
-        _require(
-            self.max_grad_norm > 0,
-            "train.max_grad_norm",
-            self.max_grad_norm,
-            "a positive norm (.inf to switch clipping off)",
-        )
+        check_bounds(self, "train.")
 
     @property
     def warmup(self) -> int:
-        """Symbols of the warm-up that is run: ``warmup_symbols``, or a tenth of ``symbols`` where these do not fit."""
+        """Symbols of the warm-up: ``warmup_symbols``, or a tenth of ``symbols`` if these are fewer."""
         return self.warmup_symbols if self.warmup_symbols < self.symbols else self.symbols // 10
 
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """When and on how much to measure.
+    """Schedule and size of the validation.
 
     Args:
         every_symbols: training symbols between two validations; one more follows the last update.
-        sequences: at most so many validation sequences.
+        sequences: maximal number of validation sequences.
         batch_size: sequences of one pass.
-        calibrate: whether to measure once more at exactly the target rate, on the same sequences; the policy's logits
-            are shifted as other validation sequences ask (``tokenv.evaluation.calibration``). Metrics are named
-            ``calibrated/``.
+        calibrate: whether to validate once more at exactly the target rate, on the same sequences, with the policy's
+            logits shifted by a bias which other validation sequences determine (``tokenv.evaluation.calibration``).
+            These metrics are named ``calibrated/``.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata={"was": "every_bytes"})
-    sequences: int = 512
-    batch_size: int = 64
+    every_symbols: int = field(default=2_000_000, metadata=COUNT | {"was": "every_bytes"})
+    sequences: int = field(default=512, metadata=COUNT)
+    batch_size: int = field(default=64, metadata=COUNT)
     calibrate: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("every_symbols", "sequences", "batch_size"):
-            _require(
-                getattr(self, name) >= 1, f"validation.{name}", getattr(self, name), "a whole number of at least 1"
-            )
+        check_bounds(self, "validation.")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save, and what to keep.
+    """Schedule and number of checkpoints.
 
     Args:
         every_symbols: training symbols between two checkpoints; one more follows the last update.
-        keep: newest checkpoints kept; the best by validation bits per byte is kept besides.
+        keep: number of newest checkpoints which are not deleted, beside the best by validation bits per byte.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata={"was": "every_bytes"})
-    keep: int = 2
+    every_symbols: int = field(default=2_000_000, metadata=COUNT | {"was": "every_bytes"})
+    keep: int = field(default=2, metadata=COUNT)
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            _require(value >= 1, f"checkpoint.{item.name}", value, "a whole number of at least 1")
+        check_bounds(self, "checkpoint.")
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Where and in what precision.
+    """Device, precision and memory.
 
     Args:
-        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-        precision: of activations: ``auto`` (bfloat16 where the hardware has it), ``float32``, ``bfloat16`` or
-            ``float64`` (parameters too).
-        compile: whether layers, exits and the policy's draws are compiled; the results are the same but for rounding:
+        device: ``auto`` (CUDA if it is available), ``cpu``, ``cuda`` or ``cuda:1``.
+        precision: precision of activations: ``auto`` (bfloat16 if the hardware supports it), ``float32``, ``bfloat16``
+            or ``float64`` (of parameters, too).
+        compile: whether layers, exits and the policy's draws are compiled, with the same results except for rounding:
             ``auto`` (on CUDA), ``on`` or ``off``.
-        activation_checkpointing: whether layers are computed again in the backward pass instead of being kept until
-            then, a third more arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more
-            than half of the machine's memory), ``on`` or ``off``.
-        sequence_packing: whether the token-level layers work on the tokens of all sequences in one pack, instead of
-            padding to the longest; the results are the same: ``auto`` (where layers are compiled: they then keep their
-            shapes), ``on`` or ``off``.
-        small_flex_blocks: whether a GPU's byte-level attention works in blocks of 64, not 128, where ``model.window``
-            is at most 64: half the arithmetic, by kernels that are looked for by the clock, minutes at the first step.
-        threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
-        fsdp_size: processes that keep one copy of the model between them, where torchrun starts several; 1 for a whole
-            copy each (docs/scale.md).
+        activation_checkpointing: whether the backward pass computes the layers' activations again instead of saving
+            them, which costs a third more arithmetic and saves most of the memory: ``auto`` (if activations would take
+            more than half of the machine's memory), ``on`` or ``off``.
+        sequence_packing: whether the token-level layers process the tokens of all sequences as one sequence, instead of
+            padding to the longest, with the same results: ``auto`` (if layers are compiled, which keeps their shapes
+            constant), ``on`` or ``off``.
+        small_flex_blocks: whether a GPU's byte-level attention uses blocks of 64 instead of 128 if ``model.window`` is
+            at most 64, which halves the arithmetic; kernels are tuned for minutes at the first step.
+        threads: number of CPU threads, at most 1024 or four times the cores; 0 for torch's default.
+        fsdp_size: number of processes which share one copy of the model, if torchrun starts several; 1 for a complete
+            copy in each (docs/scale.md).
     """
 
-    device: str = "auto"
+    device: str = field(default="auto", metadata=DEVICE)
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     activation_checkpointing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "recompute"})
     sequence_packing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "pack"})
     small_flex_blocks: bool = field(default=False, metadata={"was": "small_blocks"})
-    threads: int = 0
-    fsdp_size: int = field(default=1, metadata={"was": "shard"})
+    threads: int = field(default=0, metadata=THREADS)
+    fsdp_size: int = field(default=1, metadata=COUNT | {"was": "shard"})
 
     def __post_init__(self) -> None:
-        _require(self.fsdp_size >= 1, "hardware.fsdp_size", self.fsdp_size, "a whole number of at least 1")
-        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
-        _require(known is not None, "hardware.device", self.device, "auto, cpu, cuda or cuda:N")
-        # A stored run of a larger machine stays readable here.
-        most = max(4 * (os.cpu_count() or 1), MOST_THREADS)
-        _require(0 <= self.threads <= most, "hardware.threads", self.threads, f"0 to {most}")
+        check_bounds(self, "hardware.")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A complete training run.
+    """Configuration of a training run.
 
     Args:
-        seed: of parameters, data order and actions.
-        rate: target boundaries per symbol, in (0, 1); or a range, ``{min: 0.05, max: 0.5}``, of which every sequence
-            has its own, which the agent is told (docs/rates.md).
-        data: corpus and cutting.
-        model: size of the U-Net.
-        codec: ``name`` of what the U-Net reads and predicts, and its options: ``bytes`` or ``series``.
+        seed: seed of parameters, data order and actions.
+        rate: target boundaries per symbol, in (0, 1); or a range, ``{min: 0.05, max: 0.5}``, from which every sequence
+            draws its own rate, on which the agent is conditioned (docs/rates.md).
+        data: corpus, and how it becomes sequences.
+        model: configuration of the U-Net.
+        codec: ``name`` of the codec between data and U-Net, and its options: ``bytes`` or ``series``.
         agent: ``name`` of an agent and its options.
         estimator: ``name`` of an estimator and its options.
         rate_target: ``name`` of a rate target and its options.
-        init_from: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its
-            ``model`` and ``codec`` sections; null draws the parameters.
-        freeze_lm: whether the language model keeps its parameters, so that only agent and estimator learn.
+        init_from: earlier run (its best checkpoint) or checkpoint from which the language model is loaded, with its
+            ``model`` and ``codec`` sections; null draws new parameters.
+        freeze_lm: whether the language model is not trained, so that only agent and estimator learn.
         imitation: what the policy imitates before it learns from rewards; nothing by default.
         loss: weights of the losses.
-        train: length and optimiser.
-        validation: when to measure.
-        checkpoint: when to save.
+        train: length and optimizer.
+        validation: schedule and size of the validation.
+        checkpoint: schedule and number of checkpoints.
         hardware: device and precision.
     """
 
-    seed: int = field(default=0, metadata=NO_SETTING)
-    rate: float | RateRange = 0.2
+    seed: int = field(default=0, metadata=SEED | NO_SETTING)
+    rate: float | RateRange = field(default=0.2, metadata=RATE)
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
     codec: Section = field(default_factory=lambda: {"name": "bytes"})
@@ -290,12 +272,9 @@ class Config:
         for key in ("codec", "agent", "estimator", "rate_target"):
             name = getattr(self, key).get("name")
             _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
-        check_seed(self.seed)
+        check_bounds(self)
         untrained = self.freeze_lm and self.init_from is None
-        _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it: nobody has trained this model")
-        if not isinstance(self.rate, RateRange):  # which checks itself
-            words = "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5"
-            _require(0 < self.rate < 1, "rate", self.rate, words)
+        _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it, since this model is not trained")
         most = self.data.seq_len - 1
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
         if self.model.direct:
@@ -307,21 +286,21 @@ class Config:
         _require(self.data.kind == "series", "data.kind", self.data.kind, "series, for model.direct=True")
         context, history = self.data.series.context, self.data.seq_len - self.model.horizon
         expected = (
-            f"data.seq_len - model.horizon = {history} with model.direct=True: the history gives the frame, and "
-            "nothing of it has a likelihood"
+            f"data.seq_len - model.horizon = {history} with model.direct=True: the history is normalised as a whole, "
+            "and has no likelihood"
         )
         _require(context == history, "data.series.context", context, expected)
 
     @property
     def cut_len(self) -> int:
-        """Symbols of the sequences that an agent cuts, the last of which draws no boundary.
+        """Symbols of a sequence among which the agent draws boundaries, with one symbol after the last decision.
 
-        All of a sequence, or with ``model.direct`` the history and one symbol more.
+        These are all symbols, or with ``model.direct`` the history and one symbol more.
         """
         return self.data.seq_len - (self.model.horizon - 1 if self.model.direct else 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested dictionaries, as in a YAML file."""
+        """Return nested dictionaries, as in a YAML file."""
         return dataclasses.asdict(self)
 
 
@@ -330,5 +309,5 @@ def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
 
 
 MAY_CHANGE_ON_RESUME = _keys("may_change", else_=False)
-IDENTITY = _keys("identity", else_=True)  # what two runs have in common that are the same run
-SETTINGS = _keys("setting", else_=True)  # what tells methods apart
+IDENTITY = _keys("identity", else_=True)  # equal keys mean the same run
+SETTINGS = _keys("setting", else_=True)  # keys by which methods differ

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from tokenv.core.rates import Rate, RateRange
 from tokenv.evaluation.rate_curve import CALIBRATED, DOUBT, TOLD, RatePoint
-from tokenv.plotting.canvas import save_png, short, titled_figure
 from tokenv.plotting.characters import escape
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.terminology import in_words
-from tokenv.plotting.theme import LINES
+from tokenv.plotting.figures import save_png, short, titled_figure
+from tokenv.plotting.theme import LINES, in_words
 
 STYLES = {TOLD: "o-", CALIBRATED: "s--", DOUBT: "^:"}
 

@@ -15,11 +15,16 @@ from matplotlib.ticker import EngFormatter
 
 from tokenv.core.rates import Rate, RateRange, mean_rate
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
-from tokenv.plotting.canvas import save_png, titled_figure
-from tokenv.plotting.curves import Curve, draw_curve
-from tokenv.plotting.series_plots import draw_probabilities, draw_values, legend_handles
-from tokenv.plotting.terminology import in_words
-from tokenv.plotting.theme import BLUE, GREEN, ORANGE
+from tokenv.plotting.figures import (
+    Curve,
+    draw_curve,
+    draw_probabilities,
+    draw_values,
+    legend_handles,
+    save_png,
+    titled_figure,
+)
+from tokenv.plotting.theme import BLUE, GREEN, ORANGE, in_words
 
 
 class _Line(NamedTuple):

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from tokenv.forecasting.contexts import Array
 from tokenv.forecasting.forecaster import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
-from tokenv.plotting.canvas import save_png, titled_figure
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.series_plots import date_labels, draw_values
+from tokenv.plotting.figures import date_labels, draw_values, save_png, titled_figure
 from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY
 
 _TRUTH = "0.15"

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.lm.flops import matrix_parameters
-from tokenv.plotting.canvas import save_png
 from tokenv.plotting.console import write_csv
+from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
 FIGURES = {

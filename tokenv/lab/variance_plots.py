@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tokenv.lab.variance_report import format_estimate, reference_of
-from tokenv.plotting.canvas import save_png
+from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
 _SHADES = (*LINES, "#000000", "#7F7F7F")

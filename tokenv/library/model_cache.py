@@ -14,7 +14,7 @@ from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
 from tokenv.library.model import Model
 from tokenv.plotting.characters import escape
-from tokenv.plotting.terminology import TERMINOLOGY, in_words
+from tokenv.plotting.theme import TERMINOLOGY, in_words
 from tokenv.storage import run_folders
 
 KEPT = 4  # models, beside one of each run

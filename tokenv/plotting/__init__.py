@@ -1,1 +1,1 @@
-"""A kit of drawing parts that knows no feature: what is drawn comes as plain values."""
+"""A drawing kit for all reports: it takes plain values and imports no feature."""

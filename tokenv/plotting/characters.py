@@ -1,4 +1,4 @@
-"""Bytes with their boundary decisions, regrouped into the characters a reader sees."""
+"""Text with boundary decisions as characters, and text escaped for terminals and files."""
 
 import sys
 import unicodedata
@@ -14,8 +14,8 @@ class Character:
     r"""One displayed character of a byte string.
 
     Attributes:
-        text: What to display: the character, or an escape such as ``\x1b`` for one that has no visible
-            form. Newline and tab stay themselves.
+        text: The character, or an escape such as ``\x1b`` for one which has no visible form. Newline and tab are not
+            escaped.
         probability: The policy's boundary probability π after the character, in [0, 1].
         boundary: Whether a boundary was drawn on any of its bytes.
         start: Offset of its first byte.
@@ -33,7 +33,7 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
     r"""Split bytes into UTF-8 characters, each with one probability and one decision.
 
     A character of several bytes takes the probability of its last byte (the paper's appendix B) and has a
-    boundary if any of its bytes has one. A byte that is no part of valid UTF-8 stands alone as ``\xNN``.
+    boundary if any of its bytes has one. A byte which is not part of valid UTF-8 becomes a character ``\xNN``.
 
     Args:
         data: The text, any N bytes.
@@ -41,7 +41,7 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
         boundary: N drawn decisions, one after each byte.
 
     Returns:
-        The characters in order; their byte ranges follow one another and cover ``data``.
+        The characters in order; their byte ranges are contiguous and cover ``data``.
 
     Raises:
         ValueError: If the three lengths differ or a probability is NaN or outside [0, 1].
@@ -51,8 +51,8 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
             f"one probability and one decision per byte: got {len(data)} bytes, "
             f"{len(probability)} probabilities and {len(boundary)} decisions"
         )
-    pi = [float(p) for p in probability]
-    for i, p in enumerate(pi):
+    probabilities = [float(p) for p in probability]
+    for i, p in enumerate(probabilities):
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"the probability at byte {i} is {p}, not in [0, 1]")
 
@@ -66,32 +66,32 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
             end = start + 1
             text = f"\\x{data[start]:02x}"
         drawn = any(bool(b) for b in boundary[start:end])
-        result.append(Character(text, pi[end - 1], drawn, start, end))
+        result.append(Character(text, probabilities[end - 1], drawn, start, end))
         start = end
     return result
 
 
 def escape(text: str) -> str:
-    r"""Replace what cannot be seen, or would steer a terminal, by a visible form.
+    r"""Replace characters which are invisible, or control a terminal, by a visible form.
 
     Args:
         text: Any string.
 
     Returns:
         ``text`` with control and format characters, line separators and lone surrogates written as ``\xNN``
-        (ASCII), ``\uNNNN`` or ``\UNNNNNNNN``. Newline and tab are kept. Applying it twice changes nothing
+        (ASCII), ``\uNNNN`` or ``\UNNNNNNNN``. Newline and tab are not replaced. Applying it twice changes nothing
         more.
     """
-    return text if text.isprintable() else "".join(_shown(c) for c in text)
+    return text if text.isprintable() else "".join(_escape_character(c) for c in text)
 
 
 def escape_line(name: str) -> str:
-    """A name on one line, without anything invisible."""
+    """Return a name on one line, escaped."""
     return " ".join(escape(name).split())
 
 
 def _length(lead: int) -> int:
-    """Bytes that a character with this first byte has, if it is valid at all."""
+    """Return the length in bytes of a valid character with this first byte."""
     if lead < 0xC0:
         return 1
     if lead < 0xE0:
@@ -99,7 +99,7 @@ def _length(lead: int) -> int:
     return 3 if lead < 0xF0 else 4
 
 
-def _shown(c: str) -> str:
+def _escape_character(c: str) -> str:
     if c in "\n\t" or unicodedata.category(c) not in _HIDDEN:
         return c
     code = ord(c)
@@ -108,6 +108,6 @@ def _shown(c: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def warn(what: str) -> None:
-    """Tell the user of something that ends nothing, in a line on stderr."""
-    print(escape_line(f"tokenv: warning: {what}"), file=sys.stderr)
+def warn(message: str) -> None:
+    """Print a warning on stderr, in one line."""
+    print(escape_line(f"tokenv: warning: {message}"), file=sys.stderr)

@@ -21,10 +21,10 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # 
 
 
 def summary_table(rows: Mapping[str, str], title: str) -> Table:
-    """Two columns: what was measured and its value.
+    """Build a table of two columns: name and value.
 
     Args:
-        rows: Name → value, both shown literally, in this order.
+        rows: Name → value, both printed literally, in this order.
         title: Written above the table.
 
     Returns:
@@ -39,17 +39,17 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a CSV file; what cannot be seen in a text is written in a visible form.
+    """Write a CSV file whose texts are escaped.
 
-    A text that a spreadsheet would take for a formula, because it begins with one of ``FORMULA``, has an apostrophe in
-    front (OWASP, CSV injection); numbers stay as they are.
+    A text which begins with one of ``FORMULA`` gets an apostrophe in front, so that no spreadsheet takes it for a
+    formula (OWASP, CSV injection); numbers are not changed.
 
     Args:
-        path: in an existing folder; it is replaced when all rows are written.
+        path: file in an existing folder; it is replaced when all rows are written.
         header: names of the columns.
-        rows: as many cells each.
+        rows: rows of as many cells.
     """
-    # Folders may have names that are no valid Unicode.
+    # Names of folders may be invalid Unicode.
     with (
         replacing_file(path) as scratch,
         scratch.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
@@ -73,7 +73,7 @@ def _is_number(text: str) -> bool:
 
 
 class _Console(Console):
-    """Shows control characters, and outlives whoever reads."""
+    """A console which escapes control characters, and continues when its reader has ended."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escape(text), **options)
@@ -83,29 +83,29 @@ class _Console(Console):
 
 
 def discard_output() -> None:
-    """Go on without whoever read standard output and has had enough, such as ``head``."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Discard standard output from now on, because its reader, such as ``head``, has ended."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
-    """A console that prints strings literally and colours only a terminal.
+    """Return a console which prints strings literally and colours only a terminal.
 
-    Rich itself leaves colour out when the output is no terminal or ``NO_COLOR`` is set.
+    Rich itself omits colour when the output is not a terminal or ``NO_COLOR`` is set.
 
     Args:
         file: Where to write; standard output if None.
-        wide: Columns where the output is no terminal; rich's 80 if None.
+        wide: Number of columns where the output is not a terminal; 80 if None.
 
     Returns:
-        A console without markup, emoji codes or automatic highlighting, that shows control characters and goes on
-        when nobody reads any more.
+        A console without markup, emoji codes or automatic highlighting, which escapes control characters and
+        continues when its reader has ended.
     """
-    made = _Console(file=file, markup=False, emoji=False, highlight=False)
-    if wide is not None and not made.is_terminal:
-        made.width = wide
-    return made
+    result = _Console(file=file, markup=False, emoji=False, highlight=False)
+    if wide is not None and not result.is_terminal:
+        result.width = wide
+    return result
 
 
 _STYLES = tuple(Style(color=ink(colour), bgcolor=colour) for colour in PALETTE)
@@ -115,13 +115,13 @@ def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0
     """Colour text by boundary probability, from blue (low) to yellow (high).
 
     Args:
-        chars: What `tokenv.plotting.characters.characters` returned.
-        scale: The probabilities that get the first and the last colour; those beyond are clipped.
-        mark: Written after each character with a boundary, so that boundaries show without colour too.
+        chars: Characters of `tokenv.plotting.characters.characters`.
+        scale: Probabilities of the first and the last colour; values outside are clipped.
+        mark: Text after each character with a boundary, so that boundaries are visible without colour, too.
 
     Returns:
-        Text for a rich console. Nothing in it is taken for markup, and control characters are replaced by
-        visible forms; a newline shows as ``↵`` before it breaks the line.
+        Text for a rich console, without markup and with escaped control characters; ``↵`` stands before each line
+        break.
 
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].

@@ -1,4 +1,4 @@
-"""Boundary probabilities as a web page that needs nothing but itself."""
+"""Boundary probabilities as a web page which loads no other file."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,15 +25,14 @@ def segment_page(
 
     Args:
         passages: Heading → text, in order; up to some 100 kB together keeps the page quick.
-        title: The page's title.
-        facts: Name → value of the small table on top: run, boundary rate, bits per byte and so on.
-        scale: The probabilities that get the first and the last colour; those beyond are clipped, and the
-            legend says so.
-        links: Name → address of pages that belong to it; none if None.
-        tables: Heading → rows of cells, the first of which names the columns; they follow the text.
+        title: Title of the page.
+        facts: Name → value of the small table at the top: run, boundary rate, bits per byte and so on.
+        scale: Probabilities of the first and the last colour; values outside are clipped, as the legend says.
+        links: Name → address of further pages; none if None.
+        tables: Heading → rows of cells, of which the first has the names of the columns; they follow the text.
 
     Returns:
-        One HTML document, to be written as UTF-8. It loads nothing and runs no script.
+        HTML document, to be written as UTF-8. It loads nothing and runs no script.
 
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
@@ -50,23 +49,20 @@ def segment_page(
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template; whatever text comes in is escaped.
+    """Render a template; texts are escaped.
 
     Args:
-        template: Its file, from the package's own folder on, such as ``plotting/segment.html.jinja``.
-        values: What its variables stand for.
-
-    Returns:
-        The document.
+        template: Its file, relative to the package's folder, such as ``plotting/segment.html.jinja``.
+        values: Values of its variables.
     """
     return _environment().get_template(template).render(**values)
 
 
 def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
-    """What ``passage.jinja`` draws the colours and their legend from.
+    """Return the variables from which ``passage.jinja`` draws colours and legend.
 
     Args:
-        scale: The probabilities that get the first and the last colour.
+        scale: Probabilities of the first and the last colour.
 
     Returns:
         ``palette``, pairs of background and text colour, and ``labels``, five from left to right.
@@ -75,7 +71,7 @@ def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
     low, high = scale
-    level(low, scale)  # refuses a bad scale even where there is no text to colour
+    level(low, scale)  # checks the scale where there is no text to colour, too
     ticks = [f"{low + (high - low) * i / 4:.3g}" for i in range(5)]
     return {
         "palette": [(colour, ink(colour)) for colour in PALETTE],
@@ -84,19 +80,16 @@ def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
 
 
 def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
-    """Style classes, tooltip and text of stretches of one colour, for ``passage.jinja`` to draw.
+    """Return style classes, tooltip and text of stretches of one colour, for ``passage.jinja``.
 
-    A stretch ends at a boundary, which is a stretch of its own, as a line break is: a long text has few of them.
+    Each boundary and each line break is a stretch of its own, so that a long text has few stretches.
     """
-    drawn = []
-    for _, run in itertools.groupby(characters, _Stretches(scale)):
-        stretch = list(run)
-        drawn.append((_classes(stretch[-1], scale), _tip(stretch), "".join(escape(c.text) for c in stretch)))
-    return drawn
+    stretches = [list(group) for _, group in itertools.groupby(characters, _StretchNumber(scale))]
+    return [(_classes(each[-1], scale), _tip(each), "".join(escape(c.text) for c in each)) for each in stretches]
 
 
-class _Stretches:
-    """Numbers characters so that those of one stretch have the same number."""
+class _StretchNumber:
+    """Key which is equal for the characters of one stretch."""
 
     def __init__(self, scale: tuple[float, float]) -> None:
         self.scale, self.number, self.before = scale, 0, ""
@@ -117,14 +110,14 @@ def _classes(char: Character, scale: tuple[float, float]) -> str:
 
 def _tip(stretch: list[Character]) -> str:
     start, last = stretch[0].start, stretch[-1].end - 1
-    place = f"byte {last}" if start == last else f"bytes {start}–{last}"
+    position = f"byte {last}" if start == last else f"bytes {start}–{last}"
     low, high = (_digits(end(c.probability for c in stretch)) for end in (min, max))
     probability = low if low == high else f"{low} to {high}"
-    return f"π = {probability} · {place}" + (" · boundary" if stretch[-1].boundary else "")
+    return f"π = {probability} · {position}" + (" · boundary" if stretch[-1].boundary else "")
 
 
 def _digits(probability: float) -> str:
-    # Two decimals would show a probability of 0.002, usual where boundaries are rare, as none at all.
+    # Two decimals would show 0.002, which is common where boundaries are rare, as 0.00.
     return f"{probability:.2f}" if 0.1 <= probability <= 0.9 else f"{probability:.4f}"
 
 
@@ -132,6 +125,6 @@ def _digits(probability: float) -> str:
 def _environment() -> Environment:
     folder = files("tokenv")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
-    return made
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
+    return pages

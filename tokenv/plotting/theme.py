@@ -1,18 +1,21 @@
-"""The look of all reports: colours of lines, of pages, and of probabilities."""
+"""Appearance and wording of all reports: colours of lines, pages and probabilities; names of symbols and units."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Okabe and Ito's colour-blind-safe set, without those that vanish on a white or on a dark page.
+# Okabe and Ito's colour-blind-safe set, without those which have little contrast on a white or on a dark page.
 BLUE, ORANGE, GREEN, PINK, AMBER, SKY = LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#8a8a8a"
 MARKERS = "osD^vPX*<>ph"
 
 
 class Page(NamedTuple):
-    """Colours of a page: its ground, its letters, fainter ones, rules of tables, and the grid of pictures."""
+    """Colours of a page: background, text, secondary text, rules of tables, and the grid of pictures."""
 
     ground: str
     ink: str
@@ -25,9 +28,9 @@ LIGHT = Page("#fff", "#1b1b1b", "#5f6368", "#d5d7da", "#e4e4e4")
 DARK = Page("#121416", "#e6e6e6", "#9aa0a6", "#3a3d41", "#303438")
 
 
-def style(page: Page) -> Any:  # matplotlib's type of it spells all its keys
-    """Matplotlib's settings for a picture that stands on a page."""
-    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+def style(page: Page) -> Any:  # matplotlib's own type lists all keys
+    """Return Matplotlib's settings for a picture on a page."""
+    ink_keys = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
     return {
         "axes.axisbelow": True,
         "axes.facecolor": page.ground,
@@ -45,11 +48,11 @@ def style(page: Page) -> Any:  # matplotlib's type of it spells all its keys
         "lines.linewidth": 1.5,
         "lines.markersize": 4.5,
         "text.parse_math": False,
-        **dict.fromkeys(inked, page.ink),
+        **dict.fromkeys(ink_keys, page.ink),
     }
 
 
-# matplotlib's cividis at 33 equal steps, copied so that text reports need no matplotlib.
+# Matplotlib's cividis at 33 equal steps, copied so that text reports need no Matplotlib.
 _CODES = (
     "00224e 00285b 002e6a 053371 1a386f 273e6e 32436d 3b496c 434e6c 4b546c 535a6d "
     "5a5f6e 61656f 686a71 6f7073 767676 7d7c78 848279 8c8878 938e78 9b9476 a39a74 "
@@ -59,13 +62,13 @@ PALETTE = tuple(f"#{code}" for code in _CODES.split())
 
 
 def colour_ends(probabilities: Sequence[float]) -> tuple[float, float]:
-    """Ends of the colour scale: the 1st and 99th percentile, so that a cautious policy's structure is seen too.
+    """Return the ends of the colour scale: 1st and 99th percentile, which show a narrow range of probabilities, too.
 
     Args:
-        probabilities: that are to be coloured.
+        probabilities: Probabilities to colour.
 
     Returns:
-        All of [0, 1] if there are none or if they are alike.
+        Two probabilities; (0, 1) if there are none or if all are equal.
     """
     if not probabilities:
         return (0.0, 1.0)
@@ -74,14 +77,14 @@ def colour_ends(probabilities: Sequence[float]) -> tuple[float, float]:
 
 
 def level(probability: float, scale: tuple[float, float]) -> int:
-    """Find the colour of a probability.
+    """Return the colour of a probability.
 
     Args:
-        probability: In [0, 1].
-        scale: The probabilities that get the first and the last colour; those beyond are clipped.
+        probability: Probability in [0, 1].
+        scale: Probabilities of the first and the last colour; values outside are clipped.
 
     Returns:
-        An index into ``PALETTE``.
+        Index into ``PALETTE``.
 
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
@@ -94,13 +97,13 @@ def level(probability: float, scale: tuple[float, float]) -> int:
 
 
 def ink(background: str) -> str:
-    """Choose black or white, whichever is easier to read.
+    """Return black or white, whichever has more contrast.
 
     Args:
-        background: A colour as ``#rrggbb``.
+        background: Colour as ``#rrggbb``.
 
     Returns:
-        The colour for text upon it, of contrast 4.5 or more (WCAG 2).
+        Colour for text on it, of contrast 4.5 or more (WCAG 2).
     """
     red, green, blue = (_linear(int(background[i : i + 2], 16) / 255) for i in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -111,3 +114,32 @@ def ink(background: str) -> str:
 def _linear(channel: float) -> float:
     """Undo the sRGB transfer curve."""
     return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+
+
+@dataclass(frozen=True)
+class Terminology:
+    """Names for one kind of data.
+
+    Attributes:
+        data: name of the data.
+        symbol: name of one symbol.
+        token: name of the symbols between two boundaries.
+        tokens: plural of ``token``.
+        document: name of a group of sequences which depend on one another.
+    """
+
+    data: str
+    symbol: str
+    token: str
+    tokens: str
+    document: str
+
+
+TEXT = Terminology("text", "byte", "token", "tokens", "document")
+SERIES = Terminology("series", "step", "patch", "patches", "group")
+TERMINOLOGY = {"text": TEXT, "series": SERIES}  # by data.kind
+
+
+def in_words(unit: str) -> str:
+    """Return a unit in words: ``bits per byte`` for ``bits_per_byte``."""
+    return unit.replace("_", " ")

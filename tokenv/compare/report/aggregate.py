@@ -14,9 +14,17 @@ from scipy.stats import rankdata
 from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.run_evaluation import Agreement
 from tokenv.compare.significance import Difference
-from tokenv.plotting.canvas import Picture, draw_both, legend_below, legend_columns, short
 from tokenv.plotting.characters import Character, characters, escape_line
-from tokenv.plotting.curves import Curve, drawable, running_mean
+from tokenv.plotting.figures import (
+    Curve,
+    Picture,
+    draw_both,
+    drawable,
+    legend_below,
+    legend_columns,
+    running_mean,
+    short,
+)
 from tokenv.plotting.theme import LINES, MARKERS, colour_ends
 
 _SMOOTHING = 25  # a running mean spans one part in so many of its curve

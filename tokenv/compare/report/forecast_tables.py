@@ -22,9 +22,9 @@ from tokenv.compare.report.aggregate import mean, number, ranked, with_error
 from tokenv.compare.significance import sentence
 from tokenv.evaluation.report import draw_windows
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
-from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import write_csv
+from tokenv.plotting.figures import Picture, draw_both, legend_below, short
 
 _ROW, _REST = 1.15, 0.9  # inches of a method, and of axis and legend
 

@@ -25,10 +25,10 @@ from tokenv.compare.report.aggregate import (
     with_error,
 )
 from tokenv.compare.significance import Difference, sentence
-from tokenv.plotting.canvas import Picture
 from tokenv.plotting.characters import escape, escape_line
+from tokenv.plotting.figures import Picture
 from tokenv.plotting.html import coloured, legend, render
-from tokenv.plotting.terminology import SERIES, Terminology, in_words
+from tokenv.plotting.theme import SERIES, Terminology, in_words
 
 _OF_TEXT = (
     "BPE guidance reads ahead: where a BPE token ends depends on bytes that are not yet predicted, even with its "

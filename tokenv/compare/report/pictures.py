@@ -31,8 +31,8 @@ from tokenv.compare.report.aggregate import (
 from tokenv.compare.report.forecast_tables import window_pictures
 from tokenv.compare.report.rate_tables import rate_picture
 from tokenv.compare.significance import corrected
-from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
 from tokenv.plotting.characters import escape_line
+from tokenv.plotting.figures import Picture, draw_both, legend_below, short
 from tokenv.plotting.theme import BLUE, GREY, ORANGE
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}

@@ -17,8 +17,8 @@ from tokenv.compare.rate_curves import MethodRateCurve, MethodRatePoint
 from tokenv.compare.report.aggregate import Band, Style, line_picture, number, with_error
 from tokenv.compare.significance import sentence
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN
-from tokenv.plotting.canvas import Picture
 from tokenv.plotting.characters import escape_line
+from tokenv.plotting.figures import Picture
 
 _OWN_RATE = "its own"
 

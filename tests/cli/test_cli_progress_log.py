@@ -1,4 +1,4 @@
-"""What a run tells in the terminal: what runs, signs of life where there are no bars, and nothing twice."""
+"""Output of a run in the terminal: its description, and progress lines where there are no progress bars."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenv.cli import console_log
+from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.config.conversion import from_dict
 from tokenv.config.schema import Config
@@ -24,7 +24,7 @@ def config(tiny_settings: dict[str, Any]) -> Config:
     return from_dict(Config, tiny_settings)
 
 
-def test_the_first_line_says_what_runs(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_describes_the_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = (trained / "cout.txt").read_text().splitlines()[0]
     assert re.fullmatch(
         r"runs/1 · 2,560 bytes of words, 32 a sequence · [\d,]+ parameters, 48 of the agent · "
@@ -49,7 +49,7 @@ def test_an_agent_that_does_not_learn_has_no_estimator(
 
 @pytest.mark.parametrize("line", [["generate", "max_new=20"], ["segment", "out=null"], ["evaluate", "sequences=4"]])
 def test_nothing_is_printed_twice(line: list[str], trained: Path) -> None:
-    """Nor is the reader told what Sacred thinks of it: as processes, for Sacred's log goes to their stderr."""
+    """Nor is Sacred's own log, which goes to the stderr of a process."""
     words = ["text=a_word_that_is_seen"] if line[0] != "evaluate" else []
     command = [sys.executable, "-m", "tokenv", line[0], "with", f"run={trained}", *words, line[1]]
     done = subprocess.run(
@@ -61,34 +61,34 @@ def test_nothing_is_printed_twice(line: list[str], trained: Path) -> None:
     assert "bits_per_byte" not in plain or plain.count("bits_per_byte ") == 2  # sampled and thresholded
 
 
-def test_sacreds_own_log_is_there_for_who_asks(trained: Path) -> None:
+def test_sacreds_own_log_is_printed_on_request(trained: Path) -> None:
     words = ["generate", "with", f"run={trained}", "text=a", "max_new=2", "-l", "INFO"]
     command = [sys.executable, "-m", "tokenv", *words]
     done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     assert "Completed after" in done.stderr
 
 
-def test_signs_of_life(config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines(config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    monkeypatch.setattr(console_log.time, "monotonic", lambda: now)
-    beat = console_log.Heartbeat(config, "bits_per_byte")
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
+    log = train.ProgressLog(config, "bits_per_byte")
 
     def step(seconds: float, symbols: int) -> str:
         nonlocal now
         now = seconds
-        beat("train/bits_per_byte", 3.5, symbols)
-        beat("train/bits_per_byte_early", 9.0, symbols)
-        beat("train/boundary_rate", 0.21, symbols)
-        beat("train/symbols_per_second", 1e9, symbols)
+        log("train/bits_per_byte", 3.5, symbols)
+        log("train/bits_per_byte_early", 9.0, symbols)
+        log("train/boundary_rate", 0.21, symbols)
+        log("train/symbols_per_second", 1e9, symbols)
         return capsys.readouterr().err
 
-    assert step(console_log.FIRST_SECONDS / 2, 256) == ""
+    assert step(train.FIRST_SECONDS / 2, 256) == ""
     assert step(16, 640) == (
         "training: 640 of 2,560 bytes (25%), train 3.500 bits/byte, rate 0.210, 40 bytes/s, 48 s left\n"
     )
     assert step(17, 1024) == ""
-    beat("validation/bits_per_byte", 3.25, 1024)
-    assert step(16 + console_log.EVERY_SECONDS, 1280) == (
+    log("validation/bits_per_byte", 3.25, 1024)
+    assert step(16 + train.EVERY_SECONDS, 1280) == (
         "training: 1,280 of 2,560 bytes (50%), train 3.500 bits/byte, validation 3.250 bits/byte, rate 0.210, "
         "17 bytes/s, 76 s left\n"
     )
@@ -98,16 +98,16 @@ def test_the_speed_of_a_resumed_run_is_its_own(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(console_log.time, "monotonic", lambda: now)
-    beat = console_log.Heartbeat(config, "bits_per_byte", seen=1280)
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
+    log = train.ProgressLog(config, "bits_per_byte", resumed_symbols=1280)
     now = 20.0
-    beat("train/symbols_per_second", 1.0, 1920)
+    log("train/symbols_per_second", 1.0, 1920)
     assert "32 bytes/s, 20 s left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")])
 def test_durations(seconds: float, words: str) -> None:
-    assert console_log._duration(seconds) == words
+    assert train._format_duration(seconds) == words
 
 
 def test_a_stored_configuration_trains_again(trained: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_stored_configuration_trains_again(trained: Path) -> None:
     run_command("train", ["with", "runs/3/config.json", "-u"])
 
 
-def test_a_stored_configuration_runs_no_code_that_nobody_named(trained: Path) -> None:
+def test_a_stored_configuration_runs_no_code_without_permission(trained: Path) -> None:
     path = trained / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"agent": {"name": "theirs:Agent"}}))
     with pytest.raises(UserError, match="names code, 'theirs:Agent'"):

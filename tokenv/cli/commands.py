@@ -1,0 +1,70 @@
+"""All commands with an example and a summary each, and the commands which are Sacred experiments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenv.core.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from tokenv.cli.sacred import Command
+
+COMMANDS = {  # example of the arguments, and summary
+    "train": ("with quick seed=3", "train a model; a configuration by name or path, then key=value overrides"),
+    "segment": ('with run=runs/7 text="…"', "draw token boundaries in a text (or file=…), in colour"),
+    "serve": ("with run=runs/7", "serve a page on this machine: boundaries and bits as you type"),
+    "evaluate": ("with run=runs/7", "measure bits per byte on held-out text (tasks=piqa,lambada: and answers)"),
+    "generate": ('with run=runs/7 text="…"', "continue a text"),
+    "forecast": ("with run=runs/8 csv=my.csv", "continue a series, with intervals; without csv score test windows"),
+    "compare": ("with compare-quick jobs=2", "run methods × seeds at one budget, and write one report of all"),
+    "variance": ("with quick", "measure bias, variance and cost of gradient estimators along one run"),
+    "bench": ("with bench-d256", "measure speed, memory and the cost of learning boundaries"),
+    "lm-eval": ("--model tokenv --model_args run=runs/7 --tasks piqa", "run the lm-evaluation-harness's command"),
+    "list": ("agents", "list agents, estimators, rate_targets, codecs, configs or datasets, a line each"),
+    "configs": ("", "list the configurations that come with tokenv, and their files"),
+    "completion": ("bash", "print the code by which a shell (bash, zsh, fish) completes all this"),
+}
+EXPERIMENTS = list(COMMANDS)[:9]
+_LINES = "\n".join(f"  tokenv {f'{name:8} {example}':35} {summary}" for name, (example, summary) in COMMANDS.items())
+USAGE = f"""\
+tokenv: learn token boundaries end to end with reinforcement learning
+
+{_LINES}
+
+  tokenv train    with resume=runs/7         resume run 7 where it stopped
+  tokenv train    --help                     list all keys: meaning, default, range; the same for every command
+  tokenv train    print_config with quick    print all keys of a run and their values
+  tokenv --version
+
+trust_code=mytrick:mine allows a stored run to import code of your own; SECURITY.md says more.
+Flags are Sacred's: -F DIR (folder of stored runs, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
+"""
+
+
+def load_experiment(name: str) -> Command:
+    """Import one command which is a Sacred experiment; the modules of the others are not loaded.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    if name == "train":
+        from tokenv.cli.train import COMMAND
+    elif name == "segment":
+        from tokenv.cli.segment import COMMAND
+    elif name == "serve":
+        from tokenv.cli.serve import COMMAND
+    elif name == "evaluate":
+        from tokenv.cli.evaluate import COMMAND
+    elif name == "generate":
+        from tokenv.cli.generate import COMMAND
+    elif name == "forecast":
+        from tokenv.cli.forecast import COMMAND
+    elif name == "compare":
+        from tokenv.cli.compare import COMMAND
+    elif name == "variance":
+        from tokenv.cli.variance import COMMAND
+    elif name == "bench":
+        from tokenv.cli.bench import COMMAND
+    else:
+        raise UserError(f"no experiment {name!r}: {suggest(name, EXPERIMENTS)}")
+    return COMMAND
