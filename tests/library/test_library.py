@@ -18,7 +18,8 @@ from tokenv import Model
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.evaluation.loaded_run import load_run, score_text
+from tokenv.evaluation.evaluator import EvalOptions
+from tokenv.evaluation.loaded_run import load_run, score_texts
 from tokenv.library import hub
 from tokenv.storage import trust
 from tokenv.storage.checksums import DIGESTS, write_digests
@@ -27,9 +28,9 @@ from tokenv.training.trainer import train
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
 
-def log_likelihoods(*arguments, **named):
-    """Score a text, without asking which bytes are the most probable."""
-    return score_text(*arguments, **named)[0]
+def log_likelihoods(trained, text, **options):
+    """Return the log-likelihood of each byte of a text."""
+    return score_texts(trained, [text], EvalOptions(**options))[0][0]
 
 
 @pytest.fixture(scope="module")

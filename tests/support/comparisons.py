@@ -14,7 +14,7 @@ from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig
-from tokenv.evaluation.series_excerpts import SeriesExcerpt
+from tokenv.evaluation.boundary_stats import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [

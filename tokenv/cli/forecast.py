@@ -18,8 +18,7 @@ from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
-from tokenv.evaluation.loaded_run import LoadedRun, load_run
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.loaded_run import LoadedRun, load_run, resolve_rate
 from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
 from tokenv.forecasting.forecast_batch import checked_history, fit_peers, make_forecasts
 from tokenv.forecasting.naive_baselines import Points, find_season, naive_baselines
@@ -104,13 +103,13 @@ class _ForecastRun:
         last = len(self._histories) - 1
         drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)}
         every = make_forecasts(
-            self._trained.parts,
+            self._trained.components,
             self._histories,
             self._points,
             options.quantiles,
             samples=options.samples,
             direct=options.direct,
-            rate=resolve_rate(self._trained.parts, self._trained.config, options.rate),
+            rate=resolve_rate(self._trained.components, self._trained.config, options.rate),
             seed=options.seed,
         )
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:

@@ -9,8 +9,7 @@ import pandas as pd
 from tokenv.config.hardware import check_forecast
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_frame
-from tokenv.evaluation.loaded_run import LoadedRun
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.config import check_request
 from tokenv.forecasting.contexts import Array, ContextBatch, last_windows
 from tokenv.forecasting.forecast_batch import make_forecasts
@@ -32,7 +31,7 @@ def forecast_frame(
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
         raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
     check_request(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
-    config, parts = trained.config, trained.parts
+    config, parts = trained.config, trained.components
     if direct is None:
         direct = parts.lm.config.horizon >= horizon
     check_horizon(parts.lm.config, horizon, direct=direct)

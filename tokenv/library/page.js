@@ -32,12 +32,12 @@ function question() {
 
 function tellSliders() {
   const own = Number(rate.value) === 0;
-  element("rate-told").textContent = own ? "the model’s own" : (rate.value / 100).toFixed(2);
-  rate.setAttribute("aria-valuetext", element("rate-told").textContent);
+  element("rate-value").textContent = own ? "the model’s own" : (rate.value / 100).toFixed(2);
+  rate.setAttribute("aria-valuetext", element("rate-value").textContent);
   for (const card of cards) {
-    const told = card.checkpoints[card.slider.value].told;
-    card.told.textContent = told;
-    card.slider.setAttribute("aria-valuetext", told);
+    const description = card.checkpoints[card.slider.value].description;
+    card.description.textContent = description;
+    card.slider.setAttribute("aria-valuetext", description);
   }
 }
 
@@ -142,7 +142,7 @@ function save() {
 function place(run, number) {
   const section = element("run").content.cloneNode(true).firstElementChild;
   const slider = section.querySelector("input"), label = section.querySelector("label");
-  const at = run.checkpoints.findIndex((kept) => kept.name === run.chosen);
+  const at = run.checkpoints.findIndex((checkpoint) => checkpoint.name === run.default);
   section.querySelector("h2").textContent = `${run.run} (${run.agent}, rate ${run.rate})`;
   slider.id = label.htmlFor = section.querySelector("output").htmlFor = `checkpoint-${number}`;
   slider.max = run.checkpoints.length - 1;
@@ -151,7 +151,7 @@ function place(run, number) {
   slider.addEventListener("input", changed);
   element("runs").append(section);
   cards.push({
-    run: run.run, checkpoints: run.checkpoints, slider, told: section.querySelector("output"),
+    run: run.run, checkpoints: run.checkpoints, slider, description: section.querySelector("output"),
     facts: section.querySelector("dl"), failed: section.querySelector(".failed"), drawn: section.querySelector(".drawn"),
   });
   cards.at(-1).drawn.addEventListener("focusin", focused);

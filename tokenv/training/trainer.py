@@ -3,7 +3,7 @@
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from tokenv.data.sources import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
-from tokenv.evaluation.evaluator import Evaluation, evaluate
-from tokenv.evaluation.run_state import History, Log, RunState
+from tokenv.evaluation.evaluator import EvalOptions, evaluate
+from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.storage import checkpoints
 from tokenv.training import fsdp
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
@@ -197,25 +197,17 @@ class Trainer:
         """Evaluate on held-out sequences, and once more at exactly the target rate where that is asked for."""
         self.metrics.flush()
         wanted, setup, state = self.config.validation, self.setup, self.state
+        options = EvalOptions(wanted.batch_size, tolerance=self.config.data.tolerance, progress=self.progress)
         evaluate_held_out = partial(
-            evaluate,
-            self.components,
-            setup.held_out,
-            batch_size=wanted.batch_size,
-            tolerance=self.config.data.tolerance,
-            progress=self.progress,
-            group=self.ranks.control,
-            shard=self.shard,
+            evaluate, self.components, setup.held_out, group=self.ranks.control, shard=self.shard
         )
-        state.validation = evaluate_held_out()
+        state.validation = evaluate_held_out(options)
         state.record("validation", state.validation.metrics(), self.log)
         if setup.calibration is None:
             return
-        find_bias = partial(
-            calibrate, self.components, setup.calibration, self.config.rate, batch_size=wanted.batch_size
-        )
+        find_bias = partial(calibrate, self.components, setup.calibration, self.config.rate, options)
         bias = self.ranks.from_rank0(find_bias, all_work=self.shard > 1)
-        at_rate = evaluate_held_out(logit_bias=bias or 0.0)
+        at_rate = evaluate_held_out(replace(options, logit_bias=bias or 0.0))
         state.record("calibrated", at_rate.metrics() | {"logit_bias": bias}, self.log)
 
     def save(self) -> None:
