@@ -38,7 +38,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         check_text(trained.config)
     trust.allow_named({"data": options.data})
     data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
-    tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
+    tasks = {name: load_questions(name, options.files_of(name), options.limit) for name in options.task_names}
     how = EvalOptions(options.batch_size, options.seed, tolerance=data.tolerance, progress=sys.stderr.isatty())
     if options.at_rates:
         return _evaluate_at_rates(trained, data, options, how)
@@ -69,9 +69,9 @@ def _evaluate_at_rates(
     trained: LoadedRun, data: DataConfig, options: EvaluateOptions, how: EvalOptions
 ) -> dict[str, Any]:
     """Evaluate all runs at the requested rates on the same sequences; print a table and write the files."""
-    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
+    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.other_runs}
     _check_same_data(runs)
-    weights, calibrate_all = options.doubt, options.calibrate or bool(options.doubt)
+    weights, calibrate_all = options.entropy_weight, options.calibrate or bool(options.entropy_weight)
     calibrated = {run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None}
     held_out, calibration = _load_held_out(data, options, bool(calibrated))
     points = [
@@ -107,7 +107,9 @@ def _check_same_data(runs: Mapping[str, LoadedRun]) -> None:
         for key in ("kind", "seq_len"):
             one, other = (getattr(config.data, key) for config in (runs[first].config, each.config))
             if one != other:
-                raise UserError(f"also: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same")
+                raise UserError(
+                    f"other_runs: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same"
+                )
 
 
 def _find_bias(trained: LoadedRun, calibration: SequenceBatch, how: EvalOptions) -> float:

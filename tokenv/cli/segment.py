@@ -25,7 +25,7 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
     spans: dict[str, Spans] = {}
     passages: dict[str, list[Character]] = {}
     facts: dict[str, str] = {}
-    for run in (options.run, *options.also):
+    for run in (options.run, *options.other_runs):
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
@@ -33,12 +33,14 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
         spans[run], passages[run] = Spans(segmentation, trained.step), to_passage(segmentation)
         own = passage_facts(passages[run], trained.step)
-        facts |= {"run": run, **own} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in own.items())}
-        if options.also:
+        facts |= (
+            {"run": run, **own} if not options.other_runs else {run: ", ".join(f"{k}: {v}" for k, v in own.items())}
+        )
+        if options.other_runs:
             console().print(f"{run}:")
-        print_passage(passages[run], options.shown)
+        print_passage(passages[run], options.max_chars)
     if options.out is not None:
-        headings = passages if options.also else {options.file or "text": passages[options.run]}
+        headings = passages if options.other_runs else {options.file or "text": passages[options.run]}
         pages = write_pages(Path(options.out), headings, facts)
         console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
     write_json_output(options.json, {run: each.as_dict() for run, each in spans.items()})

@@ -31,7 +31,7 @@ class TrainedModelEnv(PicklableEnv):
         run: name of a model for ``tokenv.load``: a run folder such as ``runs/7``, or one on the Hugging Face Hub.
         checkpoint: see ``tokenv.load``.
         device: see ``tokenv.load``.
-        trust: code of your own that the run may name; see ``tokenv.load``.
+        trust_code: code of your own that the run may name; see ``tokenv.load``.
         **options: options of the environment. With a run, ``source`` is by default its training data, in sequences of
             ``seq_len`` symbols; None for the run's ``data.seq_len``.
 
@@ -47,10 +47,10 @@ class TrainedModelEnv(PicklableEnv):
         run: str | Path | None = None,
         checkpoint: str = "best",
         device: str | None = None,
-        trust: bool | str | list[str] = False,
+        trust_code: bool | str | list[str] = False,
         **options: Any,
     ) -> None:
-        opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust": trust}
+        opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust_code": trust_code}
         super().__init__(**(options if run is None else self._load_options(options, **opening)))
         PicklableEnv.__init__(self, **opening, **options)
 

@@ -46,7 +46,7 @@ class TokenvLM(LM):
         device: see ``tokenv.load``.
         seed: see ``tokenv.evaluation.evaluator.EvalOptions``.
         threshold: see there.
-        trust: code of your own that the run may name; see ``tokenv.load``.
+        trust_code: code of your own that the run may name; see ``tokenv.load``.
         max_new: number of bytes to generate if a task does not set it.
         **_: batch sizes of the harness, which are ignored.
 
@@ -61,14 +61,14 @@ class TokenvLM(LM):
         device: str | None = None,
         seed: int = 0,
         threshold: bool = False,
-        trust: bool | str = False,
+        trust_code: bool | str = False,
         max_new: int = 256,
         **_: Any,
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
             device = None  # the harness's default, even without a GPU
-        self.model = load(run, checkpoint=checkpoint, device=device, trust=trust)
+        self.model = load(run, checkpoint=checkpoint, device=device, trust_code=trust_code)
         self._options: Keywords = {"seed": seed, "threshold": threshold}
         self._max_new = max_new
 

@@ -42,7 +42,7 @@ def load(
     *,
     checkpoint: str = "best",
     device: str | None = None,
-    trust: bool | str | list[str] = False,
+    trust_code: bool | str | list[str] = False,
     revision: str | None = None,
     token: str | None = None,
 ) -> Model:
@@ -54,17 +54,17 @@ def load(
         checkpoint: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
         device: device of the model: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``; None for the device
             which its run's configuration names.
-        trust: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for all
+        trust_code: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for all
             that it names; nothing of it is imported otherwise. It holds for this call.
         revision: branch, tag or commit of a model on the Hub.
         token: access token for a private model on the Hub; None for the one which is stored on this machine.
 
     Raises:
         MissingFileError: if neither a run nor a model on the Hub has this name.
-        UserError: if its files are damaged, or it names code which ``trust`` does not name.
+        UserError: if its files are damaged, or it names code which ``trust_code`` does not name.
     """
     folder = hub.locate(name, revision=revision, token=token)
-    with allowing(trust):
+    with allowing(trust_code):
         return Model(load_run(str(folder), checkpoint, device=device))
 
 
