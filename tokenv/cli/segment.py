@@ -33,9 +33,7 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
         spans[run], passages[run] = Spans(segmentation, trained.step), to_passage(segmentation)
         own = passage_facts(passages[run], trained.step)
-        facts |= (
-            {"run": run, **own} if not options.other_runs else {run: ", ".join(f"{k}: {v}" for k, v in own.items())}
-        )
+        facts |= {run: ", ".join(f"{k}: {v}" for k, v in own.items())} if options.other_runs else {"run": run, **own}
         if options.other_runs:
             console().print(f"{run}:")
         print_passage(passages[run], options.max_chars)

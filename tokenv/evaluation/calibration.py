@@ -98,9 +98,10 @@ def calibrate(
         if options.entropy_weight:
             entropies = [components.lm.early_entropy(td[keys.ENCODING]) for td in observed]
             noises = [shift_noise(u, options.entropy_weight * h) for u, h in zip(noises, entropies, strict=True)]
-        if isinstance(rate, RateRange):
-            rate = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
-        excess = partial(_excess_rate, components, observed, noises, rate)
+        mean = rate
+        if isinstance(mean, RateRange):  # the mean of the sampled rates
+            mean = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
+        excess = partial(_excess_rate, components, observed, noises, mean)
         highest, least, most = _bracket(excess)
         if not least < 0 < most:
             return None

@@ -170,7 +170,7 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
         UserError: if a text is empty, or see ``resolve_rate``.
     """
     pieces = [split_text(trained, text) for text in texts]
-    parts: list[list[Segmentation]] = [[Segmentation(b"", [], [], [])] * len(rows) for rows in pieces]
+    pieces_of: list[list[Segmentation]] = [[Segmentation(b"", [], [], [])] * len(rows) for rows in pieces]
     bias, size = options.logit_bias, options.sequences_per_pass(trained.config.data.seq_len)
     with eval_mode(trained.components, _with_rate(trained, options)) as draw:
         for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, size):
@@ -178,9 +178,9 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
             prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
             prob_BT = shift_noise(prob_BT, -bias) if bias else prob_BT
             nats_BT = td[keys.LOG_LIKELIHOOD].double()
-            for (text, row), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
+            for (i, j), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
                 nats = [math.nan, *nats_T[:-1].tolist()]
-                parts[text][row] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats)
+                pieces_of[i][j] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats)
     return [
         Segmentation(
             text,
@@ -189,7 +189,7 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
             list(chain.from_iterable(each.log_likelihood_N for each in rows)),
             bias,
         )
-        for text, rows in zip(texts, parts, strict=True)
+        for text, rows in zip(texts, pieces_of, strict=True)
     ]
 
 
@@ -212,13 +212,14 @@ def iterate_batches(
     """
     noise = [draw.text_noise([len(symbol_N) for symbol_N in rows]) for rows in texts]
     by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for text, rows in enumerate(texts):
-        for row, symbol_N in enumerate(rows):
-            by_length[len(symbol_N)].append((text, row))
+    for i, rows in enumerate(texts):
+        for j, symbol_N in enumerate(rows):
+            by_length[len(symbol_N)].append((i, j))
     for places in by_length.values():
         for start in range(0, len(places), batch_size):
             some = places[start : start + batch_size]
-            yield some, *(torch.stack([source[text][row] for text, row in some]) for source in (texts, noise))
+            symbol_BN = torch.stack([texts[i][j] for i, j in some])
+            yield some, symbol_BN, torch.stack([noise[i][j] for i, j in some])
 
 
 def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
@@ -314,11 +315,11 @@ def score_texts(
             td = draw(symbol_BN, noise_BT=noise_BT)
             greedy_BT = _most_probable(trained.components, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
             nats_BT = td[keys.LOG_LIKELIHOOD].double()
-            for (text, row), nats_T, greedy_T in zip(places, nats_BT.tolist(), greedy_BT.tolist(), strict=True):
-                starts, length = starts_of[text], symbol_BN.shape[1]
-                known = starts[row - 1] + length - 1 if row else 0  # last byte which an earlier window predicts
-                bytes_, steps = slice(known + 1, starts[row] + length), slice(known - starts[row], None)
-                scores[text][0][bytes_], scores[text][1][bytes_] = nats_T[steps], greedy_T[steps]
+            for (i, j), nats_T, greedy_T in zip(places, nats_BT.tolist(), greedy_BT.tolist(), strict=True):
+                starts, length = starts_of[i], symbol_BN.shape[1]
+                known = starts[j - 1] + length - 1 if j else 0  # last byte which an earlier window predicts
+                place, fresh = slice(known + 1, starts[j] + length), slice(known - starts[j], None)
+                scores[i][0][place], scores[i][1][place] = nats_T[fresh], greedy_T[fresh]
     return scores
 
 

@@ -11,6 +11,7 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast
 from tokenv.config.schema import Config
 from tokenv.data.series.windows import SeriesData
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps
 from tokenv.forecasting.dlinear import fit_dlinear
 from tokenv.forecasting.forecaster import Forecast, check_horizon, forecast, histories_together
@@ -71,12 +72,10 @@ def make_forecasts(
     histories: ForecastContexts,
     points: Points,
     quantiles: Sequence[float],
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int,
     direct: bool,
-    seed: int = 0,
-    rate: float | None = None,
-    logit_bias: float = 0.0,
 ) -> Iterator[ForecastBatch]:
     """Forecast all histories.
 
@@ -85,26 +84,23 @@ def make_forecasts(
         histories: what to go on from.
         points: forecasts of single values by name, made beside.
         quantiles: probabilities, ascending.
+        options: see ``forecast``.
         samples: see ``forecast``.
         direct: see ``forecast``.
-        seed: of values and boundaries.
-        rate: see ``forecast``.
-        logit_bias: see ``forecast``.
 
     Raises:
         UserError: see ``forecast``.
     """
-    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(seed)
+    generator = torch.Generator(parts.lm.head.weight.device).manual_seed(options.seed)
     for batch in histories.batches(histories_together(samples, direct=direct)):
         made = forecast(
             parts,
             batch,
             histories.horizon,
+            options,
             samples=samples,
             generator=generator,
             direct=direct,
-            rate=rate,
-            logit_bias=logit_bias,
         )
         yield ForecastBatch(
             batch, made, made.law.quantile(quantiles), {name: point(batch) for name, point in points.items()}

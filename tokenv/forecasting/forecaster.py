@@ -11,7 +11,7 @@ from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
-from tokenv.evaluation.evaluator import shift_noise
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
 from tokenv.forecasting.contexts import Array, ContextBatch
 from tokenv.forecasting.distributions import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
@@ -69,12 +69,11 @@ def forecast(
     parts: Components,
     batch: ContextBatch,
     horizon: int,
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int = 100,
     generator: torch.Generator | None = None,
     direct: bool = False,
-    rate: float | None = None,
-    logit_bias: float = 0.0,
 ) -> Forecast:
     """Continue histories, value by value, as the model's own density and policy draw them; or all values at once.
 
@@ -82,30 +81,30 @@ def forecast(
         parts: model and agent, in evaluation mode.
         batch: the histories.
         horizon: steps H to write.
+        options: seed, rate and, only with ``direct``, logit bias.
         samples: continuations S of every history, which is read once; nothing to ``direct``.
-        generator: of values and boundaries, on the model's device; None for one that is seeded with 0.
+        generator: of values and boundaries, on the model's device; None for one with the options' seed.
         direct: ask the direct head: a density per step, and nothing of how steps hang together.
-        rate: boundaries per step that the agent is told; None for the mean of its range, if it has one.
-        logit_bias: added to the policy's logits, as ``tokenv.evaluation.calibration`` finds it; only with ``direct``.
 
     Raises:
         UserError: ``samples`` below 2; see ``check_horizon``.
     """
-    assert direct or not logit_bias
+    assert direct or not options.logit_bias
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to tell a spread")
     check_horizon(parts.lm.config, horizon, direct=direct)
     lm, history_BL = parts.lm, batch.symbol_BL
-    generator = generator or torch.Generator(lm.head.weight.device).manual_seed(0)
+    generator = generator or torch.Generator(lm.head.weight.device).manual_seed(options.seed)
     assert isinstance(lm.codec, SeriesCodec)
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
     if direct:
         # Nothing is decided at the last symbol, nor at those that are predicted at once: so many more are put there.
         more = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
         symbol_BN = torch.cat([history_BL, *more], 1).to(generator.device)
-        observed = observe(lm, parts.agent, symbol_BN, rate)[:, : history_BL.shape[1]]
+        observed = observe(lm, parts.agent, symbol_BN, options.rate)[:, : history_BL.shape[1]]
         noise_BL = torch.rand(observed.shape, device=generator.device, generator=generator)
-        drawn = parts.agent.draw(observed, shift_noise(noise_BL, logit_bias) if logit_bias else noise_BL)
+        noise_BL = shift_noise(noise_BL, options.logit_bias) if options.logit_bias else noise_BL
+        drawn = parts.agent.draw(observed, noise_BL)
         action_BL, probability_BL = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
         y_BLD = lm.decode_hidden(observed[keys.ENCODING], action_BL, drawn.get(keys.BOUNDARY, None))
         parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
@@ -115,7 +114,7 @@ def forecast(
         )
     else:
         there = history_BL.to(generator.device)
-        written = generate(lm, parts.agent, there, horizon, samples=samples, generator=generator, rate=rate)
+        written = generate(lm, parts.agent, there, horizon, samples=samples, generator=generator, rate=options.rate)
         known = history_BL.shape[1]
         value_BSHC = written.symbol_BN[:, known:, :, VALUE].unflatten(0, (-1, samples)).cpu()
         law = SampleForecast((value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]).numpy())

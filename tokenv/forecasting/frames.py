@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_frame
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.config import check_request
 from tokenv.forecasting.contexts import Array, ContextBatch, last_windows
@@ -21,11 +23,10 @@ def forecast_frame(
     frame: pd.DataFrame,
     horizon: int,
     quantiles: Sequence[float],
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int,
     direct: bool | None,
-    seed: int,
-    rate: float | None = None,
 ) -> pd.DataFrame:
     """Continue the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
@@ -38,9 +39,9 @@ def forecast_frame(
     if not direct:
         check_forecast(config, samples, horizon)
     histories = last_windows(read_frame(frame, config.data.series), config, horizon)
-    told = resolve_rate(parts, config, rate)
+    options = replace(options, rate=resolve_rate(parts, config, options.rate))
     found: dict[str, list[pd.DataFrame]] = {series.name: [] for series in histories.series}
-    for made in make_forecasts(parts, histories, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=told):
+    for made in make_forecasts(parts, histories, {}, quantiles, options, samples=samples, direct=direct):
         value = {"mean": made.forecast.law.mean_BHC}
         value |= {f"q{q:g}": made.quantile_BQHC[:, place] for place, q in enumerate(quantiles)}
         for row, name in enumerate(made.batch.names):

@@ -86,7 +86,7 @@ def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: st
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.parts.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.components.state_dict().items()}
     with replacing_file(folder / MODEL) as scratch:
         save_file(tensors, scratch, metadata={"format": "pt"})
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))

@@ -54,8 +54,8 @@ def load(
         checkpoint: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
         device: device of the model: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``; None for the device
             which its run's configuration names.
-        trust_code: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for all
-            that it names; nothing of it is imported otherwise. It holds for this call.
+        trust_code: name of code of your own which the model names, such as ``mytrick:mine``, several names, or True for
+            all. No other code is imported. The permission ends with this call.
         revision: branch, tag or commit of a model on the Hub.
         token: access token for a private model on the Hub; None for the one which is stored on this machine.
 
@@ -304,9 +304,8 @@ class Model:
         """
         if self.config.data.kind != "series":
             raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        return forecast_frame(
-            self._trained, frame, horizon, quantiles, samples=samples, direct=direct, seed=seed, rate=rate
-        )
+        options = EvalOptions(seed=seed, rate=rate)
+        return forecast_frame(self._trained, frame, horizon, quantiles, options, samples=samples, direct=direct)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Save the model for ``tokenv.load`` and for all commands which take ``run=``.
