@@ -1,4 +1,4 @@
-"""What is told of a policy's habits is what counting by hand gives."""
+"""Statistics of boundaries agree with counting by hand."""
 
 from collections import Counter
 

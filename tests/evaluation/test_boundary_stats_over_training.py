@@ -1,4 +1,4 @@
-"""How habits grew is what each kept checkpoint shows in the same text."""
+"""Statistics over training are those of each checkpoint in the same text."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from tiny import settings
 from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation import boundary_stats
-from tokenv.evaluation import boundary_stats as module
 from tokenv.evaluation.boundary_stats import BoundaryStats, boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.text_report import training_table
@@ -26,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kept_checkpoint_has_a_column(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last = load_run(str(run), "latest")
     batch = load_corpus(last.config.data).validation(8)
-    monkeypatch.setattr(module, "MIN_COUNT", 1)
+    monkeypatch.setattr(boundary_stats, "MIN_COUNT", 1)
     found = boundary_stats_over_training(last, batch)
     assert list(found) == [1024, 2048, 2560]
     for path, each in zip(list_complete(run / "checkpoints"), found.values(), strict=True):

@@ -1,4 +1,4 @@
-"""Calibrated rates: a bias is what it is said to be, meets the rate, and disturbs nothing else."""
+"""Calibration: a bias shifts all logits, reaches the rate, and changes nothing else."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def config(tiny_settings):
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_a_calibrated_policy_draws_the_asked_for_rate(config, tiny_settings, window):
-    """On the sequences that it was calibrated on, and with the same noise, to one decision in a hundred or so."""
+    """Check on the calibration sequences with the same noise, to about one decision in a hundred."""
     changes = {"agent": {"name": "learned", "window": window}, "validation": {"sequences": 6}, "rate": 0.3}
     parts = build_components(resolve([], merge(tiny_settings, changes)))
     corpus = load_corpus(config.data)
@@ -81,7 +81,7 @@ def run(config, folder, **options):
 
 
 def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_path):
-    """Only ``calibrated/`` metrics are new; and resumed, they are what they would have been."""
+    """Check that only ``calibrated/`` metrics are added, and that a resumed run has the same ones."""
     changes = {"validation": {"sequences": 6, "calibrate": True}, "rate": 0.3}
     calibrated = resolve([], merge(tiny_settings, changes))
     plain, more = run(config, tmp_path / "plain"), run(calibrated, tmp_path / "more")
@@ -105,7 +105,7 @@ def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
 
 
 def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
-    """With a threshold, places of equal logits are boundaries together."""
+    """Check the warning for a threshold, where positions with equal logits become boundaries together."""
     config = resolve([], tiny_settings)
     parts = build_components(config)
     torch.nn.init.zeros_(parts.agent.projection.weight)

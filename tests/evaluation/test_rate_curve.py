@@ -1,4 +1,4 @@
-"""One model for every rate: how it is configured, trained, saved, measured, calibrated and told its rate."""
+"""Rate-conditioned models: configuration, training, storage, evaluation and calibration at several rates."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ TOLD = {"learned", "strict", "uniform", "random"}
 
 
 class OneRate(LogitPressure):
-    """A rate target that knows one rate."""
+    """Rate target for a single rate."""
 
     varies = False
 

@@ -1,4 +1,4 @@
-"""How far a run has come, saved and read whole; and what earlier versions have saved."""
+"""The state of a run is saved and read completely, also from earlier versions."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Downstream tasks: the harness's words, exact bits of answers, and what goes wrong."""
+"""Downstream tasks: the harness's prompts, exact bits of answers, and errors."""
 
 import json
 import math
@@ -36,7 +36,7 @@ LAMBADA = {"text": "He shook his head, took a step back and held his hands up. '
 
 
 def test_rows_become_the_harnesss_strings():
-    """As in lm-evaluation-harness: doc_to_text, and doc_to_choice after the target delimiter, a blank."""
+    """Return prompts as in lm-evaluation-harness: doc_to_text, then a blank and doc_to_choice."""
     assert TASKS["piqa"].question(PIQA) == Question(
         "Question: How to boil eggs?\nAnswer:", (" Use water.", " Use sand."), 0
     )

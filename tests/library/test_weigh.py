@@ -1,4 +1,4 @@
-"""Which bytes a model would itself have written, besides how probable they are."""
+"""Scores say which bytes are the most probable ones, and how probable they are."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def model(tiny_run: Path) -> Model:
 
 @pytest.mark.parametrize("length", [2, 31, 32, 33, 49, 150])
 def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_run: Path, length: int) -> None:
-    """With the distributions of plain forward passes over the windows that begin at 0, 16, 32, ... and the end."""
+    """Compare with plain forward passes over windows which begin at 0, 16, 32, ... and with the last one."""
     trained, text = load_run(str(tiny_run)), TEXT.encode()[:length]
     options = EvalOptions(threshold=True)
     ((nats, best),) = score_texts(trained, [text], options, greedy=True)

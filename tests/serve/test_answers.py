@@ -1,4 +1,4 @@
-"""What the page is answered is what the library says of the same text."""
+"""The page gets the same results as the library for the same text."""
 
 from pathlib import Path
 

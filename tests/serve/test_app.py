@@ -1,4 +1,4 @@
-"""The server: what it answers, whom it refuses, and what it says where it cannot start."""
+"""The server: responses, rejected requests, and errors at the start."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
-    """The same of a client that waits for its answer."""
+    """Send a request and wait for its answer."""
     return asyncio.run(request(app, path, body, **headers))
 
 
@@ -210,7 +210,7 @@ def test_a_missing_package_is_named(tiny_run: Path, monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process and its address."""
+    """Run a server process; yield it and its address."""
     command = [sys.executable, "-m", "tokenv", "serve", "with", *words, "port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
