@@ -101,13 +101,13 @@ def check_budgets(run: Path) -> None:
         assert "".join(token["text"] for token in cut["tokens"]) == text
 
 
-def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entropy_weight_is_compared_with_a_constant_bias(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
     found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
-    assert [(p["way"], p["entropy_weight"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
+    assert [(p["way"], p["entropy_weight"]) for p in found] == [("calibrated", 0), ("entropy-weighted", 1)]
     assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "by doubt" in shown
+    assert "entropy-weighted" in shown
     assert f"{found[1]['difference']:+.4f}" in shown
     assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
     assert run_command("evaluate", [*words, "out=null"])["points"] == found[:1]

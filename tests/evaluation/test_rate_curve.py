@@ -310,11 +310,11 @@ def test_the_library_takes_a_rate(tiny_settings, tmp_path):
     assert tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries == model.spans(text, rate=0.12).boundaries
 
 
-# --- spent by doubt ---
+# --- entropy weights ---
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
+def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
     words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
     parts = build_components(resolve([], merge(words, RATES if ranged else {})))
     with torch.no_grad():
@@ -323,29 +323,33 @@ def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, h
     batch, asked = held_out[0], 0.3 if ranged else None
     options = EvalOptions(6, seed=3, rate=asked)
     (plain,) = held_out_rollouts(parts, batch, options)
-    (doubting,) = held_out_rollouts(parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4))
+    (weighted,) = held_out_rollouts(parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4))
     entropy_BT = parts.lm.early_entropy(parts.lm.encode(batch.symbol_BN))[:, :-1]
     assert entropy_BT.std() > 0.05
     logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
     noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
     wanted = torch.where(plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0)
-    assert torch.equal(doubting[keys.ACTION] > 0, wanted)
-    assert not torch.equal(doubting[keys.ACTION], plain[keys.ACTION])
+    assert torch.equal(weighted[keys.ACTION] > 0, wanted)
+    assert not torch.equal(weighted[keys.ACTION], plain[keys.ACTION])
 
 
-def test_doubt_spends_as_much_and_is_held_against_what_is_spent_evenly(parts, tiny_settings, held_out):
+def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(parts, tiny_settings, held_out):
     config = resolve([], settings_of(tiny_settings))
     with torch.no_grad():
         parts.lm.early_head.weight.normal_(std=0.5)
     points = rate_curve(parts, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[0.0, 1.0])
-    assert [(point.way, point.entropy_weight) for point in points] == [("told", 0), ("calibrated", 0), ("by doubt", 1)]
-    constant, doubting = points[1:]
+    assert [(point.way, point.entropy_weight) for point in points] == [
+        ("told", 0),
+        ("calibrated", 0),
+        ("entropy-weighted", 1),
+    ]
+    constant, weighted = points[1:]
     assert constant.difference is None
-    assert doubting.difference == pytest.approx(doubting.loss - constant.loss)
-    assert 0 < doubting.difference_error < doubting.standard_error
+    assert weighted.difference == pytest.approx(weighted.loss - constant.loss)
+    assert 0 < weighted.difference_error < weighted.standard_error
     own = held_out[1]
     biases = [calibrate(parts, own, 0.3, EvalOptions(4, entropy_weight=weight)) for weight in (0.0, 1.0)]
-    assert [constant.logit_bias, doubting.logit_bias] == biases
+    assert [constant.logit_bias, weighted.logit_bias] == biases
     rates = []
     for seed in range(8):
         found = held_out_rollouts(parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0))

@@ -1,4 +1,4 @@
-"""``tokenv segment``: draw token boundaries in a text, and show them in colour."""
+"""``tokenv segment``: draw token boundaries in a text, in colour."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _no_logits(trained: LoadedRun, requested: str) -> UserError:
 
 
 # How a rate was set; stored in the evaluations of comparisons.
-CONDITIONED, CALIBRATED, ENTROPY_WEIGHTED, NATIVE = "told", "calibrated", "by doubt", "own"
+CONDITIONED, CALIBRATED, ENTROPY_WEIGHTED, NATIVE = "told", "calibrated", "entropy-weighted", "own"
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ class RatePoint:
     """Figures of a model at one rate.
 
     Attributes:
-        way: how the rate was set: ``told`` to a rate-conditioned agent; ``calibrated`` by shifted logits; ``by doubt``,
-            the same with logits raised where the early exit is uncertain; ``own``, the rate of an agent which cannot be
-            moved.
+        way: how the rate was set. ``told``: the agent is rate-conditioned. ``calibrated``: by shifted logits.
+            ``entropy-weighted``: the same with logits raised where the early exit is uncertain. ``own``: not at all,
+            since the agent can be neither conditioned nor calibrated.
         target_rate: requested boundaries per symbol; the drawn ones for ``own``.
         boundary_rate: drawn boundaries per symbol.
         loss: loss in the codec's unit.
