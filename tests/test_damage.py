@@ -82,10 +82,10 @@ def test_another_runs_file_is_noticed(name: str, tmp_path: Path) -> None:
 
 
 def test_earlier_versions_checkpoints_have_no_digests_and_are_read(run: Path) -> None:
-    before = load_run(str(run)).parts.state_dict()
+    before = load_run(str(run)).components.state_dict()
     for path in checkpoints.list_complete(run / "checkpoints"):
         (path / DIGESTS).unlink()
-    after = load_run(str(run)).parts.state_dict()
+    after = load_run(str(run)).components.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert stored_config("resume", str(run), [])[0].name == "step-00000003"
 

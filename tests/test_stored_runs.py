@@ -8,7 +8,7 @@ import pytest
 import tokenv
 from tokenv.cli.main import run_command
 from tokenv.data.corpus import load_corpus
-from tokenv.evaluation.evaluator import evaluate
+from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.loaded_run import load_run
 
 STORED = Path(__file__).parent / "stored_runs" / "before_rooms"
@@ -25,7 +25,7 @@ def test_a_stored_run_is_evaluated_as_it_was(run: str) -> None:
     loaded = load_run(run)
     config = loaded.config
     held_out = load_corpus(config.data).validation(config.validation.sequences)
-    found = evaluate(loaded.parts, held_out, batch_size=config.validation.batch_size)
+    found = evaluate(loaded.components, held_out, EvalOptions(config.validation.batch_size))
     assert loaded.state.validation is not None
     assert found.loss == pytest.approx(loaded.state.validation.loss, rel=1e-5)
     assert found.boundary_rate == loaded.state.validation.boundary_rate

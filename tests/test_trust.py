@@ -149,7 +149,7 @@ def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: s
         checkpoints.save_file(of_lm, path / checkpoints.MODEL)
         write_digests(path)
     trust.allow([name] if isinstance(word, list) else word if word is True else word.replace("NAME", name))
-    assert load_run(str(run)).parts.agent.pooling is None
+    assert load_run(str(run)).components.agent.pooling is None
     assert (tmp_path / "called").exists()
 
 

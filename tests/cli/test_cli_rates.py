@@ -27,11 +27,11 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "bits per byte ±" in shown
     assert "rates: rates.csv, rates.png" in shown
     points = found["points"]
-    assert [(p["way"], p["asked"]) for p in points] == [
+    assert [(p["way"], p["target_rate"]) for p in points] == [
         (way, rate) for rate in (0.15, 0.3, 0.5) for way in ("told", "calibrated")
     ]
     told = [p for p in points if p["way"] == "told"]
-    assert told[0]["rate"] < told[1]["rate"] < told[2]["rate"]
+    assert told[0]["boundary_rate"] < told[1]["boundary_rate"] < told[2]["boundary_rate"]
     assert told[0]["flops"] < told[1]["flops"] < told[2]["flops"]
     assert json.loads(Path("found.json").read_text()) == found
     with Path("rates.csv").open(newline="") as file:
@@ -43,7 +43,7 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
 
     budget = f"flops={told[1]['flops']}"
     (met,) = run_command("evaluate", ["with", f"run={ranged}", *FEW, budget, "out=null"])["points"]
-    assert met["asked"] == pytest.approx(told[1]["rate"])
+    assert met["target_rate"] == pytest.approx(told[1]["boundary_rate"])
     assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=20", budget]).startswith("ab")
     run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
     assert capsys.readouterr().err == ""
@@ -60,7 +60,7 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     run_command("train", ["with", *tiny_words])
     words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
     found = run_command("evaluate", ["with", *words, "other_runs=['runs/2']"])["points"]
-    assert [(p["run"], p["way"], p["asked"]) for p in found] == [
+    assert [(p["run"], p["way"], p["target_rate"]) for p in found] == [
         (str(ranged), "told", 0.2),
         (str(ranged), "told", 0.4),
         ("runs/2", "calibrated", 0.2),
@@ -101,15 +101,13 @@ def check_budgets(run: Path) -> None:
         assert "".join(token["text"] for token in cut["tokens"]) == text
 
 
-def test_entropy_weights_are_evaluated_beside_the_plain_policy(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_entropy_weight_is_compared_with_a_constant_bias(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
     found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
-    assert [(p["way"], p["doubt"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
+    assert [(p["way"], p["entropy_weight"]) for p in found] == [("calibrated", 0), ("entropy-weighted", 1)]
     assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "by doubt" in shown
+    assert "entropy-weighted" in shown
     assert f"{found[1]['difference']:+.4f}" in shown
     assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
     assert run_command("evaluate", [*words, "out=null"])["points"] == found[:1]

@@ -25,6 +25,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import split_for_calibration
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run
 
 ASKED = (0.1, 0.2)
@@ -41,13 +42,13 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     found = evaluate_run(folder, evaluation_request)
     trained = load_run(str(folder), "latest")
     both = split_for_calibration(load_corpus(trained.config.data), 6)
-    how = {"batch_size": trained.config.validation.batch_size}
-    points = rate_curve(trained.parts, trained.config, evaluation_request.rates, *both, **how)
+    options = EvalOptions(trained.config.validation.batch_size)
+    points = rate_curve(trained.components, trained.config, evaluation_request.rates, *both, options)
     assert [(at.way, at.asked) for at in found.at_rates] == [
         *(("told", 0.3), ("calibrated", 0.3), ("told", 0.15), ("calibrated", 0.15))
     ]
     for at, point in zip(found.at_rates, points, strict=True):
-        assert (at.rate, at.flops, at.logit_bias) == (point.rate, point.flops, point.logit_bias)
+        assert (at.rate, at.flops, at.logit_bias) == (point.boundary_rate, point.flops, point.logit_bias)
         assert np.mean(at.loss) == pytest.approx(point.loss, rel=1e-12)
     assert load_evaluation(folder, evaluation_request) == found
     assert load_evaluation(folder, EvaluationRequest(0, 260)) is None
@@ -63,10 +64,10 @@ def check_halves(trained):
     corpus = load_corpus(trained.config.data)
     batch = corpus.validation()
     config = replace(trained.config, validation=replace(trained.config.validation, sequences=len(batch)))
-    found = at_rates(trained.parts, config, (0.2,), corpus)
+    found = at_rates(trained.components, config, (0.2,), corpus)
     half = len(batch) // 2
-    how = {"batch_size": config.validation.batch_size}
-    points = rate_curve(trained.parts, config, [0.2], batch[:half], batch[half:], **how)
+    options = EvalOptions(config.validation.batch_size)
+    points = rate_curve(trained.components, config, [0.2], batch[:half], batch[half:], options)
     assert [len(at.loss) for at in found] == [half, half]
     assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
     every = {"document": [*range(len(batch))], "loss": [0.0] * len(batch)}

@@ -22,7 +22,7 @@ from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
 from tokenv.core import keys
 from tokenv.data.series.windows import load_series
-from tokenv.evaluation.evaluator import held_out_rollouts, sequence_losses
+from tokenv.evaluation.evaluator import EvalOptions, held_out_rollouts, sequence_losses
 from tokenv.evaluation.loaded_run import load_run
 
 
@@ -103,9 +103,9 @@ def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
 def test_shares_average_to_the_ratio_of_the_sums(rows, loss_mask):
     """Whatever a sequence's own ratio is; one without anything that counts has none."""
     late_B, counted_B = torch.tensor([*rows, (1.0, loss_mask)], dtype=torch.float64).T
-    found_B, _ = sequence_losses({"late": late_B, "early": late_B, "counted": counted_B})
+    found_B, _ = sequence_losses(late_B, late_B, counted_B)
     assert found_B.mean().item() == pytest.approx((late_B.sum() / counted_B.sum()).item(), abs=1e-9)
-    plain_B, _ = sequence_losses({"late": late_B, "early": late_B})
+    plain_B, _ = sequence_losses(late_B, late_B, None)
     assert plain_B is late_B
 
 
@@ -115,9 +115,9 @@ def test_the_test_loss_is_a_mean_over_all_test_values(store):
     trained = load_run("runs/1", "latest")
     test = load_series(trained.config.data).test(trained.config.validation.sequences)
     nats = loss_mask = 0.0
-    for td in held_out_rollouts(trained.parts, test, batch_size=trained.config.validation.batch_size):
+    for td in held_out_rollouts(trained.components, test, EvalOptions(trained.config.validation.batch_size)):
         nats -= td[keys.LOG_LIKELIHOOD].double().sum().item()
-        loss_mask += trained.parts.lm.codec.loss_mask(td["next", keys.SYMBOL]).sum().item()
+        loss_mask += trained.components.lm.codec.loss_mask(td["next", keys.SYMBOL]).sum().item()
     assert found.loss_test == pytest.approx(nats / loss_mask, rel=1e-9)
     validation = load_series(trained.config.data).validation(None)
     assert not torch.equal(test.symbol_BN.nan_to_num(), validation.symbol_BN.nan_to_num())

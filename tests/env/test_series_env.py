@@ -31,7 +31,8 @@ from tokenv.data.sources import TensorSource
 from tokenv.env.gym import SERIES_ID
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.evaluation.evaluator import Evaluation, boundary_scores, evaluate
+from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate
+from tokenv.evaluation.run_state import Evaluation
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -301,7 +302,7 @@ def test_averages_are_over_values_that_count(series_settings):
     value_BNC[2:, 10:] = np.nan
     symbol_BN = framed(value_BNC)
     batch = TensorSource(symbol_BN).next(5)
-    result = evaluate(parts, batch, batch_size=2)
+    result = evaluate(parts, batch, EvalOptions(2))
     generator, total = torch.Generator().manual_seed(0), 0.0
     for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What is told of a policy's habits is what counting by hand gives."""
+"""Statistics of boundaries agree with counting by hand."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.evaluation import boundary_stats as module
-from tokenv.evaluation.boundary_stats import CLASSES, class_of, compute_boundary_stats
+from tokenv.evaluation.boundary_stats import CLASSES, byte_classes, compute_boundary_stats
 
 
 def test_every_byte_has_the_class_that_people_would_say():
@@ -22,11 +22,11 @@ def test_every_byte_has_the_class_that_people_would_say():
         "_": "punctuation",
     }
     for character, name in said.items():
-        assert CLASSES[class_of()[ord(character)]] == name
+        assert CLASSES[byte_classes()[ord(character)]] == name
     lead, *rest = "ß".encode()
-    assert CLASSES[class_of()[lead]] == "UTF-8 lead"
-    assert CLASSES[class_of()[rest[0]]] == "UTF-8 continuation"
-    assert CLASSES[class_of()[0]] == "control"
+    assert CLASSES[byte_classes()[lead]] == "UTF-8 lead"
+    assert CLASSES[byte_classes()[rest[0]]] == "UTF-8 continuation"
+    assert CLASSES[byte_classes()[0]] == "control"
 
 
 @settings(deadline=None, max_examples=30)
@@ -37,7 +37,7 @@ def test_figures_are_plain_counts(seed, length, batch):
     prob_BT = torch.rand(batch, length, generator=generator)
     action_BT = (torch.rand(batch, length, generator=generator) < 0.5).long()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST", 2)
+        patch.setattr(module, "MIN_COUNT", 2)
         found = compute_boundary_stats(symbol_BT, action_BT, prob_BT, most=1000)
 
     tokens, contexts, seen, drawn = Counter(), {}, Counter(), Counter()
@@ -46,7 +46,7 @@ def test_figures_are_plain_counts(seed, length, batch):
         token = b""
         for i in range(1, length):
             token += text[i : i + 1]
-            name = CLASSES[class_of()[text[i]]]
+            name = CLASSES[byte_classes()[text[i]]]
             seen[name] += 1
             drawn[name] += ends[i]
             if ends[i]:

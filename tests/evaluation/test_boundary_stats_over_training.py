@@ -1,4 +1,4 @@
-"""How habits grew is what each kept checkpoint shows in the same text."""
+"""Statistics over training are those of each checkpoint in the same text."""
 
 from pathlib import Path
 
@@ -8,10 +8,9 @@ from tiny import settings
 from tokenv.config.files import resolve
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation import boundary_stats
-from tokenv.evaluation import boundary_stats as module
 from tokenv.evaluation.boundary_stats import BoundaryStats, boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.evaluation.text_report import growth_table
+from tokenv.evaluation.text_report import training_table
 from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
@@ -26,16 +25,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kept_checkpoint_has_a_column(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last = load_run(str(run), "latest")
     batch = load_corpus(last.config.data).validation(8)
-    monkeypatch.setattr(module, "LEAST", 1)
+    monkeypatch.setattr(boundary_stats, "MIN_COUNT", 1)
     found = boundary_stats_over_training(last, batch)
     assert list(found) == [1024, 2048, 2560]
     for path, each in zip(list_complete(run / "checkpoints"), found.values(), strict=True):
         assert each == boundary_stats_of_run(load_run(str(path)), batch)
     assert len({str(each.contexts) for each in found.values()}) == 3
-    ((header, *rows),) = growth_table(found).values()
+    ((header, *rows),) = training_table(found).values()
     assert header == ["byte", "1,024", "2,048", "2,560"]
     assert [row[0] for row in rows] == list(found[2560].classes)
-    monkeypatch.setattr(boundary_stats, "MOST", 2)
+    monkeypatch.setattr(boundary_stats, "MAX_CHECKPOINTS", 2)
     assert list(boundary_stats_over_training(last, batch)) == [1024, 2560]
 
 
@@ -51,6 +50,6 @@ def test_a_damaged_checkpoint_has_none(run: Path) -> None:
 
 def test_a_class_that_is_nowhere_is_not_told_and_one_moment_alone_is_no_growth() -> None:
     one, other = (BoundaryStats({name: (1.0, rate)}, [], []) for name, rate in (("space", 0.5), ("letter", 0.25)))
-    ((_, *rows),) = growth_table({10: one, 20: other}).values()
+    ((_, *rows),) = training_table({10: one, 20: other}).values()
     assert rows == [["space", "0.500", "–"], ["letter", "–", "0.250"]]
-    assert growth_table({10: one}) == {}
+    assert training_table({10: one}) == {}

@@ -1,4 +1,4 @@
-"""Calibrated rates: a bias is what it is said to be, meets the rate, and disturbs nothing else."""
+"""Calibration: a bias shifts all logits, reaches the rate, and changes nothing else."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tokenv.config.files import merge, resolve
 from tokenv.core import keys
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import calibrate, segment_at_rate, split_for_calibration
-from tokenv.evaluation.evaluator import evaluate, held_out_rollouts, shift_noise
+from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts, shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
 from tokenv.storage import checkpoints
@@ -36,16 +36,16 @@ def config(tiny_settings):
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_a_calibrated_policy_draws_the_asked_for_rate(config, tiny_settings, window):
-    """On the sequences that it was calibrated on, and with the same noise, to one decision in a hundred or so."""
+    """Check on the calibration sequences with the same noise, to about one decision in a hundred."""
     changes = {"agent": {"name": "learned", "window": window}, "validation": {"sequences": 6}, "rate": 0.3}
     parts = build_components(resolve([], merge(tiny_settings, changes)))
     corpus = load_corpus(config.data)
     held_out, own = split_for_calibration(corpus, 6)
-    bias = calibrate(parts, own, 0.45, batch_size=4)
+    bias = calibrate(parts, own, 0.45, EvalOptions(4))
     assert bias > 0.2  # from about 0.3 upwards
-    rates = [evaluate(parts, own, batch_size=4, seed=seed, logit_bias=bias).boundary_rate for seed in range(8)]
+    rates = [evaluate(parts, own, EvalOptions(4, seed, logit_bias=bias)).boundary_rate for seed in range(8)]
     assert sum(rates) / 8 == pytest.approx(0.45, abs=0.03)
-    assert evaluate(parts, held_out, batch_size=4).boundary_rate < 0.4
+    assert evaluate(parts, held_out, EvalOptions(4)).boundary_rate < 0.4
     assert parts.agent.training
 
 
@@ -63,15 +63,15 @@ def test_sequences_to_calibrate_on_are_measured_nowhere(config):
 def test_agents_whose_number_is_fixed_have_no_bias(config, tiny_settings, agent):
     parts = build_components(resolve([], merge(tiny_settings, {"agent": agent})))
     _, own = split_for_calibration(load_corpus(config.data), 6)
-    assert calibrate(parts, own, 0.45, batch_size=4) is None
+    assert calibrate(parts, own, 0.45, EvalOptions(4)) is None
 
 
 def test_no_bias_is_no_change(config):
     parts = build_components(config)
     held_out = load_corpus(config.data).validation(6)
-    plain = evaluate(parts, held_out, batch_size=4)
-    assert evaluate(parts, held_out, batch_size=4, logit_bias=1e-9).loss == pytest.approx(plain.loss, rel=1e-6)
-    wide = list(held_out_rollouts(parts, held_out, batch_size=4, logit_bias=50.0))
+    plain = evaluate(parts, held_out, EvalOptions(4))
+    assert evaluate(parts, held_out, EvalOptions(4, logit_bias=1e-9)).loss == pytest.approx(plain.loss, rel=1e-6)
+    wide = list(held_out_rollouts(parts, held_out, EvalOptions(4, logit_bias=50.0)))
     assert all(td[keys.ACTION].all() for td in wide)
 
 
@@ -81,7 +81,7 @@ def run(config, folder, **options):
 
 
 def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_path):
-    """Only ``calibrated/`` metrics are new; and resumed, they are what they would have been."""
+    """Check that only ``calibrated/`` metrics are added, and that a resumed run has the same ones."""
     changes = {"validation": {"sequences": 6, "calibrate": True}, "rate": 0.3}
     calibrated = resolve([], merge(tiny_settings, changes))
     plain, more = run(config, tmp_path / "plain"), run(calibrated, tmp_path / "more")
@@ -101,18 +101,18 @@ def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
     cut = segment_at_rate(trained, text, tokens=tokens)
     assert sum(cut.boundary_N[:-1]) + 1 == tokens
     rate = tokens / len(text)  # a boundary in each of three pieces is forced
-    assert abs(sum(segment_at_rate(trained, text, rate).boundary_N) - tokens) <= 1
+    assert abs(sum(segment_at_rate(trained, text, EvalOptions(rate=rate)).boundary_N) - tokens) <= 1
 
 
 def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
-    """With a threshold, places of equal logits are boundaries together."""
+    """Check the warning for a threshold, where positions with equal logits become boundaries together."""
     config = resolve([], tiny_settings)
     parts = build_components(config)
     torch.nn.init.zeros_(parts.agent.projection.weight)
     trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
-    segment_at_rate(trained, b"some text or other", 0.5, threshold=True)
+    segment_at_rate(trained, b"some text or other", EvalOptions(rate=0.5, threshold=True))
     assert "rate = 0.5: no logit bias draws it in this text; the nearest is " in capsys.readouterr().err
-    segment_at_rate(trained, b"some text or other", 0.5)
+    segment_at_rate(trained, b"some text or other", EvalOptions(rate=0.5))
     assert capsys.readouterr().err == ""
 
 

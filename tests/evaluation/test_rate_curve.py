@@ -1,5 +1,6 @@
-"""One model for every rate: how it is configured, trained, saved, measured, calibrated and told its rate."""
+"""Rate-conditioned models: configuration, training, storage, evaluation and calibration at several rates."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,10 +19,9 @@ from tokenv.data.corpus import load_corpus
 from tokenv.data.sources import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.rate_targets import LogitPressure
-from tokenv.evaluation.calibration import calibrate, split_for_calibration
-from tokenv.evaluation.evaluator import evaluate, held_out_rollouts
-from tokenv.evaluation.rate_curve import evaluate_rates
-from tokenv.evaluation.requested_rate import rate_for_flops, resolve_rate
+from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
+from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts
+from tokenv.evaluation.loaded_run import rate_for_flops, resolve_rate
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, matrix_parameters, rate_of_flops, reading_flops, training_flops
 from tokenv.storage import checkpoints
 from tokenv.training.data_parallel import DataParallelGroup
@@ -34,7 +34,7 @@ TOLD = {"learned", "strict", "uniform", "random"}
 
 
 class OneRate(LogitPressure):
-    """A rate target that knows one rate."""
+    """Rate target for a single rate."""
 
     varies = False
 
@@ -197,20 +197,20 @@ def parts(tiny_settings):
 def test_every_held_out_sequence_keeps_its_rate_however_many_share_a_pass(parts, held_out):
     rates = []
     for batch_size in (2, 6):
-        found = held_out_rollouts(parts, held_out[0], batch_size=batch_size)
+        found = held_out_rollouts(parts, held_out[0], EvalOptions(batch_size))
         rates.append(torch.cat([td[keys.TARGET_RATE][:, 0] for td in found]))
     assert torch.equal(*rates)
     assert len(rates[0].unique()) == 6
-    second = list(held_out_rollouts(parts, held_out[0], batch_size=2, turn=(1, 3)))
+    second = list(held_out_rollouts(parts, held_out[0], EvalOptions(2), shard=(1, 3)))
     assert torch.equal(second[0][keys.TARGET_RATE][:, 0], rates[0][2:4])
 
 
 def test_a_rate_that_is_told_is_everybodys(parts, held_out):
-    few, many = (evaluate(parts, held_out[0], batch_size=4, rate=rate) for rate in (0.15, 0.55))
+    few, many = (evaluate(parts, held_out[0], EvalOptions(4, rate=rate)) for rate in (0.15, 0.55))
     assert few.boundary_rate < many.boundary_rate
     assert few.boundary_rate == pytest.approx(0.15, abs=0.06)
-    assert evaluate(parts, held_out[0], batch_size=4, rate=0.15) == few
-    assert evaluate(parts, held_out[0], batch_size=4).boundary_rate not in (few.boundary_rate, many.boundary_rate)
+    assert evaluate(parts, held_out[0], EvalOptions(4, rate=0.15)) == few
+    assert evaluate(parts, held_out[0], EvalOptions(4)).boundary_rate not in (few.boundary_rate, many.boundary_rate)
 
 
 def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
@@ -218,14 +218,14 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
         parts.agent.told.last.weight.fill_(0.1)  # off, the more so the further up
     own = held_out[1]
     for asked in (0.15, 0.3, 0.5):
-        bias = calibrate(parts, own, asked, batch_size=4)
-        how = {"batch_size": 4, "rate": asked, "logit_bias": bias}
-        rates = [evaluate(parts, own, seed=seed, **how).boundary_rate for seed in range(8)]
+        bias = calibrate(parts, own, asked, EvalOptions(4))
+        options = EvalOptions(4, rate=asked, logit_bias=bias)
+        rates = [evaluate(parts, own, replace(options, seed=seed)).boundary_rate for seed in range(8)]
         assert sum(rates) / 8 == pytest.approx(asked, abs=0.03)
-    whole = calibrate(parts, own, RateRange(0.1, 0.6), batch_size=4)
+    whole = calibrate(parts, own, RateRange(0.1, 0.6), EvalOptions(4))
     drawn, told = [], []
     for seed in range(8):
-        found = list(held_out_rollouts(parts, own, batch_size=4, seed=seed, logit_bias=whole))
+        found = list(held_out_rollouts(parts, own, EvalOptions(4, seed, logit_bias=whole)))
         drawn += [td[keys.ACTION].double().mean(-1) for td in found]
         told += [td[keys.TARGET_RATE].double().mean(-1) for td in found]
     assert torch.cat(drawn).mean().item() == pytest.approx(torch.cat(told).mean().item(), abs=0.05)
@@ -234,32 +234,32 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
 @pytest.mark.parametrize("agent", [{"name": "strict"}, {"name": "uniform"}, {"name": "random"}])
 def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
     parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
-    points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, batch_size=4)
+    points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, EvalOptions(4))
     assert [point.way for point in points] == ["told"] * 3
-    assert [point.rate for point in points] == pytest.approx([4 / 31, 8 / 31, 16 / 31])
+    assert [point.boundary_rate for point in points] == pytest.approx([4 / 31, 8 / 31, 16 / 31])
 
 
 def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
     config = resolve([], tiny_settings)
     parts = build_components(config)
-    points = rate_curve(parts, config, [0.1, 0.4], *held_out, batch_size=4)
-    assert [(point.way, point.asked) for point in points] == [("calibrated", 0.1), ("calibrated", 0.4)]
+    points = rate_curve(parts, config, [0.1, 0.4], *held_out, EvalOptions(4))
+    assert [(point.way, point.target_rate) for point in points] == [("calibrated", 0.1), ("calibrated", 0.4)]
     assert points[0].logit_bias < 0 < points[1].logit_bias
-    assert [point.rate for point in points] == pytest.approx([0.1, 0.4], abs=0.07)
+    assert [point.boundary_rate for point in points] == pytest.approx([0.1, 0.4], abs=0.07)
     assert points[0].flops < points[1].flops
     for name in ("uniform", "whitespace"):
         config = resolve([], merge(tiny_settings, {"agent": {"name": name}}))
         with pytest.raises(UserError, match=f"rates: no logit bias brings agent '{name}'"):
-            rate_curve(build_components(config), config, [0.4], *held_out, batch_size=4)
+            rate_curve(build_components(config), config, [0.4], *held_out, EvalOptions(4))
 
 
 def test_what_nothing_moves_is_measured_at_its_own_rate(tiny_settings, held_out):
     config = resolve([], merge(tiny_settings, {"agent": {"name": "whitespace"}}))
     ((point, loss_B),) = evaluate_rates(
-        build_components(config), config, [0.3, 0.5], *held_out, batch_size=4, unmoved=True
+        build_components(config), config, [0.3, 0.5], *held_out, EvalOptions(4), allow_native=True
     )
-    plain = evaluate(build_components(config), held_out[0], batch_size=4)
-    assert (point.way, point.asked, point.rate) == ("own", plain.boundary_rate, plain.boundary_rate)
+    plain = evaluate(build_components(config), held_out[0], EvalOptions(4))
+    assert (point.way, point.target_rate, point.boundary_rate) == ("own", plain.boundary_rate, plain.boundary_rate)
     assert (point.loss, point.standard_error) == (plain.loss, plain.standard_error)
     assert loss_B.mean().item() == plain.loss
 
@@ -311,47 +311,53 @@ def test_the_library_takes_a_rate(tiny_settings, tmp_path):
     assert tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries == model.spans(text, rate=0.12).boundaries
 
 
-# --- spent by doubt ---
+# --- entropy weights ---
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_doubt_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
+def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
     words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
     parts = build_components(resolve([], merge(words, RATES if ranged else {})))
     with torch.no_grad():
         parts.agent.projection.weight.normal_(std=0.3)
         parts.lm.early_head.weight.normal_(std=0.5)
     batch, asked = held_out[0], 0.3 if ranged else None
-    how = {"batch_size": 6, "seed": 3, "rate": asked}
-    (plain,) = held_out_rollouts(parts, batch, **how)
-    (doubting,) = held_out_rollouts(parts, batch, doubt=0.7, logit_bias=-0.4, **how)
+    options = EvalOptions(6, seed=3, rate=asked)
+    (plain,) = held_out_rollouts(parts, batch, options)
+    (weighted,) = held_out_rollouts(parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4))
     entropy_BT = parts.lm.early_entropy(parts.lm.encode(batch.symbol_BN))[:, :-1]
     assert entropy_BT.std() > 0.05
     logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
     noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
     wanted = torch.where(plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0)
-    assert torch.equal(doubting[keys.ACTION] > 0, wanted)
-    assert not torch.equal(doubting[keys.ACTION], plain[keys.ACTION])
+    assert torch.equal(weighted[keys.ACTION] > 0, wanted)
+    assert not torch.equal(weighted[keys.ACTION], plain[keys.ACTION])
 
 
-def test_doubt_spends_as_much_and_is_held_against_what_is_spent_evenly(parts, tiny_settings, held_out):
+def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(parts, tiny_settings, held_out):
     config = resolve([], settings_of(tiny_settings))
     with torch.no_grad():
         parts.lm.early_head.weight.normal_(std=0.5)
-    points = rate_curve(parts, config, [0.3], *held_out, batch_size=4, doubts=[0.0, 1.0])
-    assert [(point.way, point.doubt) for point in points] == [("told", 0), ("calibrated", 0), ("by doubt", 1)]
-    constant, doubting = points[1:]
+    points = rate_curve(parts, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[0.0, 1.0])
+    assert [(point.way, point.entropy_weight) for point in points] == [
+        ("told", 0),
+        ("calibrated", 0),
+        ("entropy-weighted", 1),
+    ]
+    constant, weighted = points[1:]
     assert constant.difference is None
-    assert doubting.difference == pytest.approx(doubting.loss - constant.loss)
-    assert 0 < doubting.difference_error < doubting.standard_error
+    assert weighted.difference == pytest.approx(weighted.loss - constant.loss)
+    assert 0 < weighted.difference_error < weighted.standard_error
     own = held_out[1]
-    biases = [calibrate(parts, own, 0.3, batch_size=4, doubt=doubt) for doubt in (0.0, 1.0)]
-    assert [constant.logit_bias, doubting.logit_bias] == biases
+    biases = [calibrate(parts, own, 0.3, EvalOptions(4, entropy_weight=weight)) for weight in (0.0, 1.0)]
+    assert [constant.logit_bias, weighted.logit_bias] == biases
     rates = []
     for seed in range(8):
-        found = held_out_rollouts(parts, own, batch_size=4, seed=seed, rate=0.3, logit_bias=biases[1], doubt=1.0)
+        found = held_out_rollouts(parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0))
         rates += [td[keys.ACTION].double().mean() for td in found]
     assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
     strict = build_components(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
-    with pytest.raises(UserError, match=r"no logit bias brings agent 'strict' to 0\.3: expected .* \(without doubt\)"):
-        rate_curve(strict, config, [0.3], *held_out, batch_size=4, doubts=[1.0])
+    with pytest.raises(
+        UserError, match=r"no logit bias .* 'strict' to 0\.3: expected .* \(without an entropy weight\)"
+    ):
+        rate_curve(strict, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[1.0])

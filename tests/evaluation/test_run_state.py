@@ -1,4 +1,4 @@
-"""How far a run has come, saved and read whole; and what earlier versions have saved."""
+"""The state of a run is saved and read completely, also from earlier versions."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import pytest
 from tokenv.config.components import build_components
 from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.schema import Config, TrainConfig
-from tokenv.evaluation.evaluator import Evaluation, eval_mode
-from tokenv.evaluation.run_state import RunState
+from tokenv.evaluation.evaluator import eval_mode
+from tokenv.evaluation.run_state import Evaluation, RunState
 from tokenv.storage.checkpoints import Checkpoint, save
 
 # As version 0.1 wrote it, before the states had a type.

@@ -1,4 +1,4 @@
-"""Downstream tasks: the harness's words, exact bits of answers, and what goes wrong."""
+"""Downstream tasks: the harness's prompts, exact bits of answers, and errors."""
 
 import json
 import math
@@ -15,8 +15,9 @@ from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.rollout import rollout
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.task_formats import TASKS, Question, load_questions
-from tokenv.evaluation.task_scores import answer_bits, score
+from tokenv.evaluation.task_scores import answer_bits, score_task
 
 PIQA = {"goal": "How to boil eggs?", "sol1": "Use water.", "sol2": "Use sand.", "label": 0}
 ARC = {
@@ -35,7 +36,7 @@ LAMBADA = {"text": "He shook his head, took a step back and held his hands up. '
 
 
 def test_rows_become_the_harnesss_strings():
-    """As in lm-evaluation-harness: doc_to_text, and doc_to_choice after the target delimiter, a blank."""
+    """Return prompts as in lm-evaluation-harness: doc_to_text, then a blank and doc_to_choice."""
     assert TASKS["piqa"].question(PIQA) == Question(
         "Question: How to boil eggs?\nAnswer:", (" Use water.", " Use sand."), 0
     )
@@ -132,7 +133,7 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
 
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)).double()
     parts = Components(lm, Whitespace(), None, None)
-    found = answer_bits(parts, pairs, seq_len=20, batch_size=3)
+    found = answer_bits(parts, pairs, EvalOptions(3), seq_len=20)
     for (context, answer), bits in zip(pairs, found.tolist(), strict=True):
         kept = (context + answer)[-max(20, len(answer) + 1) :]
         td = rollout(lm, parts.agent, torch.tensor([list(kept)]))
@@ -145,14 +146,14 @@ def test_scores(tiny_lm, monkeypatch):
     parts = Components(tiny_lm, Uniform(0.5, 8), None, None)
     bits = torch.tensor([2.0, 8.0, 6.0, 8.0, 2.0, 3.0], dtype=torch.float64)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits)
-    found = score(parts, questions, seq_len=8, batch_size=2)
+    found = score_task(parts, questions, EvalOptions(2), seq_len=8)
     # Per byte: 1 and 2 | 3 and 2 | 1 and 0.75; the right ones are 2, 2 and 1.
     assert found.bits_per_byte == pytest.approx(5 / 3)
     assert found.standard_error == pytest.approx(1 / 3)
     assert found.accuracy == pytest.approx(1 / 3)
     assert found.accuracy_standard_error == pytest.approx(1 / 3)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits[:1])
-    one = score(parts, [Question("a", (" b",))], seq_len=8, batch_size=2)
+    one = score_task(parts, [Question("a", (" b",))], EvalOptions(2), seq_len=8)
     assert one.accuracy is None
     assert math.isnan(one.standard_error)
 

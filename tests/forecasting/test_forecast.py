@@ -19,6 +19,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.series.tables import Recording
 from tokenv.data.series.windows import load_series
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.forecasting.baseline_models import naive_baselines
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
 from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
@@ -168,7 +169,7 @@ def test_a_rate_conditioned_model_forecasts_at_the_given_rate(direct):
     batch = only(histories(np.random.default_rng(0).normal(size=(60, 4)).cumsum(0), 6))
     told = {}
     for rate in (None, RateRange(0.1, 0.6).mean, 0.1, 0.9):
-        found = forecast(made, batch, 6, samples=3, direct=direct, rate=rate)
+        found = forecast(made, batch, 6, EvalOptions(rate=rate), samples=3, direct=direct)
         told[rate] = found.boundary_BL.mean(), found.distribution.mean_BHC
     own, mean, few, many = told.values()
     assert (own[1] == mean[1]).all()

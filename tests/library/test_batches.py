@@ -1,4 +1,4 @@
-"""Several texts asked in one call get the answers of each alone, whatever stands beside them."""
+"""Several texts in one call have the results of each text alone."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ AGENTS = {"learned": {"window": 2}, "strict": {"window": 2}, "uniform": {}, "ran
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """Models in float64 of 32 bytes a sequence."""
+    """Models in float64 with sequences of 32 bytes."""
     found = {}
     for name, options in AGENTS.items():
         folder = tmp_path_factory.mktemp(name)
@@ -51,7 +51,7 @@ def test_several_texts_share_passes(models: dict[str, Model], monkeypatch: pytes
     model, passes = models["learned"], []
     model.lm.down[0].register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
     model.log_likelihood([bytes(range(32))] * 8 + [b"short"] * 3)
-    assert passes == [3, 8]
+    assert passes == [8, 3]
     passes.clear()
     model.tokens([bytes(range(32))] * 8)
     assert passes == [8]

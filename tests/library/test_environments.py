@@ -1,4 +1,4 @@
-"""A trained run plays gymnasium's environments: the model and text are as by hand, and small to send elsewhere."""
+"""Environments of gymnasium with a trained run have its model and text, and a small pickle."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def by_hand(run: Path, seq_len: int | None = None) -> dict[str, Any]:
 
 
 def episode(env: Any) -> list[Any]:
-    """Everything that is seen with fixed actions, of one row or two."""
+    """Return all observations with fixed actions, of one row or two."""
     observation, _ = env.reset(seed=SEED)
     seen = [observation, env.unwrapped.origin]
     for actions in ACTIONS:
@@ -136,7 +136,7 @@ def test_another_process_opens_the_run(tiny_run: Path, tmp_path: Path) -> None:
 
 
 def assert_rewards(rewards: np.ndarray, run: Path, seeds: list[int]) -> None:
-    """Of rows [T, B] with the actions above, each a process of its own with its own seed."""
+    """Return those of rows [T, B] with the actions above, each in a process of its own with its own seed."""
     for row, seed in enumerate(seeds):
         env = BytesEnv(**by_hand(run, LENGTH))
         env.reset(seed=seed)

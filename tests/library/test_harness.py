@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness asks a model what the library says of it."""
+"""The lm-evaluation-harness has the same results as the library."""
 
 import json
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""``tokenv.load``: what a model is asked in Python is what the commands say, and a shared model is the same model."""
+"""``tokenv.load``: a model has the same results in Python as with the commands, also after saving and sharing."""
 
 import json
 import math
@@ -18,7 +18,8 @@ from tokenv import Model
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.evaluation.loaded_run import load_run, score_text
+from tokenv.evaluation.evaluator import EvalOptions
+from tokenv.evaluation.loaded_run import load_run, score_texts
 from tokenv.library import hub
 from tokenv.storage import trust
 from tokenv.storage.run_folders import DIGESTS, write_digests
@@ -27,9 +28,9 @@ from tokenv.training.trainer import train
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
 
-def log_likelihoods(*arguments, **named):
-    """Score a text, without asking which bytes are the most probable."""
-    return score_text(*arguments, **named)[0]
+def log_likelihoods(trained, text, **options):
+    """Return the log-likelihood of each byte of a text."""
+    return score_texts(trained, [text], EvalOptions(**options))[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_every_byte_but_the_first_has_a_likelihood(folder: Path, length: int) ->
 
 
 def test_a_byte_of_a_long_text_is_read_in_a_window_that_begins_before_it(folder: Path) -> None:
-    """The windows of 32 bytes begin at 0, 16, 32, ..., and a byte has at least 16 before it."""
+    """Check windows of 32 bytes which begin at 0, 16, 32, ..., so that a byte has at least 16 preceding ones."""
     trained, text = load_run(str(folder)), TEXT.encode()
     nats = log_likelihoods(trained, text, threshold=True)
     window = log_likelihoods(trained, text[16:48], threshold=True)
@@ -203,7 +204,7 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
 
 
 def test_a_model_of_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the Hub in a folder: what is pushed is what is loaded."""
+    """Check, with a folder in place of the Hub, that a pushed model is loaded unchanged."""
     store = tmp_path / "hub"
 
     def create(_: HfApi, name: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A model's boundaries among Hugging Face's tokenizers."""
+"""A model's boundaries as a pre-tokenizer of Hugging Face's libraries."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which bytes a model would itself have written, besides how probable they are."""
+"""Scores say which bytes are the most probable ones, and how probable they are."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ import torch
 import tokenv
 from tokenv import Model
 from tokenv.data.sources import TensorSource
-from tokenv.evaluation.loaded_run import load_run, score_text
+from tokenv.evaluation.evaluator import EvalOptions
+from tokenv.evaluation.loaded_run import load_run, score_texts
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
 
@@ -20,13 +21,14 @@ def model(tiny_run: Path) -> Model:
 
 @pytest.mark.parametrize("length", [2, 31, 32, 33, 49, 150])
 def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_run: Path, length: int) -> None:
-    """With the distributions of plain forward passes over the windows that begin at 0, 16, 32, ... and the end."""
+    """Compare with plain forward passes over windows which begin at 0, 16, 32, ... and with the last one."""
     trained, text = load_run(str(tiny_run)), TEXT.encode()[:length]
-    nats, best = score_text(trained, text, threshold=True, greedy=True)
-    assert nats[1:] == score_text(trained, text, threshold=True)[0][1:]
+    options = EvalOptions(threshold=True)
+    ((nats, best),) = score_texts(trained, [text], options, greedy=True)
+    assert nats[1:] == score_texts(trained, [text], options)[0][0][1:]
     assert len(best) == length
     assert best[0] is False
-    lm, agent = trained.parts.lm, trained.parts.agent
+    lm, agent = trained.components.lm, trained.components.agent
     window = min(32, length)
     known, found = 0, [False] * length
     for start in [*range(0, length - window, 16), length - window]:

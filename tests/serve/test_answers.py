@@ -1,4 +1,4 @@
-"""What the page is answered is what the library says of the same text."""
+"""The page gets the same results as the library for the same text."""
 
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import tokenv
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.library.handlers import LONGEST, SegmentRequest, answer, page
-from tokenv.library.model_cache import KEPT, ModelCache
+from tokenv.library.handlers import CACHED_MODELS, MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
 from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
@@ -27,7 +26,7 @@ def test_a_text_is_cut_as_the_library_cuts_it(shelf: ModelCache, tiny_run: Path)
     for checkpoint in list_complete(tiny_run / "checkpoints"):
         for threshold in (False, True):
             asked = SegmentRequest(TEXT, {str(tiny_run): checkpoint.name}, threshold=threshold)
-            (said,) = answer(shelf, asked, seed=3)["runs"]
+            (said,) = segment_text(shelf, asked, seed=3)["runs"]
             spans = tokenv.load(checkpoint).spans(TEXT, seed=3, threshold=threshold)
             assert said["spans"] == spans.as_dict()
             assert said["checkpoint"] == checkpoint.name
@@ -38,19 +37,21 @@ def test_a_text_is_cut_as_the_library_cuts_it(shelf: ModelCache, tiny_run: Path)
 def test_the_chosen_checkpoint_is_where_it_begins(shelf: ModelCache, tiny_run: Path) -> None:
     last = list_complete(tiny_run / "checkpoints")[-1].name
     (run,) = shelf.as_list()
-    assert run["chosen"] == last
+    assert run["default"] == last
     assert [kept["name"] for kept in run["checkpoints"]] == [
         path.name for path in list_complete(tiny_run / "checkpoints")
     ]
     assert len(run["checkpoints"]) == 3
-    assert run["checkpoints"][0]["told"].startswith("1,024 bytes of training, ")
-    assert answer(shelf, SegmentRequest("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
+    assert run["checkpoints"][0]["description"].startswith("1,024 bytes of training, ")
+    assert (
+        segment_text(shelf, SegmentRequest("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
+    )
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 1.0])
 @pytest.mark.parametrize("threshold", [False, True])
 def test_the_rate_is_the_asked_one(shelf: ModelCache, tiny_run: Path, rate: float, threshold: bool) -> None:
-    (said,) = answer(shelf, SegmentRequest(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
     drawn, wanted = sum(said["spans"]["boundary"]), rate * len(TEXT.encode())
     forced = -(-len(TEXT.encode()) // 32)  # one at the beginning of every piece
     assert abs(drawn - max(wanted, forced)) <= (3 if threshold else 1)  # a boundary may bring others along
@@ -71,10 +72,10 @@ def test_probabilities_are_those_of_the_shifted_logits(tiny_run: Path) -> None:
 def test_who_has_no_logits_cannot_be_moved(agent: str, tmp_path: Path, tiny_settings: dict) -> None:
     train(resolve([], tiny_settings | {"agent": {"name": agent}}), tmp_path / "checkpoints", lambda *_: None)
     shelf = ModelCache([str(tmp_path)], "best")
-    (said,) = answer(shelf, SegmentRequest(TEXT, rate=0.3), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest(TEXT, rate=0.3), seed=0)["runs"]
     assert "does not draw by logits" in said["error"]
     assert "spans" not in said
-    (said,) = answer(shelf, SegmentRequest(TEXT), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest(TEXT), seed=0)["runs"]
     assert "error" not in said
 
 
@@ -91,7 +92,7 @@ def test_a_rate_that_is_none(tiny_run: Path, rate: float) -> None:
 def test_a_checkpoint_that_is_gone(shelf: ModelCache, tiny_run: Path) -> None:
     with pytest.raises(MissingFileError, match="reload the page"):
         shelf.model(str(tiny_run), "step-99999999")
-    (said,) = answer(shelf, SegmentRequest("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
     assert "has no checkpoint '../../secret' any more" in said["error"]
 
 
@@ -99,18 +100,18 @@ def test_few_models_are_kept(shelf: ModelCache, tiny_run: Path, monkeypatch: pyt
     names = [path.name for path in list_complete(tiny_run / "checkpoints")]
     first = shelf.model(str(tiny_run), names[0])
     assert shelf.model(str(tiny_run), names[0]) is first
-    monkeypatch.setattr(shelf, "_kept", 2)
+    monkeypatch.setattr(shelf, "_capacity", 2)
     for name in names:
         shelf.model(str(tiny_run), name)
     assert shelf.model(str(tiny_run), names[0]) is not first
-    assert KEPT >= 2
+    assert CACHED_MODELS >= 2
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"text": ""}, "the text is empty"),
-        ({"text": "é" * LONGEST}, f"the text has {2 * LONGEST:,} bytes: expected at most {LONGEST:,}"),
+        ({"text": "é" * MAX_BYTES}, f"the text has {2 * MAX_BYTES:,} bytes: expected at most {MAX_BYTES:,}"),
         ({"text": 5}, "expected text"),
         ({"text": "a", "rate": "much"}, "expected a number"),
         ({"text": "a", "rate": float("nan")}, "expected a"),
@@ -128,7 +129,7 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
     evil = tmp_path / "<img src=x>\x1b"
     evil.symlink_to(tiny_run)
     shelf = ModelCache([str(evil)], "latest")
-    shown = page(shelf, seed=0)
+    shown = render_page(shelf, seed=0)
     assert "<img" not in shown
     assert "\x1b" not in shown + str(shelf.as_list())
     found = Page(shown)
@@ -137,13 +138,13 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
 
 
 def test_the_text_comes_first_then_the_result_then_the_controls(shelf: ModelCache) -> None:
-    shown = page(shelf, seed=0)
+    shown = render_page(shelf, seed=0)
     places = [shown.index(part) for part in ('id="text"', 'id="status"', 'id="runs"', 'class="legend"', 'id="rate"')]
     assert places == sorted(places)
 
 
 def test_a_text_has_no_tab_stop_of_its_own(shelf: ModelCache) -> None:
-    (said,) = answer(shelf, SegmentRequest(TEXT), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest(TEXT), seed=0)["runs"]
     stops = [attrs["tabindex"] for attrs in Page(said["html"]).spans if "tabindex" in attrs]
     assert stops == ["-1"] * len(stops)  # the page's script makes one
     assert stops
@@ -157,7 +158,7 @@ def test_pieces_of_a_text_are_cut_together(tiny_run: Path, rate: float | None, m
     monkeypatch.setattr(model.lm, "encode", lambda symbol_BN: passes.append(symbol_BN.shape) or encode(symbol_BN))
     together = model.spans(text, rate=rate)
     assert len(passes) == (2 if rate is None else 4)  # whole pieces and the rest; a rate takes a search
-    monkeypatch.setattr("tokenv.evaluation.loaded_run.SYMBOLS_PER_PASS", 1)
+    monkeypatch.setattr("tokenv.evaluation.evaluator.SYMBOLS_PER_PASS", 1)
     alone = model.spans(text, rate=rate)
     assert len(passes) > 20
     assert together.boundaries == alone.boundaries

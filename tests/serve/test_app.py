@@ -1,4 +1,4 @@
-"""The server: what it answers, whom it refuses, and what it says where it cannot start."""
+"""The server: responses, rejected requests, and errors at the start."""
 
 import asyncio
 import json
@@ -24,9 +24,8 @@ from pages import Page
 import tokenv
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
-from tokenv.library.handlers import LONGEST
-from tokenv.library.model_cache import ModelCache
-from tokenv.library.server import LARGEST, LOCAL, WAITING, application, host_names, in_url, listen
+from tokenv.library.handlers import MAX_BYTES, ModelCache
+from tokenv.library.server import LOCAL, MAX_BODY, MAX_WAITING, build_application, host_names, in_url, listen
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -34,13 +33,13 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
-    """The same of a client that waits for its answer."""
+    """Send a request and wait for its answer."""
     return asyncio.run(request(app, path, body, **headers))
 
 
 @pytest.fixture
 def app(tiny_run: Path) -> Any:
-    return application(ModelCache([str(tiny_run)], "latest"), seed=3)
+    return build_application(ModelCache([str(tiny_run)], "latest"), seed=3)
 
 
 def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None:
@@ -72,8 +71,8 @@ def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> Non
         (b"[]", "a JSON mapping with a text"),
         (b'{"rate": 0.1}', "a JSON mapping with a text"),
         (b'{"text": ""}', "the text is empty"),
-        (b'{"text": "' + b"a" * (LONGEST + 1) + b'"}', "expected at most 10,000"),
-        (b'{"text": "' + b"a" * LARGEST + b'"}', "the text is too long"),
+        (b'{"text": "' + b"a" * (MAX_BYTES + 1) + b'"}', "expected at most 10,000"),
+        (b'{"text": "' + b"a" * MAX_BODY + b'"}', "the text is too long"),
         (rb'{"text": "\ud800"}', "a lone surrogate"),
         (rb'{"text": "a", "checkpoints": {"run": "\udfff"}}', "a lone surrogate"),
         (rb'{"text": "a", "\ud800": 1}', "a lone surrogate"),
@@ -90,7 +89,7 @@ def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> No
     assert ask(app, "/", host="evil.example")[0] == 400
     assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
     assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
-    everywhere = application(ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
+    everywhere = build_application(ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
     assert ask(everywhere, "/", host="machine.example")[0] == 200
     assert ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0] == 403
 
@@ -110,7 +109,7 @@ def test_every_loopback_address_checks_the_host(host: str, tiny_run: Path) -> No
         pytest.skip(f"this machine does not listen on {host}")
     with listening:
         names = host_names(host, listening.getsockname()[0])
-    app = application(ModelCache([str(tiny_run)], "latest"), names=names)
+    app = build_application(ModelCache([str(tiny_run)], "latest"), names=names)
     for own in (in_url(host), "127.0.0.1", "localhost", "[::1]"):
         assert ask(app, "/", host=f"{own}:8123")[0] == 200
     assert ask(app, "/", host="evil.example")[0] == (200 if host == "0.0.0.0" else 400)
@@ -130,11 +129,11 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, mon
         assert release.wait(60)
         return {}
 
-    monkeypatch.setattr("tokenv.library.server.answer", slow)
+    monkeypatch.setattr("tokenv.library.server.segment_text", slow)
 
     async def many() -> None:
         gone = asyncio.Event()
-        bodies = [json.dumps({"text": str(number)}).encode() for number in range(WAITING + 1)]
+        bodies = [json.dumps({"text": str(number)}).encode() for number in range(MAX_WAITING + 1)]
         running = asyncio.create_task(request(app, "/spans", bodies[0]))
         while not started.is_set():
             await asyncio.sleep(0)
@@ -142,7 +141,7 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, mon
         await asyncio.sleep(0.01)
         status, _, text = await request(app, "/spans", b'{"text": "one more"}')
         assert status == 503
-        assert f"{WAITING} requests are waiting" in json.loads(text)["error"]
+        assert f"{MAX_WAITING} requests are waiting" in json.loads(text)["error"]
         gone.set()
         await asyncio.gather(*waiting)  # none of them was answered
         release.set()
@@ -169,7 +168,7 @@ def test_a_client_that_goes_stops_before_the_next_run(tiny_run: Path, tmp_path: 
             return model(run, name)
 
         shelf.model = watched  # type: ignore[method-assign]
-        await request(application(shelf), "/spans", b'{"text": "ab"}', gone=gone)
+        await request(build_application(shelf), "/spans", b'{"text": "ab"}', gone=gone)
 
     asyncio.run(leave())
     assert began == [str(tiny_run)]
@@ -211,7 +210,7 @@ def test_a_missing_package_is_named(tiny_run: Path, monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process and its address."""
+    """Run a server process; yield it and its address."""
     command = [sys.executable, "-m", "tokenv", "serve", "with", *words, "port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

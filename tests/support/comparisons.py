@@ -13,7 +13,7 @@ from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, 
 from tokenv.compare.significance import Difference, corrected
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig, SeriesConfig
-from tokenv.evaluation.series_excerpts import SeriesExcerpt
+from tokenv.evaluation.boundary_stats import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [

@@ -45,7 +45,7 @@ def http_outcome(made):
     """``ok``, ``message``, or what went wrong: an exception, a status of the server's own fault, several lines."""
     path, body, headers = made
     try:
-        status, _, text = asyncio.run(request(_application(Path.cwd()), path, body, **headers))
+        status, _, text = asyncio.run(request(_build_application(Path.cwd()), path, body, **headers))
     except Exception as error:
         return f"traceback: {type(error).__name__}: {str(error)[:200]}"
     if status in (200, 307):
@@ -57,9 +57,9 @@ def http_outcome(made):
 
 
 @functools.cache
-def _application(place):
+def _build_application(place):
     pytest.importorskip("starlette")
-    from tokenv.library.model_cache import ModelCache
-    from tokenv.library.server import application
+    from tokenv.library.handlers import ModelCache
+    from tokenv.library.server import build_application
 
-    return application(ModelCache([RUN], "latest"))
+    return build_application(ModelCache([RUN], "latest"))

@@ -6,7 +6,7 @@ from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
 from tokenv.agents.strict import ExactCount
 from tokenv.core.rates import RateRange
-from tokenv.evaluation.rate_curve import evaluate_rates
+from tokenv.evaluation.calibration import evaluate_rates
 
 RANGE = RateRange(0.1, 0.6)
 

@@ -1,4 +1,4 @@
-"""``tokenv forecast``: continue series, with intervals."""
+"""``tokenv forecast``: forecast series with intervals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_table
 from tokenv.data.series.windows import load_series
-from tokenv.evaluation.loaded_run import LoadedRun, load_run
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.evaluator import EvalOptions
+from tokenv.evaluation.loaded_run import LoadedRun, load_run, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
@@ -35,97 +35,98 @@ from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.plotting.characters import warn
 from tokenv.plotting.console import console, summary_table
 
-DRAWN = 4  # series of the picture
-KEPT = 1000  # forecasts of a JSON file; of more, it holds those that are drawn
+PICTURE_SERIES = 4  # forecasts in the picture
+MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those in the picture
 
 
 def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]:
-    """Continue series; hold the forecasts against what came, where that is known."""
+    """Forecast series, and score the forecasts if the actual values are known."""
     trained = load_run(options.run, options.checkpoint)
     config, horizon = trained.config, options.horizon
     prepare(config.hardware)
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
-    asked: dict[str, Any] = {"samples": options.samples, "direct": options.direct, "season": options.season}
-    known = check_forecast(config, horizon, **asked)
-    histories, points = _sources(options, trained)
-    season = options.season or find_season(histories.series, known)
-    made = _ForecastRun(options, trained, histories, naive_baselines(horizon, season) | points)
+    steps = check_forecast(config, horizon, samples=options.samples, direct=options.direct, season=options.season)
+    contexts, points = _load_contexts(options, trained)
+    season = options.season or find_season(contexts.series, steps)
+    forecasts = _Forecasts(options, trained, contexts, naive_baselines(horizon, season) | points)
     table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
-    write_forecasts(made.all_of_them(), options.quantiles, table)
+    write_forecasts(forecasts.generate(), options.quantiles, table)
     title = f"{options.run}, {horizon} steps"
-    draw_forecasts(made.drawn, options.quantiles, made.source, picture, title=title, context=config.data.series.context)
-    missed, result = trained.state.missed_rate, {}
-    if histories.known:
-        score = made.scores.result()
-        result = asdict(score) | {"season": season, "of": histories.total}
-        console().print(summary_table(score_rows(score, histories.total, horizon), title="forecasts against what came"))
-        for warning in warnings_of(score, histories.total):
+    pictured, source = forecasts.pictured, forecasts.source
+    draw_forecasts(pictured, options.quantiles, source, picture, title=title, context=config.data.series.context)
+    result: dict[str, Any] = {}
+    if contexts.known:
+        score = forecasts.scores.result()
+        result = asdict(score) | {"season": season, "of": contexts.total}
+        rows = score_rows(score, contexts.total, horizon)
+        console().print(summary_table(rows, title="forecasts against what came"))
+        for warning in warnings_of(score, contexts.total):
             warn(warning)
-    if missed:
-        warn(missed)
-    console().print(f"forecasts: {table}, {picture}; quantiles {made.source}; season {season}")
-    kept = made.kept if len(histories) <= KEPT else made.drawn
-    write_json_output(options.json, {"scores": result, "forecasts": [each.as_dict(options.quantiles) for each in kept]})
+    if trained.state.missed_rate:
+        warn(trained.state.missed_rate)
+    console().print(f"forecasts: {table}, {picture}; quantiles {source}; season {season}")
+    stored = forecasts.first if len(contexts) <= MAX_JSON else pictured
+    values = [each.as_dict(options.quantiles) for each in stored]
+    write_json_output(options.json, {"scores": result, "forecasts": values})
     return result
 
 
-def _sources(options: ForecastOptions, trained: LoadedRun) -> tuple[ForecastContexts, Baselines]:
-    """What is to be continued, and the peers that were asked for."""
+def _load_contexts(options: ForecastOptions, trained: LoadedRun) -> tuple[ForecastContexts, Baselines]:
+    """Load the contexts of the forecasts, and fit the requested peers."""
     config = trained.config
     if options.csv is not None:
         return last_windows(read_table(Path(options.csv), config.data.series), config, options.horizon), {}
     data = load_series(config.data)
-    histories = held_out_windows(data, options.horizon, options.windows)
-    return histories, fit_peers(options.peers, data, options.horizon)
+    contexts = held_out_windows(data, options.horizon, options.windows)
+    return contexts, fit_peers(options.peers, data, options.horizon)
 
 
-class _ForecastRun:
-    """Forecasts, made and scored a batch at a time; what is drawn or told is kept.
+class _Forecasts:
+    """Forecasts of all contexts, computed and scored batch by batch.
 
     Attributes:
-        scores: of those made so far.
-        drawn: a few of them, evenly over all.
-        kept: the first.
-        source: what quantiles are of.
+        scores: scores of the forecasts so far.
+        pictured: some forecasts, evenly over all.
+        first: the first forecasts.
+        source: source of the quantiles.
     """
 
     def __init__(
-        self, options: ForecastOptions, trained: LoadedRun, histories: ForecastContexts, points: Baselines
+        self, options: ForecastOptions, trained: LoadedRun, contexts: ForecastContexts, points: Baselines
     ) -> None:
-        self._options, self._trained, self._histories, self._points = options, trained, histories, points
+        self._options, self._trained, self._contexts, self._points = options, trained, contexts, points
         self.scores, self.source = ScoreAccumulator(options.quantiles), ""
-        self.drawn: list[ForecastExcerpt] = []
-        self.kept: list[ForecastExcerpt] = []
+        self.pictured: list[ForecastExcerpt] = []
+        self.first: list[ForecastExcerpt] = []
 
-    def all_of_them(self) -> Iterator[ForecastExcerpt]:
-        """Make them."""
-        options, number = self._options, 0
-        last = len(self._histories) - 1
-        drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)}
-        every = make_forecasts(
-            self._trained.parts,
-            self._histories,
+    def generate(self) -> Iterator[ForecastExcerpt]:
+        """Compute the forecasts."""
+        options, components, number = self._options, self._trained.components, 0
+        last = len(self._contexts) - 1
+        pictured = {round(i * last / (PICTURE_SERIES - 1)) for i in range(PICTURE_SERIES)}
+        batches = make_forecasts(
+            components,
+            self._contexts,
             self._points,
             options.quantiles,
+            EvalOptions(seed=options.seed, rate=resolve_rate(components, self._trained.config, options.rate)),
             samples=options.samples,
             direct=options.direct,
-            rate=resolve_rate(self._trained.parts, self._trained.config, options.rate),
-            seed=options.seed,
         )
         with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
-            for made in every:
-                self.source = made.forecast.distribution.source
-                if made.batch.truth_BHC is not None:
-                    self.scores.add(made.forecast.distribution, made.quantile_BQHC, made.batch, made.point_BHC)
-                for each in iter_series(made):
-                    if number in drawn:
-                        self.drawn.append(each)
-                    if number < KEPT:
-                        self.kept.append(each)
+            for batch in batches:
+                self.source = batch.forecast.distribution.source
+                if batch.batch.truth_BHC is not None:
+                    self.scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+                for each in iter_series(batch):
+                    if number in pictured:
+                        self.pictured.append(each)
+                    if number < MAX_JSON:
+                        self.first.append(each)
                     number += 1
                     yield each
-                bar.update(len(made.batch.names))
+                bar.update(len(batch.batch.names))
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series, ForecastOptions)

@@ -1,4 +1,4 @@
-"""What commands may be asked, and how words of the command line become options. Nothing here imports torch."""
+"""Options of commands, and their conversion from the command line. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tokenv.storage import run_folders
 from tokenv.storage.run_folders import verify
 
 
-def check_budget(flops: float | None, beside: bool, key: str) -> None:
-    """Refuse what is no budget, and one beside what it stands for.
+def check_budget(flops: float | None, replaces: bool, key: str) -> None:
+    """Raise an error unless a budget is positive and given without the option which it replaces.
 
     Raises:
-        UserError: it is not positive, or ``key`` is given, too.
+        UserError: if the budget is not positive, or the option ``key`` is given, too.
     """
     if flops is not None and not flops > 0:
         raise UserError(f"flops = {flops}: expected floating-point operations per symbol, such as 1e6")
-    if flops is not None and beside:
+    if flops is not None and replaces:
         raise UserError(f"flops and {key}: expected one of them")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of every command that looks at a run.
+    """Options of all commands which load a run.
 
     Args:
         run: run folder, such as ``runs/7``.
         checkpoint: ``best`` by validation bits per byte, or ``latest``.
-        seed: of drawn boundaries and symbols.
+        seed: seed of the sampled boundaries and symbols.
     """
 
     run: str = ""
@@ -53,7 +53,7 @@ class RunOptions:
             raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
 
     def check_others(self, other_runs: list[str]) -> None:
-        """Refuse further runs that are not there, or are the same ones."""
+        """Raise an error unless further runs exist and are different ones."""
         for run in other_runs:
             run_folders.find(run, self.checkpoint)
         if len({self.run, *other_runs}) <= len(other_runs):
@@ -62,10 +62,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class JsonOutputOptions(RunOptions):
-    """Options of every command that finds something in a run.
+    """Options of all commands which have results.
 
     Args:
-        json: file for all that is found, beside what is printed; null for none.
+        json: file for all results, in addition to what is printed; null for none.
     """
 
     json: str | None = None
@@ -80,9 +80,9 @@ class ServeOptions(RunOptions):
     """Options of ``tokenv serve``.
 
     Args:
-        other_runs: further runs that cut the same text, side by side.
-        host: address to listen on; another than this machine's own 127.0.0.1 lets others in.
-        port: to listen on; 0 for any that is free.
+        other_runs: further runs which segment the same text, side by side.
+        host: address to listen on; any but 127.0.0.1 gives access to other machines.
+        port: port to listen on; 0 for any free one.
     """
 
     other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
@@ -100,13 +100,13 @@ class ServeOptions(RunOptions):
 
 @dataclass(frozen=True)
 class TextOptions(JsonOutputOptions):
-    """Options of commands that read a text.
+    """Options of commands which read a text.
 
     Args:
-        text: the text itself,
-        file: or the file that holds it (UTF-8 or any bytes).
-        rate: boundaries per byte. A run that was trained for a range of rates is told it; of any other, segment shifts
-            the logits until this text has them. null for the run's own.
+        text: text, if there is no file.
+        file: file with the text (UTF-8 or any bytes).
+        rate: boundaries per byte. A run which was trained for a range of rates is given the rate; for any other,
+            segment shifts the logits until this text has it. null for the run's own.
     """
 
     text: str | None = None
@@ -122,17 +122,17 @@ class TextOptions(JsonOutputOptions):
             raise MissingFileError(f"file = {self.file!r}: there is no such file")
 
     def read(self) -> bytes:
-        """The text's bytes."""
+        """Return the bytes of the text."""
         return Path(self.file).read_bytes() if self.file is not None else encode(self.text or "")
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """A training run and where it goes on from.
+    """Options of ``tokenv train``.
 
     Args:
-        config: the run.
-        resume: run folder or checkpoint to go on from; None for a fresh start.
+        config: configuration of the run.
+        resume: run folder or checkpoint to resume from; None for a new run.
     """
 
     config: Config
@@ -144,11 +144,11 @@ class SegmentOptions(TextOptions):
     """Options of ``tokenv segment``.
 
     Args:
-        out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
-        other_runs: further runs that cut the same text, side by side.
-        tokens: a budget in place of a rate: cut the text into exactly so many; null for none.
+        out: HTML page to write, with further ones (``segments-2.html``) for a long text; null for none.
+        other_runs: further runs which segment the same text, side by side.
+        tokens: exact number of tokens, in place of a rate; null for none.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        max_chars: characters of it to print at most.
+        max_chars: maximum number of characters to print.
     """
 
     out: str | None = "segments.html"
@@ -174,11 +174,11 @@ class GenerateOptions(TextOptions):
     """Options of ``tokenv generate``.
 
     Args:
-        max_new: bytes to write.
-        temperature: 0 takes the most probable byte.
-        top_p: nucleus that bytes are drawn from.
-        stop: text after which to stop.
-        flops: budget, in place of rate: floating-point operations per byte (docs/rates.md); null for none.
+        max_new: number of bytes to write.
+        temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
+        top_p: probability mass of the nucleus from which bytes are sampled.
+        stop: text after which generation stops.
+        flops: budget of floating-point operations per byte, in place of a rate (docs/rates.md); null for none.
     """
 
     max_new: int = 200
@@ -200,7 +200,7 @@ class GenerateOptions(TextOptions):
             raise UserError("stop is empty: expected a text after which to stop, or null")
 
 
-MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; beyond, nothing else decides
+MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
 
 
 @dataclass(frozen=True)
@@ -208,24 +208,24 @@ class EvaluateOptions(JsonOutputOptions):
     """Options of ``tokenv evaluate``.
 
     Args:
-        data: overrides of the run's data section, such as ``data.validation_source=PATH``.
-        split: ``validation`` or, of series, ``test``.
-        sequences: at most so many.
-        batch_size: sequences of one pass.
-        tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
-        task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
+        data: changes of the run's data section, such as ``data.validation_source=PATH``.
+        split: ``validation`` or, for series, ``test``.
+        sequences: maximum number of sequences.
+        batch_size: sequences per forward pass.
+        tasks: downstream tasks to score in addition, separated by commas: piqa, hellaswag, arc_easy, lambada.
+        task_files: local files of tasks, in place of the Hugging Face Hub: ``task_files.lambada=PATH``, or
             ``"task_files.piqa=['ROWS', 'LABELS']"``.
-        limit: at most so many questions of each task; null for all.
-        calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
-            validation sequences, as many again.
-        rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
-            for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
-        flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
-        entropy_weight: measure at these rates again, with logits raised where the early exit is unsure, by each of
-            these numbers for a nat of its entropy, and calibrated to the same rate: as many tokens, spent where they
-        may be needed.
-        other_runs: further runs to measure at these rates, on the same text and in the same picture.
-        out: name of the files that rates are written to, without their endings .csv and .png; null for none.
+        limit: maximum number of questions of each task; null for all.
+        calibrate: evaluate a third time, with the policy's logits shifted to exactly the run's target rate on as many
+            further validation sequences.
+        rates: evaluate at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]. A run which was
+            trained for a range of rates is given them; with calibrate=True, and always for a run of one rate, the
+            logits are shifted to them.
+        flops: evaluate at the rate with this budget of floating-point operations per symbol; null for none.
+        entropy_weight: evaluate at these rates again, with logits raised by each of these numbers per nat of the early
+            exit's entropy and calibrated to the same rate: as many tokens, but more of them where it is uncertain.
+        other_runs: further runs to evaluate at these rates, on the same sequences and in the same picture.
+        out: name of the files with the results at rates, without their endings .csv and .png; null for none.
     """
 
     data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
@@ -286,16 +286,16 @@ class EvaluateOptions(JsonOutputOptions):
 
     @property
     def at_rates(self) -> bool:
-        """Whether the run is measured at rates that are asked for."""
+        """Whether the run is evaluated at requested rates."""
         return bool(self.rates) or self.flops is not None
 
     @property
     def task_names(self) -> list[str]:
-        """The tasks, one by one."""
+        """Names of the tasks."""
         return [name.strip() for name in self.tasks.split(",") if name.strip()]
 
     def files_of(self, task: str) -> list[str]:
-        """A task's local files; none where it comes from the hub."""
+        """Return the local files of a task; none if it is read from the Hub."""
         files = self.task_files.get(task, [])
         return [files] if isinstance(files, str) else list(files)
 
@@ -305,17 +305,17 @@ class ForecastOptions(JsonOutputOptions):
     """Options of ``tokenv forecast``.
 
     Args:
-        csv: file to go on from its last rows, CSV or parquet, wide or long (``unique_id, ds, y``); null for the test
-            windows of the run's own data, whose forecasts are held against what came.
-        horizon: steps to forecast.
-        samples: continuations that a forecast is made of.
-        rate: boundaries per step that a run is asked for that was trained for a range of rates; null for its mean.
-        windows: test windows to forecast, evenly over the test steps; 0 for all, one a step.
-        direct: ask the direct head for the densities of all steps at once, instead of drawing value after value.
-        season: steps of a season, whose last one is a yardstick; null finds it in the training steps.
-        peers: further forecasts to hold the model's against: ``dlinear``, trained on the training windows.
-        quantiles: probabilities, ascending; the first and the last bound the interval that is drawn.
-        out: name of the files to write, without their endings .csv and .png.
+        csv: CSV or parquet file whose series are continued, wide or long (``unique_id, ds, y``); null for the test
+            windows of the run's data, whose forecasts are compared with the actual values.
+        horizon: number of steps to forecast.
+        samples: number of continuations per forecast.
+        rate: boundaries per step, for a run which was trained for a range of rates; null for the mean of the range.
+        windows: number of test windows to forecast, evenly over the test steps; 0 for all, one per step.
+        direct: take the densities of all steps from the direct head, instead of sampling value after value.
+        season: steps of a season, for the seasonal naive baseline; null estimates it on the training steps.
+        peers: further models to compare with: ``dlinear``, trained on the training windows.
+        quantiles: probabilities, ascending; the first and the last bound the interval in the picture.
+        out: name of the output files, without their endings .csv and .png.
     """
 
     csv: str | None = None
@@ -347,37 +347,37 @@ class ForecastOptions(JsonOutputOptions):
 
 
 def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> Any:
-    """Options, of this dataclass, of a command that reads no configuration.
+    """Return the options of a command which reads no configuration, as an instance of the dataclass ``kind``.
 
     Raises:
-        UserError: a word without ``=``, an unknown key, or a wrong value.
+        UserError: for a word without ``=``, an unknown key, or a wrong value.
     """
     if names:
         raise UserError(f"{names[0]!r} is no option: expected key=value, such as run=runs/1")
     check_keys(updates, COMMAND_LINE, kind)
     options: Any = from_dict(kind, updates)
-    run_folders.find(options.run, options.checkpoint)  # before anything is stored
+    run_folders.find(options.run, options.checkpoint)  # checked before anything is stored
     return options
 
 
 def encode(text: str) -> bytes:
-    """A text's bytes; those that were typed but are no UTF-8 stay as they are."""
+    """Return the bytes of a text; bytes of the command line which are not UTF-8 are kept."""
     return text.encode(errors="surrogateescape")
 
 
 def take_own(kind: type, updates: dict[str, Any]) -> dict[str, Any]:
-    """Take a command's own keys out of the updates, which leaves those of the run's configuration."""
+    """Remove a command's own keys from the updates and return them; keys of the run's configuration remain."""
     own = [item.name for item in fields(kind) if item.name != "config" and item.name in updates]
     return {name: updates.pop(name) for name in own}
 
 
 def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint of the run that a key names, and the configuration in it.
+    """Return the newest checkpoint of the run in the option ``key``, and its configuration.
 
     Raises:
-        DamagedError: a file of the checkpoint is damaged; the message names the newest sound one.
-        UserError: other configurations are named, too, or the run names code that the user has not named.
-        MissingFileError: there is no such run, or it has no checkpoint.
+        DamagedError: if a file of the checkpoint is damaged; the message names the newest intact checkpoint.
+        UserError: if configurations are named, too, or the run names code which the user does not trust.
+        MissingFileError: if the run does not exist or has no checkpoint.
     """
     if names:
         raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")
@@ -387,10 +387,10 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
 
 
 def check_text(config: Config) -> None:
-    """Refuse what only text can be asked for.
+    """Raise an error unless a run has been trained on text.
 
     Raises:
-        UserError: the run is of series.
+        UserError: if it has been trained on series.
     """
     if config.data.kind != "text":
         raise UserError(f"data.kind = {config.data.kind!r}: expected text, this command knows nothing else")

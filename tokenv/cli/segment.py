@@ -11,40 +11,39 @@ from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.evaluation.calibration import segment_at_rate
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.evaluation.text_report import facts_of, passage_of, show, write_pages
+from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
 from tokenv.library.spans import Spans
 from tokenv.plotting.characters import Character
 from tokenv.plotting.console import console
 
 
 def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
-    """Colour a text by boundary probability, as one run or several cut it."""
+    """Colour a text by boundary probability, as one run or several segment it."""
     text = options.read()
-    cuts: dict[str, Spans] = {}
+    spans: dict[str, Spans] = {}
     passages: dict[str, list[Character]] = {}
     facts: dict[str, str] = {}
     for run in (options.run, *options.other_runs):
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
-        asked: dict[str, Any] = {"rate": options.rate, "tokens": options.tokens}
-        cut = segment_at_rate(trained, text, seed=options.seed, threshold=options.threshold, **asked)
-        cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
-        told = facts_of(passages[run], trained.step)
-        facts |= (
-            {"run": run, **told} if not options.other_runs else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}
-        )
+        how = EvalOptions(seed=options.seed, threshold=options.threshold, rate=options.rate)
+        segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
+        spans[run], passages[run] = Spans(segmentation, trained.step), to_passage(segmentation)
+        own = passage_facts(passages[run], trained.step)
+        facts |= {run: ", ".join(f"{k}: {v}" for k, v in own.items())} if options.other_runs else {"run": run, **own}
         if options.other_runs:
             console().print(f"{run}:")
-        show(passages[run], options.max_chars)
+        print_passage(passages[run], options.max_chars)
     if options.out is not None:
-        named = passages if options.other_runs else {options.file or "text": passages[options.run]}
-        pages = write_pages(Path(options.out), named, facts)
+        headings = passages if options.other_runs else {options.file or "text": passages[options.run]}
+        pages = write_pages(Path(options.out), headings, facts)
         console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
-    write_json_output(options.json, {run: spans.as_dict() for run, spans in cuts.items()})
-    own = passages[options.run]
-    return {"boundaries": sum(c.boundary for c in own), "characters": len(own)}
+    write_json_output(options.json, {run: each.as_dict() for run, each in spans.items()})
+    first = passages[options.run]
+    return {"boundaries": sum(c.boundary for c in first), "characters": len(first)}
 
 
 COMMAND = Command("segment", partial(resolve_options, SegmentOptions), show_segments, SegmentOptions)

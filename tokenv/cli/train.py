@@ -25,17 +25,27 @@ from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
 from tokenv.config.registry import plugins
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
-from tokenv.core import keys
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
-from tokenv.evaluation.evaluator import Evaluation, held_out_rollouts
+from tokenv.evaluation.boundary_stats import (
+    SeriesExcerpt,
+    boundary_stats_of_run,
+    boundary_stats_over_training,
+    make_excerpts,
+)
+from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
 from tokenv.evaluation.report import draw_curves, draw_patches
-from tokenv.evaluation.run_state import History, Log, RunState, off_target
-from tokenv.evaluation.series_excerpts import SeriesExcerpt, make_excerpts
-from tokenv.evaluation.text_report import facts_of, growth_table, habits_tables, passage_of, show, write_pages
+from tokenv.evaluation.run_state import Evaluation, History, Log, RunState, off_target
+from tokenv.evaluation.text_report import (
+    boundary_tables,
+    passage_facts,
+    print_passage,
+    to_passage,
+    training_table,
+    write_pages,
+)
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
 from tokenv.plotting.theme import TERMINOLOGY, in_words
@@ -172,10 +182,10 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
     else:
         passage = _held_out_passage(trained, corpus)
         sequences = max(1, min(256, STATS_BYTES // config.data.seq_len))
-        tables = habits_tables(boundary_stats_of_run(trained, corpus.validation(sequences)))
-        tables |= growth_table(boundary_stats_over_training(trained, corpus.validation(max(1, sequences // 4))))
-        write_pages(picture, {"held-out text": passage}, facts_of(passage, trained.step), tables)
-        show(passage, 700)
+        tables = boundary_tables(boundary_stats_of_run(trained, corpus.validation(sequences)))
+        tables |= training_table(boundary_stats_over_training(trained, corpus.validation(max(1, sequences // 4))))
+        write_pages(picture, {"held-out text": passage}, passage_facts(passage, trained.step), tables)
+        print_passage(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
     return picture, curves
 
@@ -190,13 +200,13 @@ def _stored_in(config: Config, folder: Path) -> str:
 
 def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) -> list[Character]:
     held_out = corpus.validation(max(1, length // trained.config.data.seq_len))
-    return passage_of(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
+    return to_passage(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
 
 
 def _held_out_patches(trained: LoadedRun, corpus: Corpus, count: int = 4) -> list[SeriesExcerpt]:
     batch = corpus.validation(count)
-    (td,) = held_out_rollouts(trained.parts, batch, batch_size=count)
-    return make_excerpts(batch, td[keys.BOUNDARY_PROB].float(), td[keys.ACTION])
+    scores = evaluate_sequences(trained.components, batch, EvalOptions(count))
+    return make_excerpts(batch, scores.boundary_prob_BT, scores.action_BT)
 
 
 def _print_summary(config: Config, last: Evaluation, history: History, more: dict[str, str]) -> None:

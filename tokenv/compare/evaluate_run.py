@@ -35,21 +35,10 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.series.windows import SeriesData, load_series
 from tokenv.data.text.tokenizer import train_bpe
-from tokenv.evaluation.boundary_stats import compute_boundary_stats
-from tokenv.evaluation.calibration import calibrate, split_for_calibration
-from tokenv.evaluation.evaluator import (
-    boundary_scores,
-    concat_columns,
-    evaluate,
-    held_out_rollouts,
-    realised_rate,
-    sequence_losses,
-    sequence_sums,
-    shift_noise,
-)
+from tokenv.evaluation.boundary_stats import compute_boundary_stats, make_excerpts
+from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
+from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.evaluation.rate_curve import evaluate_rates
-from tokenv.evaluation.series_excerpts import make_excerpts
 
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
@@ -75,56 +64,51 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
 
 def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
     trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
-    config, parts, codec = trained.config, trained.parts, trained.parts.lm.codec
+    config, parts = trained.config, trained.components
     prepare(config.hardware)
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
     held_out, bias = corpus.validation(config.validation.sequences), None
     if evaluation_request.calibrate and parts.agent.learns:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
-        bias = calibrate(parts, own, config.rate, batch_size=config.validation.batch_size)
+        bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
     references = _references(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
-    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "logit_bias": bias or 0.0}
-    of = concat_columns(
-        [
-            sequence_sums(td, codec)
-            | {
-                "action": td[keys.ACTION].cpu(),
-                "decides": td[keys.DECISION_MASK].cpu(),
-                "prob": shift_noise(td[keys.BOUNDARY_PROB].float(), -how["logit_bias"]).cpu(),
-            }
-            | {name: reference(td).cpu() for name, reference in references.items()}
-            for td in held_out_rollouts(parts, held_out, **how)
-        ]
-    )
-    action_BT = of["action"]
-    late_B, early_B = sequence_losses(of)
-    agreement = {name: _agreement(action_BT, of[name]) for name in references}
+    options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
+
+    def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
+        return {name: reference(td) for name, reference in references.items()}
+
+    scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
+    action_BT, early_B = scores.action_BT, scores.loss_early_B
+    prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
+    agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
     if held_out.gold_BN is not None:
         truth = "true tokens" if series is None else "change points"
-        agreement[truth] = _agreement(action_BT, held_out.gold_BN[:, :-1] & of["decides"], config.data.tolerance)
-    shown = (held_out, of["prob"][: evaluation_request.passages], action_BT[: evaluation_request.passages])
+        agreement[truth] = _agreement(
+            action_BT, held_out.gold_BN[:, :-1] & scores.decision_mask_BT, config.data.tolerance
+        )
+    shown = (held_out, prob_BT[: evaluation_request.passages], action_BT[: evaluation_request.passages])
     return RunEvaluation(
         version=VERSION,
         checkpoint=trained.path.name,
         evaluation_request=evaluation_request,
         fingerprint=corpus.fingerprint,
-        unit=codec.unit,
-        loss=late_B.tolist(),
+        unit=parts.lm.codec.unit,
+        loss=scores.loss_B.tolist(),
         document=held_out.document_B.tolist(),
         loss_early=None if early_B is None else early_B.mean().item(),
-        loss_test=None if series is None else _test_loss(parts, series, config, how),
-        boundary_rate=realised_rate(action_BT, of["decides"]),
+        loss_test=None if series is None else _test_loss(parts, series, config, options),
+        boundary_rate=scores.boundary_rate,
         calibration=None if bias is None else _before(parts, held_out, config, bias),
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,
         passages=_passages(*shown) if series is None else [],
         windows=[] if series is None else make_excerpts(*shown),
-        learned=Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, of["prob"]))
+        learned=Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT))
         if series is None
         else None,
         at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
-        forecast=_forecasts(config, parts, series, evaluation_request, how["logit_bias"]),
+        forecast=_forecasts(config, parts, series, evaluation_request, options.logit_bias),
     )
 
 
@@ -147,9 +131,12 @@ def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: 
     if len(both) < 2:
         raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
     some = most if len(both) > most else len(both) // 2
-    how: dict[str, Any] = {"batch_size": config.validation.batch_size, "unmoved": True}
-    measured = evaluate_rates(parts, config, rates, both[:some], both[some:], **how)
-    return [RateEvaluation(p.way, p.asked, p.rate, p.flops, p.logit_bias, loss_B.tolist()) for p, loss_B in measured]
+    options = EvalOptions(config.validation.batch_size)
+    measured = evaluate_rates(parts, config, rates, both[:some], both[some:], options, allow_native=True)
+    return [
+        RateEvaluation(p.way, p.target_rate, p.boundary_rate, p.flops, p.logit_bias, loss_B.tolist())
+        for p, loss_B in measured
+    ]
 
 
 def _forecasts(
@@ -166,16 +153,16 @@ def _forecasts(
 
 def _before(parts: Components, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
     """What the run is without the bias."""
-    plain = evaluate(parts, held_out, batch_size=config.validation.batch_size)
+    plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
     return Calibration(bias, plain.loss, plain.boundary_rate)
 
 
-def _test_loss(parts: Components, series: SeriesData, config: Config, how: dict[str, Any]) -> float | None:
+def _test_loss(parts: Components, series: SeriesData, config: Config, options: EvalOptions) -> float | None:
     try:
         test = series.test(config.validation.sequences)
     except ValueError:  # too short for a window
         return None
-    return evaluate(parts, test, **how).loss
+    return evaluate(parts, test, options).loss
 
 
 def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:

@@ -43,7 +43,7 @@ class EvaluationRequest:
         passages: held-out sequences to keep with their boundaries.
         bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
         calibrate: whether to measure at exactly the target rate; see ``tokenv.evaluation.calibration``.
-        rates: boundaries per symbol to measure at besides; see ``tokenv.evaluation.rate_curve``.
+        rates: boundaries per symbol to measure at besides; see ``tokenv.evaluation.calibration``.
         forecast: forecasts to be scored; None for none.
     """
 

@@ -17,6 +17,7 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
 from tokenv.forecasting.contexts import Array, held_out_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
@@ -233,7 +234,13 @@ def score_forecasts(
     points |= fit_peers(wish.peers, data, horizon)
     scores = ForecastScores(QUANTILES)
     every = make_forecasts(
-        parts, histories, points, QUANTILES, samples=wish.samples, direct=wish.direct, logit_bias=logit_bias
+        parts,
+        histories,
+        points,
+        QUANTILES,
+        EvalOptions(logit_bias=logit_bias),
+        samples=wish.samples,
+        direct=wish.direct,
     )
     for made in every:
         scores.add(made.forecast.distribution, made.quantile_BQHC, made.batch, made.point_BHC)

@@ -9,9 +9,9 @@ import numpy as np
 
 from tokenv.compare.run_evaluation import RateEvaluation, RunEvaluation
 from tokenv.compare.significance import Difference, Scores, corrected, difference
-from tokenv.evaluation.rate_curve import CALIBRATED, OWN, TOLD
+from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, NATIVE
 
-BEST = (CALIBRATED, TOLD, OWN)  # a method's first one of these is compared: the most exact
+BEST = (CALIBRATED, CONDITIONED, NATIVE)  # a method's first one of these is compared: the most exact
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MethodRateCurve:
 
     Attributes:
         method: its name.
-        way: how it was asked: see ``tokenv.evaluation.rate_curve.RatePoint``.
+        way: how it was asked: see ``tokenv.evaluation.calibration.RatePoint``.
         compared: whether this is the way in which the method is drawn and held against the reference.
         cells: by ascending rate, at least one.
     """
@@ -70,7 +70,7 @@ def rate_curves(methods: Mapping[str, Mapping[int, RunEvaluation]], reference: s
         {
             (line.method, cell.asked): difference(cell.scores, against[cell.asked])
             for line in lines
-            if line.compared and line.method != reference and line.way != OWN
+            if line.compared and line.method != reference and line.way != NATIVE
             for cell in line.cells
             if cell.asked in against
         }
@@ -90,7 +90,7 @@ def _lines(method: str, seeds: Mapping[int, RunEvaluation]) -> list[MethodRateCu
         runs = {seed: [each for each in of.at_rates if each.way == way] for seed, of in seeds.items()}
         document = next(iter(seeds.values())).document
         # What nothing moves has a rate of its own in every run.
-        rates = [None] if way == OWN else sorted({each.asked for of in runs.values() for each in of})
+        rates = [None] if way == NATIVE else sorted({each.asked for of in runs.values() for each in of})
         cells = []
         for asked in rates:
             here = {seed: each for seed, of in runs.items() for each in of if asked in (None, each.asked)}

@@ -8,8 +8,7 @@ from pathlib import Path
 from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.config.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
-from tokenv.evaluation.boundary_stats import BoundaryStats
-from tokenv.evaluation.series_excerpts import SeriesExcerpt
+from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt
 from tokenv.storage import checkpoints
 from tokenv.storage.checksummed import read_json, write_json
 from tokenv.storage.run_folders import DIGESTS
@@ -84,7 +83,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class RateEvaluation:
-    """A run at a rate that it was asked for: see ``tokenv.evaluation.rate_curve``.
+    """A run at a rate that it was asked for: see ``tokenv.evaluation.calibration``.
 
     Attributes:
         way: how it was asked.

@@ -1,33 +1,35 @@
-"""Compute what a policy draws in held-out text, at one checkpoint and over training."""
+"""Compute which boundaries a policy draws in held-out data: statistics of text, and excerpts of series."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
-from tokenv.evaluation.evaluator import concat_columns, held_out_rollouts
+from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
+from tokenv.lm.codecs.series import VALUE
 from tokenv.storage import checkpoints
 
 CLASSES = ("space", "line break", "letter", "digit", "punctuation", "control", "UTF-8 lead", "UTF-8 continuation")
-CONTEXT = 3  # bytes of a context, the one that may end a token last
-LEAST = 20  # times that a context must occur to be told of
+CONTEXT = 3  # bytes of a context; the last one may end a token
+MIN_COUNT = 20  # occurrences below which a context is left out
+MAX_CHECKPOINTS = 8  # checkpoints to compare over training, including the first and the last
 
 
 @dataclass(frozen=True)
 class BoundaryStats:
-    """Figures of many sequences; the first byte of each, after which everybody draws a boundary, is left out.
+    """Statistics of many sequences without the first byte of each, after which there is always a boundary.
 
     Attributes:
-        classes: class of byte to its share of all bytes, and the boundaries per byte of it.
-        tokens: the most frequent tokens and their number.
-        contexts: bytes after whose last one boundaries are most probable: mean probability and number.
+        classes: share of all bytes, and boundaries per byte, of each class of bytes.
+        tokens: most frequent tokens with their number.
+        contexts: bytes after which boundaries are most probable, with the mean probability and the number.
     """
 
     classes: dict[str, tuple[float, float]]
@@ -36,13 +38,13 @@ class BoundaryStats:
 
 
 def compute_boundary_stats(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20) -> BoundaryStats:
-    """Count.
+    """Compute statistics of boundaries.
 
     Args:
         symbol_BT: bytes.
-        action_BT: 1 where a token ends.
-        prob_BT: of a boundary after each byte.
-        most: tokens and contexts to name.
+        action_BT: drawn boundaries, 1 where a token ends.
+        prob_BT: probability of a boundary after each byte.
+        most: maximum number of tokens and of contexts.
     """
     return BoundaryStats(
         classes=_by_class(symbol_BT[:, 1:].flatten(), action_BT[:, 1:].flatten()),
@@ -51,9 +53,9 @@ def compute_boundary_stats(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor
     )
 
 
-def class_of() -> Tensor:
-    """Index into ``CLASSES`` of every byte: [256]."""
-    found = []
+def byte_classes() -> Tensor:
+    """Return the index into ``CLASSES`` of each byte: [256]."""
+    indices = []
     for byte in range(256):
         character = chr(byte)
         if byte >= 0x80:
@@ -66,12 +68,12 @@ def class_of() -> Tensor:
             name = "digit" if character.isdigit() else "letter"
         else:
             name = "punctuation" if character.isprintable() else "control"
-        found.append(CLASSES.index(name))
-    return torch.tensor(found)
+        indices.append(CLASSES.index(name))
+    return torch.tensor(indices)
 
 
 def _by_class(symbol_N: Tensor, action_N: Tensor) -> dict[str, tuple[float, float]]:
-    class_N = class_of()[symbol_N.long()]
+    class_N = byte_classes()[symbol_N.long()]
     count = torch.bincount(class_N, minlength=len(CLASSES)).double()
     drawn = torch.bincount(class_N, action_N.double(), minlength=len(CLASSES))
     return {
@@ -82,15 +84,15 @@ def _by_class(symbol_N: Tensor, action_N: Tensor) -> dict[str, tuple[float, floa
 
 
 def _tokens(symbol_BT: Tensor, action_BT: Tensor) -> Counter[bytes]:
-    """Whole tokens: neither the first byte's nor what follows a sequence's last boundary."""
-    found: Counter[bytes] = Counter()
+    """Count complete tokens, without the first byte and what follows the last boundary of a sequence."""
+    counts: Counter[bytes] = Counter()
     for symbol_T, action_T in zip(symbol_BT.tolist(), action_BT.tolist(), strict=True):
         start = 1
         for i, ends in enumerate(action_T):
             if ends and i > 0:
-                found[bytes(symbol_T[start : i + 1])] += 1
+                counts[bytes(symbol_T[start : i + 1])] += 1
                 start = i + 1
-    return found
+    return counts
 
 
 def _contexts(symbol_BT: Tensor, prob_BT: Tensor, most: int) -> list[tuple[bytes, float, int]]:
@@ -100,40 +102,80 @@ def _contexts(symbol_BT: Tensor, prob_BT: Tensor, most: int) -> list[tuple[bytes
     prob_N = prob_BT[:, CONTEXT - 1 :].flatten().double()
     kind_KC, kind_N, count_K = windows.unique(dim=0, return_inverse=True, return_counts=True)
     mean_K = torch.zeros(len(kind_KC), dtype=torch.float64).index_add_(0, kind_N, prob_N) / count_K
-    mean_K = mean_K.where(count_K >= LEAST, -1.0)
+    mean_K = mean_K.where(count_K >= MIN_COUNT, -1.0)
     order = mean_K.argsort(descending=True, stable=True)[:most]
-    return [
-        (bytes(kind_KC[k].tolist()), mean_K[k].item(), int(count_K[k])) for k in order.tolist() if count_K[k] >= LEAST
-    ]
-
-
-MOST = 8  # checkpoints that are looked at, the first and the last among them
+    frequent = [k for k in order.tolist() if count_K[k] >= MIN_COUNT]
+    return [(bytes(kind_KC[k].tolist()), mean_K[k].item(), int(count_K[k])) for k in frequent]
 
 
 def boundary_stats_of_run(trained: LoadedRun, batch: SequenceBatch) -> BoundaryStats:
-    """Habits of a model in held-out sequences of text."""
-    drawn = held_out_rollouts(trained.parts, batch, batch_size=trained.config.validation.batch_size)
-    of = concat_columns(
-        [{"action": td[keys.ACTION].cpu(), "prob": td[keys.BOUNDARY_PROB].float().cpu()} for td in drawn]
-    )
-    return compute_boundary_stats(batch.symbol_BN[:, :-1], of["action"], of["prob"])
+    """Compute the statistics of a model's boundaries in held-out sequences of text."""
+    options = EvalOptions(trained.config.validation.batch_size)
+    scores = evaluate_sequences(trained.components, batch, options)
+    return compute_boundary_stats(batch.symbol_BN[:, :-1], scores.action_BT, scores.boundary_prob_BT)
 
 
 def boundary_stats_over_training(trained: LoadedRun, batch: SequenceBatch) -> dict[int, BoundaryStats]:
-    """Training symbols to the habits that a run then had, as far as its checkpoints were kept and are sound.
+    """Compute the statistics at the intact checkpoints of a run, or at ``MAX_CHECKPOINTS`` of them.
 
     Args:
-        trained: the run's last model.
-        batch: held-out sequences of text, the same for all.
+        trained: last model of the run.
+        batch: held-out sequences of text, the same for all checkpoints.
+
+    Returns:
+        Statistics by number of training symbols.
     """
-    kept = checkpoints.list_complete(trained.path.parent)
-    last = len(kept) - 1
-    some = sorted({round(i * last / (MOST - 1)) for i in range(MOST)}) if last >= MOST else range(last + 1)
-    found = {}
-    for path in (kept[i] for i in some):
+    paths = checkpoints.list_complete(trained.path.parent)
+    last, intervals = len(paths) - 1, MAX_CHECKPOINTS - 1
+    if last > intervals:
+        paths = [paths[round(i * last / intervals)] for i in range(MAX_CHECKPOINTS)]
+    stats = {}
+    for path in paths:
         try:
             earlier = trained if path == trained.path else load_run(str(path), fall_back=False)
         except UserError:  # damaged
             continue
-        found[earlier.state.symbols] = boundary_stats_of_run(earlier, batch)
-    return found
+        stats[earlier.state.symbols] = boundary_stats_of_run(earlier, batch)
+    return stats
+
+
+@dataclass(frozen=True)
+class SeriesExcerpt:
+    """Held-out window of N steps of a series with its drawn boundaries, as plain values for JSON.
+
+    Attributes:
+        name: description of the window's origin.
+        value: value of each step and channel; None for a missing one.
+        boundary_prob: boundary probabilities of the first N - 1 steps.
+        action: drawn boundaries of these steps, 0 or 1.
+        gold: whether a change follows each step; None if unknown.
+    """
+
+    name: str
+    value: list[list[float | None]]
+    boundary_prob: list[float]
+    action: list[int]
+    gold: list[bool] | None
+
+
+def make_excerpts(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[SeriesExcerpt]:
+    """Return the first B windows of a batch of series with their boundaries.
+
+    Args:
+        batch: at least B windows.
+        prob_BT: boundary probabilities.
+        action_BT: drawn boundaries.
+    """
+    return [
+        SeriesExcerpt(
+            name=batch.origin[row],
+            value=[
+                [None if math.isnan(value) else value for value in value_C]
+                for value_C in batch.symbol_BN[row, ..., VALUE].tolist()
+            ],
+            boundary_prob=prob_T.tolist(),
+            action=action_T.tolist(),
+            gold=None if batch.gold_BN is None else batch.gold_BN[row].tolist(),
+        )
+        for row, (prob_T, action_T) in enumerate(zip(prob_BT, action_BT, strict=True))
+    ]

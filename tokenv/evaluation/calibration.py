@@ -1,15 +1,15 @@
-"""Rates that match: shift a policy's logits until it draws the boundaries that its run asked for.
+"""Shift a policy's logits to a boundary rate, and evaluate a model at several rates.
 
-A policy is trained towards its rate and ends a little off it, and a boundary more or less is worth more than most
-estimators differ by. Every decision is ``a = [l > logit(u)]`` for uniform noise u, so that logits shifted by a bias c
-are noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``: no agent needs to know.
+A policy is trained towards its rate and ends a little off it, and one boundary more or less matters more than most
+estimators differ. Every decision is ``a = [l > logit(u)]`` with uniform noise u. Logits shifted by a bias c are
+therefore noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``, and no agent needs to know the bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from scipy import optimize
@@ -17,31 +17,48 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config.components import Components
+from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import Rate, RateRange
 from tokenv.core.sequences import HeldOutData, SequenceBatch
-from tokenv.evaluation.evaluator import eval_mode, num_decision_sites, shift_noise
-from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, segment, split_text
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.evaluator import (
+    DEFAULTS,
+    EvalOptions,
+    clustered_standard_error,
+    eval_mode,
+    evaluate_sequences,
+    num_boundary_sites,
+    shift_noise,
+)
+from tokenv.evaluation.loaded_run import (
+    LoadedRun,
+    Segmentation,
+    iterate_batches,
+    resolve_rate,
+    segment,
+    split_text,
+)
+from tokenv.lm.flops import reading_flops
 from tokenv.plotting.characters import warn
 
-LOWEST, HIGHEST = -12.0, 12.0  # logit biases between which the asked rate is looked for; the upper end is doubled
-FARTHEST = 48.0  # up to this one, where float32 still tells shifted noise apart; near 1 it does not, so not downwards
-SAMPLES = 4  # draws of every text: the rate that is looked for has a fourth of one draw's variance
+LOWEST, HIGHEST = -12.0, 12.0  # initial interval of logit biases; its upper end is doubled up to MAX_BIAS
+MAX_BIAS = 48.0  # float32 resolves noise shifted this far up; near 1 it does not, so the lower end is fixed
+SAMPLES = 4  # noise samples per text: the calibrated rate has a fourth of one sample's variance
 
 
 def split_for_calibration(corpus: HeldOutData, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
-    """Validation sequences to measure, and others to calibrate on.
+    """Return validation sequences to evaluate, and others to calibrate on.
 
-    Where there are no more than are to be measured, half of them are for calibration.
+    If the corpus has at most ``sequences`` validation sequences, half of them are for calibration.
 
     Args:
-        corpus: what both are taken from.
-        sequences: to measure at most, the same as without calibration; at most as many follow for calibration.
+        corpus: source of both.
+        sequences: maximum number to evaluate, the same ones as without calibration; at most as many are returned for
+            calibration.
 
     Raises:
-        UserError: there is a single sequence.
+        UserError: if there is a single sequence.
     """
     both = corpus.validation(2 * sequences)
     if len(both) <= sequences:
@@ -55,171 +72,263 @@ def split_for_calibration(corpus: HeldOutData, sequences: int) -> tuple[Sequence
 
 
 def calibrate(
-    parts: Components, batch: SequenceBatch, rate: Rate, *, batch_size: int, seed: int = 0, doubt: float = 0.0
+    components: Components, batch: SequenceBatch, rate: Rate, options: EvalOptions = DEFAULTS
 ) -> float | None:
-    """The logit bias with which an agent draws the asked-for rate.
+    """Return the logit bias with which an agent draws boundaries at a rate.
 
     Args:
-        parts: model and agent; left in the mode they were in.
-        batch: held-out sequences that are measured nowhere else.
-        rate: boundaries per symbol that predicts another, the first ones included. An agent that is told its rate is
-            told this one; with its range it is told rates of that, and the bias is for their mean.
-        batch_size: sequences of one pass.
-        seed: of the noise.
-        doubt: beside the bias, as in ``eval_mode``.
+        components: model and agent; they keep their mode.
+        batch: held-out sequences which are not evaluated.
+        rate: boundaries per position which may have one. A rate-conditioned agent is given this rate; for a range it is
+            given rates sampled from its own range, and the bias is for their mean.
+        options: seed of the noise, batch size and entropy weight.
 
     Returns:
-        c, to be given to ``evaluate`` as ``logit_bias``; None for an agent whose boundaries are no matter of noise or
-        whose number of them is fixed, so that no bias moves it there.
+        The bias, for ``EvalOptions.logit_bias``; None if no bias reaches the rate, since the agent's boundaries do not
+        depend on the noise or have a fixed number.
     """
-    device = parts.lm.head.weight.device
-    told = None if parts.agent.rates is None or isinstance(rate, RateRange) else rate
-    with eval_mode(parts, seed=seed, rate=told) as draw, torch.no_grad():
-        observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(batch_size)]
-        generator = torch.Generator(device).manual_seed(seed)
+    device = components.lm.head.weight.device
+    target_rate = None if components.agent.rates is None or isinstance(rate, RateRange) else rate
+    with eval_mode(components, EvalOptions(seed=options.seed, rate=target_rate)) as draw, torch.no_grad():
+        size = options.sequences_per_pass(batch.symbol_BN.shape[1])
+        observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(size)]
+        generator = torch.Generator(device).manual_seed(options.seed)
         noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
-        if doubt:
-            raised = [doubt * parts.lm.early_entropy(td[keys.ENCODING]) for td in observed]
-            noises = [shift_noise(noise, more) for noise, more in zip(noises, raised, strict=True)]
-        wanted = _asked(observed) if isinstance(rate, RateRange) else rate
-        excess = partial(_excess, parts, observed, noises, wanted)
+        if options.entropy_weight:
+            entropies = [components.lm.early_entropy(td[keys.ENCODING]) for td in observed]
+            noises = [shift_noise(u, options.entropy_weight * h) for u, h in zip(noises, entropies, strict=True)]
+        mean = rate
+        if isinstance(mean, RateRange):  # the mean of the sampled rates
+            mean = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
+        excess = partial(_excess_rate, components, observed, noises, mean)
         highest, least, most = _bracket(excess)
         if not least < 0 < most:
             return None
         return float(optimize.brentq(excess, LOWEST, highest, xtol=3e-3))
 
 
-def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
-    """Return an upper bias, and what ``excess``, which does not fall, is at ``LOWEST`` and there.
+def _excess_rate(
+    components: Components, observed: Sequence[TensorDictBase], noises: Sequence[Tensor], rate: float, bias: float
+) -> float:
+    """Return the drawn rate with a bias minus ``rate``; it does not decrease with the bias."""
+    boundaries = sites = 0
+    for td, noise in zip(observed, noises, strict=True):
+        action = components.agent.draw(td, shift_noise(noise, bias))[keys.ACTION]
+        boundaries += action.sum().item()
+        sites += num_boundary_sites(td[keys.DECISION_MASK].expand(action.shape))
+    return boundaries / sites - rate
 
-    Its root lies between these where it has one up to ``FARTHEST``.
+
+def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
+    """Return an upper bias, and the values of a non-decreasing function at ``LOWEST`` and at this bias.
+
+    If the function has a root up to ``MAX_BIAS``, it lies between these.
     """
     highest, least = HIGHEST, excess(LOWEST)
-    while (most := excess(highest)) <= 0 and highest < FARTHEST:
+    while (most := excess(highest)) <= 0 and highest < MAX_BIAS:
         highest *= 2
     return highest, least, most
 
 
-def calibrate_text(
-    trained: LoadedRun, text: bytes, rate: float, *, seed: int = 0, threshold: bool = False
-) -> float | None:
-    """The logit bias with which ``segment`` draws the asked-for rate in this very text, as near as boundaries can be.
+def segment_at_rate(
+    trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS, *, tokens: int | None = None
+) -> Segmentation:
+    """Draw boundaries in a text at the rate of the options, or as many as make ``tokens`` tokens.
+
+    A rate-conditioned model is given the rate. The logits of any other model are shifted until this text has the rate;
+    a warning says so if it stays more than one boundary off.
 
     Args:
-        trained: the model.
-        text: at least one byte.
-        rate: boundaries per byte, the first byte's included.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-
-    Returns:
-        c, to be given to ``segment`` as ``logit_bias``; None where no bias changes the number of boundaries.
+        trained: model of a run.
+        text: text of at least one byte.
+        options: how to draw; a rate of None is the model's own.
+        tokens: exact number of tokens, in place of a rate. The logits of any model are shifted to it; a warning says so
+            if it cannot be reached, for instance if positions with equal probability are thresholded.
 
     Raises:
-        UserError: the text is empty.
+        UserError: if the text is empty, or the rate or the number of tokens is out of range or cannot be reached.
     """
-    told = resolve_rate(trained.parts, trained.config, None)
-    return _bias_of_text(trained, text, lambda drawn: drawn.double().mean().item() - rate, told, seed, threshold)
+    conditioned, rate = trained.components.agent.rates is not None, options.rate
+    if tokens is not None:
+        return _segment_into(trained, text, options, tokens)
+    if rate is None or conditioned:
+        return segment(trained, text, options)
+    if not 0 < rate <= 1:
+        raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
+    options = replace(options, rate=None)
+    bias = _find_text_bias(trained, text, options, lambda action_N: action_N.double().mean().item() - rate)
+    if bias is None:
+        raise _no_logits(trained, f"rate = {rate}")
+    segmentation = segment(trained, text, replace(options, logit_bias=bias))
+    boundaries = sum(segmentation.boundary_N)
+    if abs(boundaries - rate * len(text)) > 1:
+        warn(f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}")
+    return segmentation
 
 
-def _bias_of_text(
-    trained: LoadedRun, text: bytes, excess: Callable[[Tensor], float], told: float | None, seed: int, threshold: bool
+def _segment_into(trained: LoadedRun, text: bytes, options: EvalOptions, tokens: int) -> Segmentation:
+    if not 1 <= tokens <= len(text):
+        raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
+    conditioned = trained.components.agent.rates is not None
+    rate = min(tokens / len(text), 1 - 1 / (len(text) + 1)) if conditioned else None
+    options = replace(options, rate=resolve_rate(trained.components, trained.config, rate))
+    # The last byte always ends a token.
+    bias = _find_text_bias(trained, text, options, lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens)
+    if bias is None:
+        raise _no_logits(trained, f"tokens = {tokens}")
+    segmentation = segment(trained, text, replace(options, logit_bias=bias))
+    drawn = sum(segmentation.boundary_N[:-1]) + 1
+    if drawn != tokens:
+        warn(f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}")
+    return segmentation
+
+
+def _find_text_bias(
+    trained: LoadedRun, text: bytes, options: EvalOptions, excess: Callable[[Tensor], float]
 ) -> float | None:
-    """The logit bias at which boundaries [N] exceed what is asked for by nothing; None where no bias moves them."""
-    parts = trained.parts
-    with eval_mode(parts, seed=seed, threshold=threshold, rate=told) as draw, torch.no_grad():
-        observed = [draw.observe(symbol_BN) for symbol_BN in split_text(trained, text)]
+    """Return the logit bias at which ``excess`` of the drawn boundaries [N] is zero; None if no bias changes them."""
+    agent, size = trained.components.agent, options.sequences_per_pass(trained.config.data.seq_len)
+    with eval_mode(trained.components, options) as draw, torch.no_grad():
+        batches = iterate_batches(draw, [split_text(trained, text)], size)  # in the text's order
+        observed = [draw.observe(symbol_BN, noise_BT=noise_BT) for _, symbol_BN, noise_BT in batches]
         if not any(td[keys.DECISION_MASK].any() for td in observed):
             return 0.0
 
-        def exceeds(bias: float) -> float:
-            drawn = [parts.agent.draw(td, shift_noise(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
+        def excess_at(bias: float) -> float:
+            drawn = [agent.draw(td, shift_noise(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
             return excess(torch.cat(drawn))
 
-        highest, least, most = _bracket(exceeds)
+        highest, least, most = _bracket(excess_at)
         if least == most:
             return None
         if least >= 0 or most <= 0:
             return LOWEST if least >= 0 else highest
-        return float(optimize.brentq(exceeds, LOWEST, highest, xtol=1e-7))
+        return float(optimize.brentq(excess_at, LOWEST, highest, xtol=1e-7))
 
 
-def segment_at_rate(
-    trained: LoadedRun,
-    text: bytes,
-    rate: float | None = None,
-    *,
-    tokens: int | None = None,
-    seed: int = 0,
-    threshold: bool = False,
-) -> Segmentation:
-    """Draw boundaries in a text, as many as are asked for.
-
-    Args:
-        trained: the model.
-        text: at least one byte.
-        rate: boundaries per byte. A model that was trained for a range of rates is told it; the logits of any other are
-            shifted until this text has them, as near as it can; a line on stderr says where that is more than one
-            boundary off. None for the model's own.
-        tokens: a budget in place of a rate: exactly so many tokens, the logits of any model being shifted until the
-            text has them; a line on stderr where that cannot be, as where places of equal probability are thresholded.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-
-    Raises:
-        UserError: the text is empty, or the rate or number none or nothing that this model can be moved to.
-    """
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold}
-    if tokens is not None:
-        return _in_tokens(trained, text, tokens, **how)
-    if rate is None or trained.parts.agent.rates is not None:
-        return segment(trained, text, rate=rate, **how)
-    if not 0 < rate <= 1:
-        raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
-    bias = calibrate_text(trained, text, rate, **how)
-    if bias is None:
-        raise _unmoved(trained, f"rate = {rate}")
-    cut = segment(trained, text, logit_bias=bias, **how)
-    if abs(sum(cut.boundary_N) - rate * len(text)) > 1:
-        found = sum(cut.boundary_N) / len(text)
-        warn(f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {found:.3g}")
-    return cut
-
-
-def _in_tokens(trained: LoadedRun, text: bytes, tokens: int, *, seed: int, threshold: bool) -> Segmentation:
-    if not 1 <= tokens <= len(text):
-        raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
-    wanted = None if trained.parts.agent.rates is None else min(tokens / len(text), 1 - 1 / (len(text) + 1))
-    told = resolve_rate(trained.parts, trained.config, wanted)
-    # Whether the last byte ends a token is no matter: the text ends there.
-    bias = _bias_of_text(trained, text, lambda drawn: drawn[:-1].sum().item() + 1.0 - tokens, told, seed, threshold)
-    if bias is None:
-        raise _unmoved(trained, f"tokens = {tokens}")
-    cut = segment(trained, text, logit_bias=bias, rate=told, seed=seed, threshold=threshold)
-    found = sum(cut.boundary_N[:-1]) + 1
-    if found != tokens:
-        warn(f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {found}")
-    return cut
-
-
-def _unmoved(trained: LoadedRun, asked: str) -> UserError:
+def _no_logits(trained: LoadedRun, requested: str) -> UserError:
     name = trained.config.agent["name"]
     return UserError(
-        f"{asked}: the agent {name} does not draw by logits that could be shifted: expected none, which is its own"
+        f"{requested}: the agent {name} does not draw by logits that could be shifted: expected none, which is its own"
     )
 
 
-def _asked(observed: list[TensorDictBase]) -> float:
-    return sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
+# How a rate was set; stored in the evaluations of comparisons.
+CONDITIONED, CALIBRATED, ENTROPY_WEIGHTED, NATIVE = "told", "calibrated", "entropy-weighted", "own"
 
 
-def _excess(parts: Components, observed: list[TensorDictBase], noises: list[Tensor], rate: float, bias: float) -> float:
-    """By how much boundaries per symbol exceed a rate: not falling in the bias."""
-    drawn = [
-        parts.agent.draw(td, shift_noise(noise, bias))[keys.ACTION] for td, noise in zip(observed, noises, strict=True)
-    ]
-    each = [
-        num_decision_sites(td[keys.DECISION_MASK].expand(action.shape))
-        for td, action in zip(observed, drawn, strict=True)
-    ]
-    return sum(action.sum().item() for action in drawn) / sum(each) - rate
+@dataclass(frozen=True)
+class RatePoint:
+    """Figures of a model at one rate.
+
+    Attributes:
+        way: how the rate was set. ``told``: the agent is rate-conditioned. ``calibrated``: by shifted logits.
+            ``entropy-weighted``: the same with logits raised where the early exit is uncertain. ``own``: not at all,
+            since the agent can be neither conditioned nor calibrated.
+        target_rate: requested boundaries per symbol; the drawn ones for ``own``.
+        boundary_rate: drawn boundaries per symbol.
+        loss: loss in the codec's unit.
+        standard_error: standard error of the loss.
+        flops: floating-point operations to read a symbol at the drawn rate: ``tokenv.lm.flops.reading_flops``.
+        logit_bias: number which was added to all logits.
+        run: name of the run.
+        entropy_weight: number which was added to a logit for each nat of the early exit's entropy.
+        difference: with an entropy weight, the loss minus that of the same model ``calibrated`` to the same rate.
+        difference_error: standard error of the difference, with documents as the independent units.
+    """
+
+    way: str
+    target_rate: float
+    boundary_rate: float
+    loss: float
+    standard_error: float
+    flops: float
+    logit_bias: float = 0.0
+    run: str = ""
+    entropy_weight: float = 0.0
+    difference: float | None = None
+    difference_error: float | None = None
+
+
+def evaluate_rates(
+    components: Components,
+    config: Config,
+    rates: Sequence[float],
+    held_out: SequenceBatch,
+    calibration: SequenceBatch | None = None,
+    options: EvalOptions = DEFAULTS,
+    *,
+    run: str = "",
+    entropy_weights: Sequence[float] = (),
+    allow_native: bool = False,
+) -> Iterator[tuple[RatePoint, Tensor]]:
+    """Evaluate a model at several rates on the same sequences.
+
+    Args:
+        components: model and agent; they keep their mode.
+        config: configuration of their run.
+        rates: boundaries per symbol, in (0, 1).
+        held_out: sequences to evaluate.
+        calibration: other sequences to calibrate on; None to only condition the agent on the rates.
+        options: batch size, seed and progress bars.
+        run: name of the run.
+        entropy_weights: weights to evaluate in addition, calibrated to the same rates.
+        allow_native: evaluate an agent which can be neither conditioned nor calibrated once, at its own rate, instead
+            of raising an error.
+
+    Yields:
+        A point, and each sequence's contribution to its loss, float64 [B]. There is a point for each rate if the agent
+        is rate-conditioned, and further ones, calibrated, if ``calibration`` is given and logits move the agent.
+
+    Raises:
+        UserError: if a rate cannot be reached without ``allow_native`` or with ``entropy_weights``.
+    """
+    conditioned, calibrated = components.agent.rates is not None, False
+    measure = partial(_measure_point, components, held_out, run=run)
+    for rate in rates:
+        if conditioned:
+            resolve_rate(components, config, rate)
+            yield measure(CONDITIONED, rate, replace(options, rate=rate))
+        if calibration is None:
+            continue
+        baseline_B: Tensor | None = None
+        for weight in dict.fromkeys((0.0, *entropy_weights)):
+            shifted = replace(options, rate=rate if conditioned else None, entropy_weight=weight)
+            bias = calibrate(components, calibration, rate, shifted)
+            if bias is None and (entropy_weights or not (conditioned or allow_native)):
+                raise UserError(
+                    f"rates: no logit bias brings agent {config.agent['name']!r} to {rate:g}: expected a run whose "
+                    "rate is a range (without an entropy weight), or rates within its reach"
+                )
+            if bias is None:
+                continue
+            calibrated = True
+            way = ENTROPY_WEIGHTED if weight else CALIBRATED
+            point, loss_B = measure(way, rate, replace(shifted, logit_bias=bias))
+            if baseline_B is None:
+                baseline_B = loss_B
+            else:
+                error = clustered_standard_error(loss_B - baseline_B, held_out.document_B)
+                difference = (loss_B - baseline_B).mean().item()
+                point = replace(point, difference=difference, difference_error=error)
+            yield point, loss_B
+    if rates and allow_native and not (conditioned or calibrated):
+        yield measure(NATIVE, None, options)
+
+
+def _measure_point(
+    components: Components, held_out: SequenceBatch, way: str, rate: float | None, options: EvalOptions, *, run: str
+) -> tuple[RatePoint, Tensor]:
+    scores = evaluate_sequences(components, held_out, options)
+    point = RatePoint(
+        way,
+        target_rate=scores.boundary_rate if rate is None else rate,
+        boundary_rate=scores.boundary_rate,
+        loss=scores.loss,
+        standard_error=clustered_standard_error(scores.loss_B, held_out.document_B),
+        flops=reading_flops(components.lm, scores.boundary_rate, components.agent),
+        logit_bias=options.logit_bias,
+        run=run,
+        entropy_weight=options.entropy_weight,
+    )
+    return point, scores.loss_B

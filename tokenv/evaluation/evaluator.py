@@ -1,10 +1,10 @@
-"""How well a model predicts held-out sequences, and where its boundaries fall."""
+"""Evaluate a model on held-out sequences: its loss, its boundary rate, and where its boundaries fall."""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,62 +21,94 @@ from tokenv.core.rates import Rate
 from tokenv.core.sequences import SequenceBatch
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
 from tokenv.env.rollout import observe, rollout
+from tokenv.evaluation.run_state import Evaluation
 from tokenv.lm.codecs.base import Codec
+
+SYMBOLS_PER_PASS = 8192  # symbols of one forward pass where no batch size is set
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Held-out figures.
+class EvalOptions:
+    """Options of all functions which evaluate a model.
 
     Attributes:
-        unit: what the losses are measured in: the codec's, such as ``bits_per_byte``.
-        loss: mean over all predicted symbols, or values.
-        standard_error: of that mean, documents being the independent units.
-        loss_early: the same from the early exit; None where the run has no use for one.
-        boundary_rate: boundaries per symbol, as drawn.
-        entropy: of the policy, in nats per decision.
-        boundary_f1: F1 of the drawn boundaries against the true ones, where the corpus knows them.
-        boundary_precision: share of drawn boundaries that are true.
-        boundary_recall: share of true boundaries that are drawn.
+        batch_size: sequences per forward pass; None for ``SYMBOLS_PER_PASS`` symbols, but at least one sequence.
+        seed: seed of the sampled boundaries, and of the symbols where these are sampled, too.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        rate: target rate in boundaries per symbol, for an agent which was trained for a range of rates. None samples a
+            rate from that range for each held-out sequence, and takes the range's mean for texts and forecasts.
+        logit_bias: number added to the logits of all decisions; see ``tokenv.evaluation.calibration``. The boundary
+            probabilities of a rollout do not include it.
+        entropy_weight: number added to a decision's logit for each nat of the early exit's entropy at that position.
+            This is the entropy of the next symbol given the known ones, so that no decision depends on later symbols.
+        tolerance: positions which a drawn boundary may be off a true one and still match it.
+        progress: show a progress bar.
     """
 
-    unit: str
-    loss: float
-    standard_error: float
-    loss_early: float | None
-    boundary_rate: float
-    entropy: float
-    boundary_f1: float | None = None
-    boundary_precision: float | None = None
-    boundary_recall: float | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    threshold: bool = False
+    rate: float | None = None
+    logit_bias: float = 0.0
+    entropy_weight: float = 0.0
+    tolerance: int = 0
+    progress: bool = False
 
-    def metrics(self) -> dict[str, Any]:
-        """All figures by the names they are logged under: the losses by their unit's."""
-        values = asdict(self)
-        unit = values.pop("unit")
-        names = {"loss": unit, "loss_early": f"{unit}_early"}
-        return {names.get(name, name): value for name, value in values.items()}
+    def sequences_per_pass(self, length: int) -> int:
+        """Return the number of sequences of ``length`` symbols which share a forward pass."""
+        return self.batch_size or max(1, SYMBOLS_PER_PASS // length)
 
-    @classmethod
-    def from_metrics(cls, values: dict[str, Any], unit: str) -> "Evaluation":
-        """What ``metrics`` was called on."""
-        names = {unit: "loss", f"{unit}_early": "loss_early"}
-        return cls(unit, **{names.get(name, name): value for name, value in values.items()})
+
+DEFAULTS = EvalOptions()
+
+
+@dataclass(frozen=True)
+class SequenceScores:
+    """Scores of B held-out sequences with T decisions each, on the CPU.
+
+    Attributes:
+        loss_B: contribution of each sequence to the loss in the codec's unit, float64. Its mean is the loss over all
+            predicted symbols or values, and the standard error of that mean is the loss's (linearised for a ratio).
+        loss_early_B: the same for the early exit; None if it is not trained.
+        entropy_B: entropy of the policy in nats per decision, float64.
+        action_BT: drawn boundaries, 0 or 1.
+        decision_mask_BT: whether the agent decides there, bool.
+        boundary_prob_BT: boundary probabilities without a logit bias, float32.
+        extra: further values by name, as ``evaluate_sequences`` was asked to measure.
+    """
+
+    loss_B: Tensor
+    loss_early_B: Tensor | None
+    entropy_B: Tensor
+    action_BT: Tensor
+    decision_mask_BT: Tensor
+    boundary_prob_BT: Tensor
+    extra: Mapping[str, Tensor]
+
+    @property
+    def loss(self) -> float:
+        """Mean loss."""
+        return self.loss_B.mean().item()
+
+    @property
+    def boundary_rate(self) -> float:
+        """Drawn boundaries per position which may have one."""
+        return self.action_BT.sum().item() / num_boundary_sites(self.decision_mask_BT)
 
 
 def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
     """Return the standard error of ``value_B.mean()`` when values of one cluster depend on one another.
 
-    ``sqrt(sum_c (sum_{b in c} (v_b - mean))^2 / (1 - h_c)) / B``, h_c being the share of the values that cluster c has:
-    the bias-reduced estimator CR2 (Bell & McCaffrey 2002; Imbens & Kolesar 2016). Of C clusters of one size it is
+    ``sqrt(sum_c (sum_{b in c} (v_b - mean))^2 / (1 - h_c)) / B``, where h_c is the share of values in cluster c:
+    the bias-reduced estimator CR2 (Bell & McCaffrey 2002; Imbens & Kolesar 2016). For C clusters of one size it is
     ``sqrt(C / (C - 1) * sum_c (sum_{b in c} (v_b - mean))^2) / B`` (Liang & Zeger 1986).
 
     Args:
-        value_B: the values, [B].
-        cluster_B: the cluster of every value, integers [B].
+        value_B: values, [B].
+        cluster_B: cluster of each value, integers [B].
 
     Returns:
-        The standard error; NaN for one cluster.
+        The standard error; NaN for a single cluster.
     """
     share_C, index_B = _cluster_shares(cluster_B)
     if len(share_C) < 2:
@@ -90,14 +122,14 @@ def clustered_degrees_of_freedom(cluster_B: Tensor) -> float:
     """Return the degrees of freedom of ``clustered_standard_error`` (Satterthwaite's, after Bell & McCaffrey 2002).
 
     With ``w_c = h_c^2 / (1 - h_c)``, ``1 / (sum_c h_c^2 + (sum_c w_c)^2 - sum_c w_c^2)``: twice the squared mean of the
-    estimated variance over its variance, for independent values of one variance. C clusters of one size have C - 1,
-    unequal ones fewer.
+    estimated variance over its variance, for independent values of one variance. C clusters of one size have
+    C - 1 degrees of freedom, unequal ones fewer.
 
     Args:
-        cluster_B: the cluster of every value, integers [B].
+        cluster_B: cluster of each value, integers [B].
 
     Returns:
-        At least 1; NaN for one cluster.
+        A number of at least 1; NaN for a single cluster.
     """
     share_C, _ = _cluster_shares(cluster_B)
     if len(share_C) < 2:
@@ -107,30 +139,28 @@ def clustered_degrees_of_freedom(cluster_B: Tensor) -> float:
 
 
 def _cluster_shares(cluster_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of the values that the C clusters have, float64 [C], and the index of every value's cluster, [B]."""
+    """Return the share of values in each of C clusters, float64 [C], and the index of each value's cluster, [B]."""
     _, index_B, count_C = cluster_B.unique(return_inverse=True, return_counts=True)
     return count_C.double() / len(cluster_B), index_B
 
 
 def shift_noise(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
-    """Uniform numbers that decide as ``noise`` would if all logits were larger by ``logit_bias``: of its shape.
+    """Return noise of the same shape which decides as ``noise`` would if all logits were larger by ``logit_bias``.
 
-    Every decision is ``a = [l > logit(u)]``, and ``[l + c > logit(u)] = [l > logit(u) - c]``.
+    Each decision is ``a = [l > logit(u)]``, and ``[l + c > logit(u)] = [l > logit(u) - c]``.
     """
     return torch.sigmoid(torch.logit(noise) - logit_bias)
 
 
 class EvalSampler:
-    """Rolls out one batch after the other with successive noise; see ``eval_mode``."""
+    """Roll out one batch after another, each with the next noise of the seed; see ``eval_mode``."""
 
-    def __init__(
-        self, parts: Components, seed: int, threshold: bool, logit_bias: float, rate: float | None, doubt: float
-    ) -> None:
-        self._parts, self._threshold, self._logit_bias, self._doubt = parts, threshold, logit_bias, doubt
-        self._rates: Rate | None = parts.agent.rates if rate is None else rate
-        self._device, self._seed = parts.lm.head.weight.device, seed
-        self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._rate_generator = torch.Generator().manual_seed(derive_seed(seed))
+    def __init__(self, components: Components, options: EvalOptions) -> None:
+        self._components, self._options = components, options
+        self._rates: Rate | None = components.agent.rates if options.rate is None else options.rate
+        self._device = components.lm.head.weight.device
+        self._generator = torch.Generator(self._device).manual_seed(options.seed)
+        self._rate_generator = torch.Generator().manual_seed(derive_seed(options.seed))
 
     @torch.no_grad()
     def __call__(
@@ -139,251 +169,218 @@ class EvalSampler:
         """Roll out symbols [B, N, ..] on the model's device.
 
         Args:
-            symbol_BN: the symbols.
-            length_B: their lengths, where they differ.
-            noise_BT: uniform numbers that decide, as ``noise_of`` draws them; None draws the next ones.
+            symbol_BN: symbols.
+            length_B: lengths of the sequences; None if all have N symbols.
+            noise_BT: uniform random numbers which decide, see ``text_noise``; None draws the next ones.
         """
-        noise, there = self._noise(symbol_BN, noise_BT), symbol_BN.to(self._device)
-        rate_B = self._asked(symbol_BN)
-        if self._doubt:
-            noise = shift_noise(noise, self._doubt * self._early_entropy(there)[:, :-1])
-        how: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
-        sampling = Sampling(early_exit=self._parts.early_exit)
-        work = partial(rollout, self._parts.lm, self._parts.agent, there, sampling, **how)
-        td: TensorDictBase = self._parts.whole(work)
+        components, symbol_BN = self._components, symbol_BN.to(self._device)
+        noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
+        if self._options.entropy_weight:
+            lm = components.lm
+            entropy_BN: Tensor = components.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
+            noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
+        sampling = Sampling(early_exit=components.early_exit)
+        inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
+        work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
+        td: TensorDictBase = components.whole(work)
         return td
 
     @torch.no_grad()
-    def observe(self, symbol_BN: Tensor) -> TensorDictBase:
-        """What the agent would decide by in a rollout of the same symbols, and its noise: the encoder's pass alone."""
-        noise, there = self._noise(symbol_BN), symbol_BN.to(self._device)
-        see = partial(observe, self._parts.lm, self._parts.agent, there, rate=self._asked(symbol_BN))
-        td: TensorDictBase = self._parts.whole(see)
+    def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:
+        """Return the observations and the noise of a rollout of the same symbols; only the encoder runs."""
+        components, symbol_BN = self._components, symbol_BN.to(self._device)
+        noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
+        work = partial(observe, components.lm, components.agent, symbol_BN, rate=rate_B)
+        td: TensorDictBase = components.whole(work)
         return td.set(keys.NOISE, noise)
 
-    def pass_over(self, symbol_BN: Tensor) -> None:
-        """Leave these symbols to somebody else: what follows is as if they had been rolled out here."""
+    def skip(self, symbol_BN: Tensor) -> None:
+        """Draw and drop the noise of these symbols, so that the next batch has the noise as if they were rolled out."""
         self._noise(symbol_BN)
-        self._asked(symbol_BN)
+        self._target_rates(symbol_BN)
 
-    def noise_of(self, lengths: Sequence[int]) -> list[Tensor]:
-        """Draw the noise of one text's sequences of N symbols as if there were no other text: [N - 1] each."""
-        generator = torch.Generator(self._device).manual_seed(self._seed)
+    def text_noise(self, lengths: Sequence[int]) -> list[Tensor]:
+        """Draw the noise of one text's sequences of N symbols, the same for any other texts: [N - 1] each."""
+        generator = torch.Generator(self._device).manual_seed(self._options.seed)
         return [torch.rand(length - 1, device=self._device, generator=generator) for length in lengths]
 
-    def _early_entropy(self, symbol_BN: Tensor) -> Tensor:
-        lm = self._parts.lm
-        entropy_BN: Tensor = self._parts.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
-        return entropy_BN
-
-    def _asked(self, symbol_BN: Tensor) -> Tensor | None:
-        """Drawn rates are a sequence's own, however many share its pass."""
+    def _target_rates(self, symbol_BN: Tensor) -> Tensor | None:
+        """Return the target rate of each sequence; a sampled one does not depend on the batch size."""
         if self._rates is None:
             return None
         return sample_target_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
 
-    def _noise(self, symbol_BN: Tensor, given_BT: Tensor | None = None) -> Tensor:
-        shape = symbol_BN.shape[0], symbol_BN.shape[1] - 1
-        if self._threshold:
-            noise = torch.full(shape, 0.5, device=self._device)
-        elif given_BT is not None:
-            noise = given_BT
-        else:
-            noise = torch.rand(*shape, device=self._device, generator=self._generator)
-        return shift_noise(noise, self._logit_bias) if self._threshold or self._logit_bias else noise
+    def _noise(self, symbol_BN: Tensor, noise_BT: Tensor | None = None) -> Tensor:
+        shape, options = (symbol_BN.shape[0], symbol_BN.shape[1] - 1), self._options
+        if options.threshold:
+            noise_BT = torch.full(shape, 0.5, device=self._device)
+        elif noise_BT is None:
+            noise_BT = torch.rand(*shape, device=self._device, generator=self._generator)
+        return shift_noise(noise_BT, options.logit_bias) if options.threshold or options.logit_bias else noise_BT
 
 
 @contextmanager
-def eval_mode(
-    parts: Components,
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-    doubt: float = 0.0,
-) -> Iterator[EvalSampler]:
-    """Evaluation mode, and rollouts without gradients; afterwards the parts are in the mode they were in.
+def eval_mode(components: Components, options: EvalOptions = DEFAULTS) -> Iterator[EvalSampler]:
+    """Switch to evaluation mode, and back to the former mode at the end.
 
     Args:
-        parts: model and agent.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: added to the logits of all decisions; see ``tokenv.evaluation.calibration``. What the policy says
-            of its probabilities stays without it.
-        rate: that an agent is told, if it is told one; None draws every sequence's from its range.
-        doubt: added to a decision's logit for each nat of the early exit's entropy there. It is of the symbol that
-            follows, given what is known: no decision looks ahead for it.
+        components: model and agent.
+        options: noise and rate of the rollouts.
 
     Yields:
-        A function from symbols [B, N, ..], and their lengths [B] where they differ, to a rollout on the model's device.
+        A function which rolls out symbols [B, N, ..] without gradients.
     """
-    was_training = parts.lm.training
-    parts.train(False)
+    was_training = components.lm.training
+    components.train(False)
     try:
-        yield EvalSampler(parts, seed, threshold, logit_bias, rate, doubt)
+        yield EvalSampler(components, options)
     finally:
-        parts.train(was_training)
+        components.train(was_training)
 
 
 def held_out_rollouts(
-    parts: Components,
-    batch: SequenceBatch,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-    doubt: float = 0.0,
-    progress: bool = False,
-    turn: tuple[int, int] = (0, 1),
+    components: Components, batch: SequenceBatch, options: EvalOptions = DEFAULTS, *, shard: tuple[int, int] = (0, 1)
 ) -> Iterator[TensorDictBase]:
-    """Roll out held-out sequences, some at a time; the arguments are those of ``evaluate`` and ``eval_mode``.
+    """Roll out held-out sequences batch by batch.
 
-    With a ``turn`` (r, W) only every W-th batch, from the r-th on, each as it is among all.
+    Args:
+        components: model and agent; they keep their mode.
+        batch: held-out sequences.
+        options: how to roll them out.
+        shard: (r, W) takes every W-th batch from the r-th on, each with the same noise as among all.
 
     Yields:
         Rollouts of batch size [B, T] without gradients, in the sequences' order.
     """
-    rank, world = turn
-    starts = range(0, len(batch), batch_size)
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    with eval_mode(parts, doubt=doubt, **how) as draw:
-        bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not progress)
+    rank, world = shard
+    size = options.sequences_per_pass(batch.symbol_BN.shape[1])
+    with eval_mode(components, options) as draw:
+        starts = range(0, len(batch), size)
+        bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not options.progress)
         for number, start in enumerate(bar):
-            some = batch.symbol_BN[start : start + batch_size]
+            symbol_BN = batch.symbol_BN[start : start + size]
             if number % world == rank:
-                yield draw(some)
+                yield draw(symbol_BN)
             else:
-                draw.pass_over(some)
+                draw.skip(symbol_BN)
 
 
-def sequence_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
-    """What the losses of a rollout's sequences are made of.
+def evaluate_sequences(
+    components: Components,
+    batch: SequenceBatch,
+    options: EvalOptions = DEFAULTS,
+    *,
+    measure: Callable[[TensorDictBase], Mapping[str, Tensor]] = lambda _: {},
+    group: Group = SINGLE_PROCESS,
+    shard: int = 1,
+) -> SequenceScores:
+    """Score each held-out sequence.
 
-    Returns:
-        ``late`` and, if there is an early exit, ``early``: negative log-likelihood per symbol, in the codec's unit;
-        ``loss_mask``, where a symbol is not always one likelihood: how many it has, per symbol. Float64 [B] each, on
-        the CPU.
+    Args:
+        components: model and agent; they keep their mode.
+        batch: held-out sequences.
+        options: how to roll them out.
+        measure: further values [B, ..] of a rollout by name.
+        group: processes with the same model which share the batches, connected over the CPU.
+        shard: number of successive ranks which hold one model together, and therefore work on the same batches.
     """
-    of = {"late": keys.LOG_LIKELIHOOD, "early": keys.LOG_LIKELIHOOD_EARLY}
-    sums = {name: _per_symbol(-td[key]) / codec.nats_per_unit for name, key in of.items() if key in td}
-    counted_BT = codec.loss_mask(td["next", keys.SYMBOL])
-    return sums if counted_BT is None else sums | {"counted": _per_symbol(counted_BT)}
-
-
-def concat_columns(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Figures of some sequences at a time, behind one another: at least one mapping, all of the same keys."""
-    return {name: torch.cat([column[name] for column in columns]) for name in columns[0]}
-
-
-def sequence_losses(sums: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Each sequence's share in the loss and in the early exit's, of all that ``sequence_sums`` says of it.
-
-    Returns:
-        Float64 [B] each; None where there is no early exit. Their means are the losses over all that has a
-        likelihood, and the means' standard errors those of the losses (linearised where they are ratios).
-    """
-    counted_B = sums.get("counted")
-    late_B, early_B = (
-        None if name not in sums else sums[name] if counted_B is None else _shares(sums[name], counted_B)
-        for name in ("late", "early")
+    codec = components.lm.codec
+    rank = group.rank // shard, group.size // shard
+    own = [
+        {
+            **_loss_sums(td, codec),
+            "entropy_B": _mean_per_symbol(td[keys.ENTROPY]),
+            "action_BT": td[keys.ACTION].cpu(),
+            "decision_mask_BT": td[keys.DECISION_MASK].cpu(),
+            "boundary_prob_BT": td[keys.BOUNDARY_PROB].float().cpu(),
+            **{name: value.cpu() for name, value in measure(td).items()},
+        }
+        for td in held_out_rollouts(components, batch, options, shard=rank)
+    ]
+    in_order = itertools.chain.from_iterable(itertools.zip_longest(*group.all_gather_object(own)[::shard]))
+    batches = [columns for columns in in_order if columns is not None]
+    columns = {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
+    loss_B, loss_early_B = sequence_losses(
+        columns.pop("loss"), columns.pop("loss_early", None), columns.pop("count", None)
     )
-    assert late_B is not None
-    return late_B, early_B
-
-
-def _per_symbol(x_BT: Tensor) -> Tensor:
-    return x_BT.double().mean(-1).cpu()
-
-
-def _shares(total_B: Tensor, counted_B: Tensor) -> Tensor:
-    """Values whose mean is the ratio of the means, and whose standard error is the ratio's (linearised): [B]."""
-    ratio = total_B.mean() / counted_B.mean()
-    return ratio + (total_B - ratio * counted_B) / counted_B.mean()
+    known = {name: columns.pop(name) for name in ("entropy_B", "action_BT", "decision_mask_BT", "boundary_prob_BT")}
+    return SequenceScores(loss_B, loss_early_B, **known, extra=columns)
 
 
 def evaluate(
-    parts: Components,
+    components: Components,
     batch: SequenceBatch,
+    options: EvalOptions = DEFAULTS,
     *,
-    batch_size: int,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-    tolerance: int = 0,
-    progress: bool = False,
     group: Group = SINGLE_PROCESS,
     shard: int = 1,
 ) -> Evaluation:
-    """Score held-out sequences.
+    """Evaluate a model on held-out sequences; the arguments are those of ``evaluate_sequences``."""
+    scores = evaluate_sequences(components, batch, options, group=group, shard=shard)
+    matches: dict[str, float] = {}
+    if batch.gold_BN is not None:
+        gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
+        matches = boundary_scores(scores.action_BT[:, 1:].bool(), gold_BT[:, 1:], options.tolerance)
+    return Evaluation(
+        unit=components.lm.codec.unit,
+        loss=scores.loss,
+        standard_error=clustered_standard_error(scores.loss_B, batch.document_B),
+        loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
+        boundary_rate=scores.boundary_rate,
+        entropy=scores.entropy_B.mean().item(),
+        **matches,
+    )
+
+
+def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
+    """Return the losses of a rollout's sequences per symbol, float64 [B] on the CPU.
+
+    Returns:
+        ``loss`` and, if there is an early exit, ``loss_early``, in the codec's unit; ``count``, the number of
+        likelihoods per symbol, if that is not always one.
+    """
+    likelihoods = {"loss": keys.LOG_LIKELIHOOD, "loss_early": keys.LOG_LIKELIHOOD_EARLY}
+    sums = {name: _mean_per_symbol(-td[key]) / codec.nats_per_unit for name, key in likelihoods.items() if key in td}
+    count_BT = codec.loss_mask(td["next", keys.SYMBOL])
+    return sums if count_BT is None else sums | {"count": _mean_per_symbol(count_BT)}
+
+
+def sequence_losses(loss_B: Tensor, early_B: Tensor | None, count_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the contributions of sequences to the loss and to the early exit's: see ``SequenceScores``.
 
     Args:
-        parts: model and agent; left in the mode they were in.
-        batch: the sequences.
-        batch_size: sequences of one pass.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: see ``eval_mode``.
-        rate: see ``eval_mode``.
-        tolerance: symbols that a boundary may be off a true one and still count as found.
-        progress: show a bar.
-        group: processes that hold the same model and do this together, each some of the batches, over a CPU group.
-        shard: successive ranks that keep one model between them, and so do the same batches.
+        loss_B: loss per symbol of each sequence.
+        early_B: the same for the early exit; None without one.
+        count_B: likelihoods per symbol; None for one each.
     """
-    codec = parts.lm.codec
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    rollouts = held_out_rollouts(
-        parts, batch, batch_size=batch_size, progress=progress, turn=(group.rank // shard, group.size // shard), **how
-    )
-    mine = [
-        sequence_sums(td, codec)
-        | {
-            "action": td[keys.ACTION].cpu(),
-            "decides": td[keys.DECISION_MASK].cpu(),
-            "entropy": td[keys.ENTROPY].double().mean(-1).cpu(),
-        }
-        for td in rollouts
-    ]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*group.all_gather_object(mine)[::shard]))
-    whole = concat_columns([columns for columns in in_turn if columns is not None])
-    action_BT, decides_BT = whole["action"], whole["decides"]
-    late_B, early_B = sequence_losses(whole)
-    scores = {}
-    if batch.gold_BN is not None:
-        gold_BT = batch.gold_BN[:, :-1] & decides_BT
-        scores = boundary_scores(action_BT[:, 1:].bool(), gold_BT[:, 1:], tolerance)
-    return Evaluation(
-        unit=codec.unit,
-        loss=late_B.mean().item(),
-        standard_error=clustered_standard_error(late_B, batch.document_B),
-        loss_early=None if early_B is None else early_B.mean().item(),
-        boundary_rate=realised_rate(action_BT, decides_BT),
-        entropy=whole["entropy"].mean().item(),
-        **scores,
-    )
+    if count_B is None:
+        return loss_B, early_B
+    return _ratio_contributions(loss_B, count_B), None if early_B is None else _ratio_contributions(early_B, count_B)
 
 
-def realised_rate(action: Tensor, decides: Tensor) -> float:
-    """Boundaries per symbol at which there may be one: those that are decided, and every sequence's first; [.., T]."""
-    return action.sum().item() / num_decision_sites(decides)
+def _mean_per_symbol(x_BT: Tensor) -> Tensor:
+    return x_BT.double().mean(-1).cpu()
 
 
-def num_decision_sites(decides: Tensor) -> int:
-    """Symbols at which there may be a boundary: those that are decided, and every sequence's first; bool [.., T]."""
-    return int(decides.sum().item()) + decides[..., 0].numel()
+def _ratio_contributions(total_B: Tensor, count_B: Tensor) -> Tensor:
+    """Return values [B] whose mean is the ratio of the means, and whose standard error the ratio's (linearised)."""
+    ratio = total_B.mean() / count_B.mean()
+    return ratio + (total_B - ratio * count_B) / count_B.mean()
+
+
+def num_boundary_sites(decision_mask: Tensor) -> int:
+    """Return the number of symbols which may have a boundary: all decided ones, and each sequence's first; [.., T]."""
+    return int(decision_mask.sum().item()) + decision_mask[..., 0].numel()
 
 
 def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str, float]:
-    """Precision, recall and F1 of drawn against true boundaries.
+    """Return precision, recall and F1 of drawn boundaries against true ones.
 
     Args:
-        drawn: bool [.., T].
-        gold: bool, of the same shape.
-        tolerance: positions that a boundary may be off the true one it is matched with. Matching is one to one, and
-            finds as many pairs as there can be.
+        drawn: drawn boundaries, bool [.., T].
+        gold: true boundaries, bool of the same shape.
+        tolerance: positions which a boundary may be off the true one it is matched with. Matching is one to one and
+            finds the largest possible number of pairs.
     """
     hits = (drawn & gold).sum().item() if not tolerance else _matches(drawn, gold, tolerance)
     precision, recall = hits / max(drawn.sum().item(), 1), hits / max(gold.sum().item(), 1)
@@ -392,7 +389,7 @@ def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str
 
 
 def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:
-    """Most pairs at most ``tolerance`` apart: on a line, the two earliest unmatched that fit can always be one."""
+    """Return the largest number of pairs at most ``tolerance`` apart; matching the earliest that fit is optimal."""
     hits = 0
     for drawn_T, gold_T in zip(drawn.flatten(0, -2), gold.flatten(0, -2), strict=True):
         left, right = (where_T.nonzero().flatten().tolist() for where_T in (drawn_T, gold_T))

@@ -1,11 +1,11 @@
-"""Looking at a trained model: load a run, segment a text."""
+"""Load the model of a run; segment, score and continue texts with it."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,48 +18,48 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
-from tokenv.evaluation.evaluator import eval_mode, shift_noise
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
 from tokenv.evaluation.run_state import RunState
+from tokenv.lm.flops import rate_of_flops, reading_flops
 from tokenv.plotting.characters import warn
 from tokenv.storage import checkpoints
 
-SYMBOLS_PER_PASS = 8192  # of a text's pieces that are rolled out together; one piece at least
+WINDOWS_PER_PASS = 16  # windows of scored texts in one forward pass where no batch size is set
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A model as a run left it.
+    """Model of a stored run.
 
     Attributes:
-        parts: model and agent, in evaluation mode.
-        config: of the run.
-        path: the checkpoint.
-        state: how far the run had come.
+        components: model and agent, in evaluation mode.
+        config: configuration of the run.
+        path: folder of the checkpoint.
+        state: state of the run at the checkpoint.
     """
 
-    parts: Components
+    components: Components
     config: Config
     path: Path
     state: RunState
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """Number of updates."""
         return self.state.step
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """A text of N bytes with its token boundaries.
+    """Text of N bytes with its token boundaries.
 
     Attributes:
-        text: its bytes.
-        probability_N: of a boundary after each byte, in [0, 1].
-        boundary_N: whether one was drawn there.
-        log_likelihood_N: of each byte given those before it, in nats; NaN where there are none: at the first byte, and
-            where the text was cut because it is longer than the model was trained on.
-        logit_bias: by which the logits of all decisions were shifted.
+        text: bytes of the text.
+        probability_N: probability of a boundary after each byte, in [0, 1].
+        boundary_N: whether a boundary was drawn there.
+        log_likelihood_N: log-likelihood of each byte given the preceding ones of its piece, in nats; NaN for the first
+            byte of each piece. A text which is longer than the model's training sequences is split into pieces.
+        logit_bias: number which was added to the logits of all decisions.
     """
 
     text: bytes
@@ -73,17 +73,16 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
     """Load a run's model.
 
     Args:
-        run: run folder, such as ``runs/7``.
-        which: ``best`` by validation loss, or ``latest``.
-        fall_back: if that checkpoint is damaged, take the newest one that is sound, and say so in a line on stderr; a
-            checkpoint that ``run`` itself names is never replaced.
-        device: where to put it, as ``hardware.device`` says it; None for the run's own.
+        run: run folder, such as ``runs/7``, or one of its checkpoints.
+        which: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
+        fall_back: if the checkpoint of a run folder is damaged, load the newest intact one and warn.
+        device: device as in ``hardware.device``; None for the one which the run's configuration names.
 
     Raises:
-        DamagedError: a checkpoint is damaged, and no other one may take its place.
-        MissingFileError: there is no such run, or it has no checkpoint.
-        UserError: the run names code that the user has not named (``tokenv.storage.trust`` lets it), or the checkpoint
-            holds another model than its configuration says.
+        DamagedError: if the checkpoint is damaged and must not or cannot be replaced.
+        MissingFileError: if the run does not exist or has no checkpoint.
+        UserError: if the run names code which the user does not trust (see ``tokenv.storage.trust``), or the
+            checkpoint does not match its configuration.
     """
     try:
         return _load(checkpoints.find(run, which), device)
@@ -100,263 +99,234 @@ def _load(path: Path, device: str | None) -> LoadedRun:
     config = state.settings
     if device is not None:
         config = replace(config, hardware=replace(config.hardware, device=device))
-    parts = build_components(config, pretrained=False)
-    checkpoints.check_tensors(tensors, parts.state_dict(), path / checkpoints.MODEL)
-    parts.load_state_dict(tensors)
-    parts.train(False)
-    return LoadedRun(parts, config, path, state)
+    components = build_components(config, pretrained=False)
+    checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
+    components.load_state_dict(tensors)
+    components.train(False)
+    return LoadedRun(components, config, path, state)
 
 
-def segment(
-    trained: LoadedRun,
-    text: bytes,
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-) -> Segmentation:
-    """Draw token boundaries in a text, in pieces of the length that the model was trained on.
+def resolve_rate(components: Components, config: Config, rate: float | None) -> float | None:
+    """Return the target rate for a model's agent, and warn if it is outside the range of the agent's training.
 
     Args:
-        trained: the model.
-        text: at least one byte.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: added to the logits of all decisions, hence in their probabilities: see
-            ``tokenv.evaluation.calibration``.
-        rate: boundaries per symbol that a model is asked for that was trained for a range; None for its mean.
-
-    Raises:
-        UserError: the text is empty, or the rate cannot be asked for.
-    """
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    return segment_texts(trained, [text], **how)[0]
-
-
-def segment_texts(
-    trained: LoadedRun,
-    texts: Sequence[bytes],
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-) -> list[Segmentation]:
-    """Draw token boundaries in several texts: what ``segment``, which has the arguments, draws in each, up to rounding.
-
-    Args:
-        trained: the model.
-        texts: each of at least one byte.
-        seed: see there.
-        threshold: see there.
-        logit_bias: see there.
-        rate: see there.
-    """
-    batch_size = max(1, SYMBOLS_PER_PASS // trained.config.data.seq_len)
-    pieces = [[row for batch in split_text(trained, text) for row in batch] for text in texts]
-    found: list[list[Segmentation | None]] = [[None] * len(of) for of in pieces]
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    for places, td in _rollouts(trained, pieces, batch_size=batch_size, **how):
-        prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
-        prob_BT = shift_noise(prob_BT, -logit_bias) if logit_bias else prob_BT
-        nats_BT = td[keys.LOG_LIKELIHOOD].double()
-        for (index, piece), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
-            nats = [math.nan, *nats_T[:-1].tolist()]
-            found[index][piece] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats, logit_bias)
-    return [_concatenate(text, [piece for piece in of if piece]) for text, of in zip(texts, found, strict=True)]
-
-
-def _concatenate(text: bytes, pieces: Sequence[Segmentation]) -> Segmentation:
-    return Segmentation(
-        text,
-        list(chain.from_iterable(piece.probability_N for piece in pieces)),
-        list(chain.from_iterable(piece.boundary_N for piece in pieces)),
-        list(chain.from_iterable(piece.log_likelihood_N for piece in pieces)),
-        pieces[0].logit_bias,
-    )
-
-
-def _rollouts(
-    trained: LoadedRun,
-    rows_of: Sequence[Sequence[Tensor]],
-    *,
-    batch_size: int,
-    seed: int,
-    threshold: bool,
-    rate: float | None,
-    logit_bias: float = 0.0,
-) -> Iterator[tuple[list[tuple[int, int]], TensorDictBase]]:
-    """Roll out the sequences of several texts, each with the noise that it has where its text is alone.
-
-    Sequences of one length share a pass, so that nothing is padded.
-
-    Args:
-        trained: the model.
-        rows_of: sequences of each text, int64 [N] each.
-        batch_size: sequences of one pass.
-        seed: see ``segment``.
-        threshold: see there.
-        rate: see there.
-        logit_bias: see there.
-
-    Yields:
-        Text and number of B sequences, and their rollout [B, T].
-    """
-    told = resolve_rate(trained.parts, trained.config, rate)
-
-    def length(place: tuple[int, int]) -> int:
-        return len(rows_of[place[0]][place[1]])
-
-    places = sorted(((text, row) for text, rows in enumerate(rows_of) for row in range(len(rows))), key=length)
-    with eval_mode(trained.parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=told) as draw:
-        noises = [draw.noise_of([len(row) for row in rows]) for rows in rows_of]
-        for _, alike in groupby(places, key=length):
-            same = list(alike)
-            for first in range(0, len(same), batch_size):
-                some = same[first : first + batch_size]
-                symbol_BN = torch.stack([rows_of[text][row] for text, row in some])
-                yield some, draw(symbol_BN, noise_BT=torch.stack([noises[text][row] for text, row in some]))
-
-
-def split_text(trained: LoadedRun, text: bytes) -> list[torch.Tensor]:
-    """Split a text into pieces of the length that a model was trained on, in batches to roll out.
+        components: model and agent.
+        config: configuration of their run.
+        rate: requested boundaries per symbol; None for the mean of the agent's range.
 
     Returns:
-        int64 [B, T + 1] each, in the text's order: batches of whole pieces, and a batch of one for a shorter rest. A
-        rollout decides nothing at its last symbol, so one more symbol is appended to every piece.
+        The rate; None for an agent which was trained for one rate.
 
     Raises:
-        UserError: the text is empty.
+        UserError: if the rate is not in (0, 1), or is requested from an agent which was trained for one rate.
+    """
+    rates = components.agent.rates
+    if rate is None:
+        return None if rates is None else rates.mean
+    if not 0 < rate < 1:
+        raise UserError(f"rate = {rate:g}: expected boundaries per symbol in (0, 1), such as 0.2")
+    if rates is None:
+        raise UserError(
+            f"rate = {rate:g}: this run was trained for one rate, {config.rate:g}: leave it out, or take a run whose "
+            "rate is a range (docs/rates.md)"
+        )
+    if not rates.covers(rate):
+        warn(f"rate = {rate:g} is outside the range that this run was trained for, {rates:g}")
+    return rate
+
+
+def rate_for_flops(components: Components, flops: float) -> float:
+    """Return the rate at which reading or writing a symbol costs ``flops``: see ``tokenv.lm.flops.reading_flops``.
+
+    Raises:
+        UserError: if no rate in (0, 1) has this cost.
+    """
+    rate = rate_of_flops(components.lm, flops, components.agent)
+    if not 0 < rate < 1:
+        least, most = (reading_flops(components.lm, at, components.agent) for at in (0, 1))
+        raise UserError(
+            f"flops = {flops:g}: expected more than {least:.4g} a symbol, which this model costs without tokens, and "
+            f"less than {most:.4g}, where every symbol is one"
+        )
+    return rate
+
+
+def segment(trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS) -> Segmentation:
+    """Draw token boundaries in a text: see ``segment_texts``."""
+    return segment_texts(trained, [text], options)[0]
+
+
+def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptions = DEFAULTS) -> list[Segmentation]:
+    """Draw token boundaries in texts, each in pieces of the length of the model's training sequences.
+
+    The result for a text does not depend on the other texts, up to rounding.
+
+    Args:
+        trained: model of a run.
+        texts: texts of at least one byte each.
+        options: how to draw; the boundary probabilities of the result include the logit bias.
+
+    Raises:
+        UserError: if a text is empty, or see ``resolve_rate``.
+    """
+    pieces = [split_text(trained, text) for text in texts]
+    pieces_of: list[list[Segmentation]] = [[Segmentation(b"", [], [], [])] * len(rows) for rows in pieces]
+    bias, size = options.logit_bias, options.sequences_per_pass(trained.config.data.seq_len)
+    with eval_mode(trained.components, _with_rate(trained, options)) as draw:
+        for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, size):
+            td = draw(symbol_BN, noise_BT=noise_BT)
+            prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
+            prob_BT = shift_noise(prob_BT, -bias) if bias else prob_BT
+            nats_BT = td[keys.LOG_LIKELIHOOD].double()
+            for (i, j), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
+                nats = [math.nan, *nats_T[:-1].tolist()]
+                pieces_of[i][j] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats)
+    return [
+        Segmentation(
+            text,
+            list(chain.from_iterable(each.probability_N for each in rows)),
+            list(chain.from_iterable(each.boundary_N for each in rows)),
+            list(chain.from_iterable(each.log_likelihood_N for each in rows)),
+            bias,
+        )
+        for text, rows in zip(texts, pieces_of, strict=True)
+    ]
+
+
+def _with_rate(trained: LoadedRun, options: EvalOptions) -> EvalOptions:
+    return replace(options, rate=resolve_rate(trained.components, trained.config, options.rate))
+
+
+def iterate_batches(
+    draw: EvalSampler, texts: Sequence[Sequence[Tensor]], batch_size: int
+) -> Iterator[tuple[list[tuple[int, int]], Tensor, Tensor]]:
+    """Batch the sequences of texts by length, so that nothing is padded.
+
+    Args:
+        draw: source of the noise, which is the same for a text whatever the other texts are.
+        texts: sequences of each text, int64 [N] each.
+        batch_size: sequences per batch.
+
+    Yields:
+        The indices (text, sequence) of B sequences, their symbols [B, N] and their noise [B, N - 1].
+    """
+    noise = [draw.text_noise([len(symbol_N) for symbol_N in rows]) for rows in texts]
+    by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for i, rows in enumerate(texts):
+        for j, symbol_N in enumerate(rows):
+            by_length[len(symbol_N)].append((i, j))
+    for places in by_length.values():
+        for start in range(0, len(places), batch_size):
+            some = places[start : start + batch_size]
+            symbol_BN = torch.stack([texts[i][j] for i, j in some])
+            yield some, symbol_BN, torch.stack([noise[i][j] for i, j in some])
+
+
+def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
+    """Split a text into pieces of the length of the model's training sequences; the last one may be shorter.
+
+    Returns:
+        The pieces as int64 [T + 1] each. Since a rollout decides nothing at its last symbol, one symbol is appended.
+
+    Raises:
+        UserError: if the text is empty.
     """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    length = trained.config.data.seq_len
-    symbol_N = torch.tensor(list(text))
-    whole_N, rest_N = symbol_N.tensor_split([len(text) // length * length])
-    batches = [*whole_N.view(-1, length).split(max(1, SYMBOLS_PER_PASS // length)), rest_N[None]]
-    return [F.pad(symbol_BT, (0, 1)) for symbol_BT in batches if symbol_BT.numel()]
+    return [F.pad(piece_T, (0, 1)) for piece_T in torch.tensor(list(text)).split(trained.config.data.seq_len)]
 
 
 def generate_text(
     trained: LoadedRun,
     prompt: bytes,
     max_new: int,
+    options: EvalOptions = DEFAULTS,
     *,
     temperature: float = 0.8,
     top_p: float = 0.95,
     stop: bytes | None = None,
-    seed: int = 0,
-    rate: float | None = None,
 ) -> Segmentation:
-    """Continue a text, boundaries drawn on the way.
+    """Continue a text, and draw its boundaries on the way.
 
     Args:
-        trained: the model.
-        prompt: at least one byte.
-        max_new: bytes to write.
-        temperature: 0 takes the most probable byte.
-        top_p: nucleus that bytes are drawn from.
-        stop: bytes after which to stop.
-        seed: of boundaries and bytes.
-        rate: see ``segment``.
+        trained: model of a run.
+        prompt: text of at least one byte.
+        max_new: number of bytes to write.
+        options: seed and rate.
+        temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
+        top_p: probability mass of the nucleus from which bytes are sampled.
+        stop: bytes after which generation stops.
 
     Returns:
-        Prompt and continuation; no likelihoods.
+        Prompt and continuation, without likelihoods.
 
     Raises:
-        UserError: the text is empty, or what is asked for cannot fit in memory, or the rate cannot be asked for.
-        ValueError: ``max_new``, ``temperature`` or ``top_p`` is out of range.
+        UserError: if the prompt is empty, or the text does not fit in memory; or see ``resolve_rate``.
+        ValueError: if ``max_new``, ``temperature`` or ``top_p`` is out of range.
     """
     if not prompt:
         raise UserError("the text is empty: expected at least one byte to go on from")
     check_generation(trained.config, 1, len(prompt) + max_new)
-    lm, device = trained.parts.lm, trained.parts.lm.head.weight.device
+    components, device = trained.components, trained.components.lm.head.weight.device
     written = generate(
-        lm,
-        trained.parts.agent,
+        components.lm,
+        components.agent,
         torch.tensor([list(prompt)], device=device),
         max_new,
         temperature=temperature,
         top_p=top_p,
         stop=stop,
-        generator=torch.Generator(device).manual_seed(seed),
-        rate=resolve_rate(trained.parts, trained.config, rate),
+        generator=torch.Generator(device).manual_seed(options.seed),
+        rate=resolve_rate(components, trained.config, options.rate),
     )
     text = bytes(written.symbol_BN[0].tolist())
     return Segmentation(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
 
 
-def score_text(
-    trained: LoadedRun,
-    text: bytes,
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    rate: float | None = None,
-    batch_size: int = 16,
-    greedy: bool = False,
-) -> tuple[list[float], list[bool]]:
-    """Score each byte given those before it, and find out which bytes the model itself would have written.
+def score_texts(
+    trained: LoadedRun, texts: Sequence[bytes], options: EvalOptions = DEFAULTS, *, greedy: bool = False
+) -> list[tuple[list[float], list[bool]]]:
+    """Compute the log-likelihood of each byte of texts given the preceding ones.
 
-    A text that is longer than the model was trained on is read in windows, each of which begins in the middle of the
-    one before, so that every byte has at least half a window before it.
+    A text which is longer than the model's training sequences is read in windows. Each begins in the middle of the
+    preceding one, so that every byte is predicted from at least half a window. The result for a text does not depend on
+    the other texts, up to rounding.
 
     Args:
-        trained: the model.
-        text: at least one byte.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        rate: see ``segment``.
-        batch_size: windows of one pass.
-        greedy: whether to find out, at the cost of a further pass of the decoder, which bytes are the most probable
-            ones after what stands before them, under the same boundaries.
+        trained: model of a run.
+        texts: texts of at least one byte each.
+        options: how to draw the boundaries.
+        greedy: whether to compute also, by a further pass of the decoder with the same boundaries, which bytes are the
+            most probable ones after the preceding bytes.
 
     Returns:
-        Log-likelihoods in nats, NaN at the first byte; and whether a byte is the most probable one: False at the
-        first, and at all if not asked for.
+        For each text the log-likelihoods in nats, NaN at the first byte; and whether a byte is the most probable one,
+        which is False at the first byte and without ``greedy``.
     """
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate}
-    return score_texts(trained, [text], **how, batch_size=batch_size, greedy=greedy)[0]
-
-
-def score_texts(
-    trained: LoadedRun,
-    texts: Sequence[bytes],
-    *,
-    seed: int = 0,
-    threshold: bool = False,
-    rate: float | None = None,
-    batch_size: int = 16,
-    greedy: bool = False,
-) -> list[tuple[list[float], list[bool]]]:
-    """Weigh several texts: what ``score_text``, which has the arguments, returns of each, up to rounding.
-
-    Windows of all texts share passes, those of one length each.
-    """
-    starts_of, rows_of = [], []
+    starts_of, windows = [], []
     for text in texts:
         length = min(trained.config.data.seq_len, len(text))
         starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length] if length > 1 else []
         starts_of.append(starts)
-        rows_of.append([torch.tensor(list(text[start : start + length])) for start in starts])
-    found = [([math.nan] * len(text), [False] * len(text)) for text in texts]
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "rate": rate, "batch_size": batch_size}
-    for places, td in _rollouts(trained, rows_of, **how):
-        likely_BT = _most_probable(trained.parts, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
-        nats_BT = td[keys.LOG_LIKELIHOOD].double()
-        for (index, row), nats_T, likely_T in zip(places, nats_BT.tolist(), likely_BT.tolist(), strict=True):
-            starts, length = starts_of[index], len(rows_of[index][row])
-            known = starts[row - 1] + length - 1 if row else 0  # the last byte that an earlier window predicts
-            place, fresh = slice(known + 1, starts[row] + length), slice(known - starts[row], None)
-            found[index][0][place], found[index][1][place] = nats_T[fresh], likely_T[fresh]
-    return found
+        windows.append([torch.tensor(list(text[start : start + length])) for start in starts])
+    scores = [([math.nan] * len(text), [False] * len(text)) for text in texts]
+    with eval_mode(trained.components, _with_rate(trained, options)) as draw:
+        for places, symbol_BN, noise_BT in iterate_batches(draw, windows, options.batch_size or WINDOWS_PER_PASS):
+            td = draw(symbol_BN, noise_BT=noise_BT)
+            greedy_BT = _most_probable(trained.components, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
+            nats_BT = td[keys.LOG_LIKELIHOOD].double()
+            for (i, j), nats_T, greedy_T in zip(places, nats_BT.tolist(), greedy_BT.tolist(), strict=True):
+                starts, length = starts_of[i], symbol_BN.shape[1]
+                known = starts[j - 1] + length - 1 if j else 0  # last byte which an earlier window predicts
+                place, fresh = slice(known + 1, starts[j] + length), slice(known - starts[j], None)
+                scores[i][0][place], scores[i][1][place] = nats_T[fresh], greedy_T[fresh]
+    return scores
 
 
 @torch.no_grad()
-def _most_probable(parts: Components, td: TensorDictBase) -> Tensor:
-    """Whether the symbol after each step of a rollout is the one that its model would choose: bool [B, T]."""
-    codec = parts.lm.codec
-    parameters = parts.whole(lambda: parts.lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))
-    chosen: Tensor = codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
-    return chosen
+def _most_probable(components: Components, td: TensorDictBase) -> Tensor:
+    """Return whether the symbol after each step of a rollout is the model's most probable one: bool [B, T]."""
+    lm = components.lm
+    parameters = components.whole(lambda: lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))
+    most_probable: Tensor = lm.codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
+    return most_probable

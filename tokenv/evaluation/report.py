@@ -1,10 +1,11 @@
-"""Draw the report of a training run: its curves, and the patches in held-out series."""
+"""Report a run: training curves, patches in held-out series, and a table and a picture of several rates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,9 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
+from rich.table import Column, Table
+from rich.text import Text
 
 from tokenv.core.rates import Rate, RateRange, mean_rate
-from tokenv.evaluation.series_excerpts import SeriesExcerpt
+from tokenv.evaluation.boundary_stats import SeriesExcerpt
+from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, ENTROPY_WEIGHTED, RatePoint
+from tokenv.plotting.characters import escape
+from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import (
     Curve,
     draw_curve,
@@ -22,9 +28,10 @@ from tokenv.plotting.figures import (
     draw_values,
     legend_handles,
     save_png,
+    short,
     titled_figure,
 )
-from tokenv.plotting.theme import BLUE, GREEN, ORANGE, in_words
+from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words
 
 
 class _Line(NamedTuple):
@@ -52,10 +59,7 @@ def _loss_panel(unit: str) -> _Panel:
 _PANELS = (
     _Panel(
         "boundaries per symbol",
-        (
-            _Line("train/boundary_rate", "training", BLUE),
-            _Line("validation/boundary_rate", "validation", ORANGE),
-        ),
+        (_Line("train/boundary_rate", "training", BLUE), _Line("validation/boundary_rate", "validation", ORANGE)),
         has_target=True,
     ),
     _Panel(
@@ -67,10 +71,7 @@ _PANELS = (
     ),
     _Panel(
         "gradient norm",
-        (
-            _Line("train/grad_norm_lm", "language model", BLUE),
-            _Line("train/grad_norm_policy", "policy", ORANGE),
-        ),
+        (_Line("train/grad_norm_lm", "language model", BLUE), _Line("train/grad_norm_policy", "policy", ORANGE)),
         log=True,
     ),
 )
@@ -86,24 +87,23 @@ def draw_curves(
 ) -> Path:
     """Draw loss, boundary rate, decision entropy and gradient norms against training symbols.
 
-    Curves under ``train/`` are drawn faintly with their running mean on top; those under ``validation/`` as
-    points joined by lines. A panel without any of its metrics says so; values that are not finite (or
-    1e100 and more) are left out, as are those no logarithmic axis can show.
+    Curves under ``train/`` are drawn faintly with their running mean on top, those under ``validation/`` as points
+    joined by lines. A panel without metrics says so. Values which are not finite, or 1e100 and more, are left out, and
+    so are those which a logarithmic axis cannot show.
 
     Args:
-        metrics: Name → (training symbols seen, values), two sequences of one length. Names not drawn here are
-            ignored.
-        path: The PNG to write, in an existing folder; it is replaced in one step.
-        title: Written above the panels, literally.
-        target_rate: Boundaries per symbol aimed at, drawn dashed; of a range its mean.
-        unit: Of the losses, as in their metrics' names.
+        metrics: curves by name: numbers of training symbols, and as many values; names of no panel are ignored.
+        path: PNG file in an existing folder; it is replaced atomically.
+        title: title of the figure, without markup.
+        target_rate: target boundaries per symbol, drawn as a dashed line; for a range its mean.
+        unit: unit of the losses, as in the names of their metrics.
 
     Returns:
         ``path``.
 
     Raises:
-        ValueError: If ``metrics`` is empty or a metric's two sequences differ in length.
-        OSError: If the file cannot be written.
+        ValueError: if ``metrics`` is empty, or the two sequences of a metric differ in length.
+        OSError: if the file cannot be written.
     """
     if not metrics:
         raise ValueError("no metrics to draw")
@@ -140,65 +140,151 @@ def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_
         axes.set(xticks=[], yticks=[])
         return
     if panel.has_target and target_rate is not None:
-        told = f"{'mean of targets' if isinstance(target_rate, RateRange) else 'target'} {target_rate:g}"
-        axes.axhline(mean_rate(target_rate), color="0.25", linestyle="--", linewidth=1, label=told)
+        label = f"{'mean of targets' if isinstance(target_rate, RateRange) else 'target'} {target_rate:g}"
+        axes.axhline(mean_rate(target_rate), color="0.25", linestyle="--", linewidth=1, label=label)
     if panel.log:
         axes.set_yscale("log")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    # Above the panel: a place inside may hide a curve, and matplotlib's search for the best one is slow.
+    # The legend is above the panel: inside it may hide a curve, and matplotlib's search for the best place is slow.
+    _add_grid(axes)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
 
 
-def draw_patches(shown: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
+def _add_grid(axes: Axes) -> None:
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
     """Draw series with their patches as alternating bands, and the boundary probabilities below.
 
     Args:
-        shown: The series, from top to bottom.
-        path: The PNG to write, in an existing folder; it is replaced in one step.
-        title: Written above, literally.
-        context: Leading steps that nothing is predicted of.
+        excerpts: series, from top to bottom.
+        path: PNG file in an existing folder; it is replaced atomically.
+        title: title of the figure, without markup.
+        context: number of leading steps which are not predicted.
 
     Returns:
         ``path``.
 
     Raises:
-        ValueError: There is no series.
-        OSError: The file cannot be written.
+        ValueError: if there is no series.
+        OSError: if the file cannot be written.
     """
-    if not shown:
+    if not excerpts:
         raise ValueError("no series to draw")
-    figure = titled_figure(13, 0.9 + 2.9 * len(shown), dpi=110, title=title)
-    figure.legend(
-        handles=draw_windows(figure, shown, context),
-        loc="outside lower center",
-        ncols=5,
-        frameon=False,
-        fontsize="small",
-    )
+    figure = titled_figure(13, 0.9 + 2.9 * len(excerpts), dpi=110, title=title)
+    handles = draw_windows(figure, excerpts, context)
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
     return save_png(figure, path)
 
 
-def draw_windows(figure: Figure, shown: Sequence[SeriesExcerpt], context: int) -> list[Patch | Line2D]:
-    """Fill an empty figure with windows, from top to bottom: each over its patches, boundary probabilities below.
+def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> list[Patch | Line2D]:
+    """Fill an empty figure with series, from top to bottom, each above its boundary probabilities.
 
     Args:
-        figure: to fill.
-        shown: at least one window, its name written above it.
-        context: leading steps that nothing is predicted of.
+        figure: empty figure.
+        excerpts: at least one series; its name is its title.
+        context: number of leading steps which are not predicted.
 
     Returns:
-        What its legend explains.
+        The handles of the legend.
     """
-    axes = figure.subplots(2 * len(shown), 1, height_ratios=[3, 1] * len(shown), squeeze=False)[:, 0]
-    longest = max(len(window.value) for window in shown)
-    for window, above, below in zip(shown, axes[::2], axes[1::2], strict=True):
-        value_NC = np.array(window.value, dtype=float)  # None becomes NaN
-        draw_values(above, value_NC, window.action, title=window.name, context=context, gold_N=window.gold)
-        draw_probabilities(below, window.boundary_prob)
-    for each in axes:  # one scale, read off below the last
+    axes = figure.subplots(2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False)[:, 0]
+    longest = max(len(excerpt.value) for excerpt in excerpts)
+    for excerpt, above, below in zip(excerpts, axes[::2], axes[1::2], strict=True):
+        value_NC = np.array(excerpt.value, dtype=float)  # None becomes NaN
+        draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
+        draw_probabilities(below, excerpt.boundary_prob)
+    for each in axes:  # all share the axis below the last
         each.set_xlim(-0.5, longest - 0.5)
         each.tick_params(labelbottom=each is axes[-1])
     axes[-1].set_xlabel("step")
-    return legend_handles(context=context > 0, gold=any(window.gold is not None for window in shown))
+    return legend_handles(context=context > 0, gold=any(excerpt.gold is not None for excerpt in excerpts))
+
+
+STYLES = {CONDITIONED: "o-", CALIBRATED: "s--", ENTROPY_WEIGHTED: "^:"}
+
+
+def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
+    """Return a table with a row for each point.
+
+    Args:
+        points: at least one point.
+        unit: unit of the losses.
+        title: title of the table, without markup.
+    """
+    names = ["target", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias"]
+    weighted = any(point.difference is not None for point in points)
+    right = [Column(name, justify="right") for name in [*names, *(["difference ±"] if weighted else [])]]
+    table = Table("run", "way", *right, title=Text(escape(title)), title_justify="left")
+    for point in points:
+        known = point.difference is not None
+        table.add_row(
+            Text(escape(point.run)),
+            _describe_way(point),
+            f"{point.target_rate:.3f}",
+            f"{point.boundary_rate:.4f}",
+            f"{point.loss:.4f} ± {point.standard_error:.4f}",
+            f"{point.flops:,.0f}",
+            "" if point.way == CONDITIONED else f"{point.logit_bias:+.3f}",
+            *([f"{point.difference:+.4f} ± {point.difference_error:.4f}" if known else ""] if weighted else []),
+        )
+    return table
+
+
+def _describe_way(point: RatePoint) -> str:
+    return f"{point.way}, {point.entropy_weight:g} a nat" if point.way == ENTROPY_WEIGHTED else point.way
+
+
+def write_rates(points: Sequence[RatePoint], path: Path) -> Path:
+    """Write points as a CSV file in an existing folder."""
+    return write_csv(path, list(asdict(points[0])), [list(asdict(point).values()) for point in points])
+
+
+def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str, trained: Rate | None = None) -> Path:
+    """Draw the loss against FLOPs per symbol, and drawn rates against target rates.
+
+    Args:
+        points: at least one point.
+        path: PNG file in an existing folder; it is replaced atomically.
+        unit: unit of the losses.
+        title: title of the figure, without markup.
+        trained: rates for which the first model was trained.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    figure = titled_figure(11, 4.4, dpi=120, title=title)
+    left, right = figure.subplots(1, 2)
+    several_runs = len({point.run for point in points}) > 1
+    colours = list(dict.fromkeys((point.run, point.entropy_weight) for point in points))
+    for run, way, weight in dict.fromkeys((point.run, point.way, point.entropy_weight) for point in points):
+        line = [p for p in points if (p.run, p.way, p.entropy_weight) == (run, way, weight)]
+        line.sort(key=lambda point: point.boundary_rate)
+        name = _describe_way(line[0])
+        look: dict[str, Any] = {
+            "color": LINES[colours.index((run, weight)) % len(LINES)],
+            "label": f"{short(run)} {name}" if several_runs else name,
+            "markersize": 4,
+            "linewidth": 1.2,
+        }
+        losses, errors = [point.loss for point in line], [point.standard_error for point in line]
+        left.errorbar([p.flops for p in line], losses, errors, fmt=STYLES[way], elinewidth=0.4, **look)
+        right.plot([p.target_rate for p in line], [p.boundary_rate for p in line], STYLES[way], **look)
+        for p in line if not several_runs and way == points[0].way else ():
+            place = {"xytext": (4, 5), "textcoords": "offset points", "fontsize": "x-small"}
+            left.annotate(f"{p.boundary_rate:.2f}", (p.flops, p.loss), **place)
+    left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
+    right.set(xlabel="target: boundaries per symbol", ylabel="drawn")
+    ends = min(p.target_rate for p in points), max(p.target_rate for p in points)
+    right.plot(ends, ends, color="0.5", linestyle="--", linewidth=1, label="target = drawn")
+    if isinstance(trained, RateRange):
+        right.axvspan(trained.min, trained.max, color="0.94", zorder=0, label="trained for")
+    elif trained is not None:
+        right.axvline(trained, color="0.8", linewidth=4, zorder=0, label="trained for")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        _add_grid(axes)
+        axes.legend(frameon=False, fontsize="small")
+    return save_png(figure, path)

@@ -1,9 +1,10 @@
-"""How far a run has come: saved and read whole."""
+"""Save and read the state of a run: its progress, metrics and last evaluation, without its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,75 @@ from tokenv.config.conversion import convert, from_dict, migrate_keys
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.evaluation.evaluator import Evaluation
 from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
-RATE_FREE_AGENTS = ("bpe", "mixed", "never", "whitespace")  # agents whose rate is the text's own, or drawn
+RATE_FREE_AGENTS = ("bpe", "mixed", "never", "whitespace")  # agents whose rate depends on the text, or is random
 RATE_TOLERANCE = 0.2
 History = dict[str, tuple[list[int], list[float]]]
 
 
 def off_target(config: Config, rate: float) -> bool:
-    """Whether a rate of boundaries is more than a fifth off the run's target; no, where it has none, or a range."""
+    """Return whether a boundary rate is more than a fifth off the run's target; False without a single target."""
     if isinstance(config.rate, RateRange) or config.agent["name"] in RATE_FREE_AGENTS:
         return False
     return abs(rate / config.rate - 1) > RATE_TOLERANCE
 
 
-@dataclass
-class RunState:
-    """All of a run but its tensors.
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of a model on held-out sequences.
 
     Attributes:
-        config: the run, as plain nested dictionaries; ``settings`` gives it checked.
-        unit: what its losses are measured in, such as ``bits_per_byte``.
-        step: updates done.
-        symbols: trained on so far.
-        flops: that the method has needed so far.
-        flops_executed: so far, padded tokens and recomputed layers included.
-        data: where the streams of training sequences stand.
-        history: all metrics by name: symbols seen and values.
-        validation: the last one.
+        unit: unit of the losses, which the codec defines, such as ``bits_per_byte``.
+        loss: mean over all predicted symbols or values.
+        standard_error: standard error of the loss, with documents as the independent units.
+        loss_early: loss of the early exit; None if it is not trained.
+        boundary_rate: drawn boundaries per symbol.
+        entropy: entropy of the policy, in nats per decision.
+        boundary_f1: F1 of the drawn boundaries against the true ones; None if the corpus does not know these.
+        boundary_precision: share of drawn boundaries which are true.
+        boundary_recall: share of true boundaries which are drawn.
+    """
+
+    unit: str
+    loss: float
+    standard_error: float
+    loss_early: float | None
+    boundary_rate: float
+    entropy: float
+    boundary_f1: float | None = None
+    boundary_precision: float | None = None
+    boundary_recall: float | None = None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return all figures by the names under which they are logged: the loss is named after its unit."""
+        values = asdict(self)
+        unit = values.pop("unit")
+        names = {"loss": unit, "loss_early": f"{unit}_early"}
+        return {names.get(name, name): value for name, value in values.items()}
+
+    @classmethod
+    def from_metrics(cls, values: dict[str, Any], unit: str) -> Evaluation:
+        """Build the evaluation whose ``metrics`` are given."""
+        names = {unit: "loss", f"{unit}_early": "loss_early"}
+        return cls(unit, **{names.get(name, name): value for name, value in values.items()})
+
+
+@dataclass
+class RunState:
+    """State of a run without its tensors.
+
+    Attributes:
+        config: configuration as plain nested dictionaries; ``settings`` is the checked one.
+        unit: unit of the losses, such as ``bits_per_byte``.
+        step: number of updates.
+        symbols: number of training symbols so far.
+        flops: floating-point operations which the method has needed so far.
+        flops_executed: executed operations so far, including padded tokens and recomputed layers.
+        data: positions of the streams of training sequences.
+        history: all metrics by name: numbers of training symbols, and values.
+        validation: last validation.
     """
 
     config: dict[str, Any]
@@ -55,30 +95,30 @@ class RunState:
 
     @property
     def settings(self) -> Config:
-        """The configuration.
+        """Checked configuration.
 
         Raises:
-            ValueError: this version cannot read it.
+            ValueError: if this version cannot read it.
         """
         settings: Config = from_dict(Config, self.config)
         return settings
 
     @property
     def loss(self) -> float | None:
-        """Validation loss of the parameters as they are; None if they have learned since, or were never validated."""
+        """Validation loss of the present parameters; None if they have not been validated."""
         symbols, losses = self.history.get(f"validation/{self.unit}", ([], []))
         return losses[-1] if symbols and symbols[-1] == self.symbols else None
 
     @property
     def missed_rate(self) -> str:
-        """A sentence, where the last validation's boundaries miss the target rate; else empty."""
+        """Message if the boundary rate of the last validation misses the target; otherwise empty."""
         config, last = self.settings, self.validation
         if last is None or not off_target(config, last.boundary_rate):
             return ""
         return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"
 
     def record(self, prefix: str, values: Mapping[str, float | None], log: Log, at: int | None = None) -> None:
-        """Add metrics to the history, and log them; None is not measured. ``at`` so many symbols; None: at present."""
+        """Add metrics which are not None to the history, at ``at`` (or the present number of) symbols, and log them."""
         at = self.symbols if at is None else at
         for name, value in values.items():
             if value is not None:
@@ -94,23 +134,25 @@ class RunState:
                 log(name, value, seen)
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``state.json`` holds; the loss stands under its unit's name."""
+        """Return the contents of ``state.json``; the loss is named after its unit."""
         validation = None if self.validation is None else self.validation.metrics()
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"validation": validation, self.unit: self.loss}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], whence: object = "the state") -> RunState:
-        """What ``as_dict`` gave, now or in an earlier version: symbols were bytes, and bits the only unit.
+    def from_dict(cls, values: Mapping[str, Any], source: object = "the state") -> RunState:
+        """Build the state from the result of ``as_dict``, of this or an earlier version.
+
+        Earlier versions counted bytes instead of symbols and had bits as the only unit.
 
         Raises:
-            UserError: it is no such thing; the message names ``whence``.
+            UserError: if the values are no state; the message names ``source``.
         """
         try:
-            return cls._from_dict(values, f"{whence}: ")
+            return cls._from_dict(values, f"{source}: ")
         except KeyError as error:
-            raise UserError(f"{whence}: {error} is missing: expected a state as a checkpoint holds it") from None
+            raise UserError(f"{source}: {error} is missing: expected a state as a checkpoint holds it") from None
         except (TypeError, AttributeError) as error:
-            raise UserError(f"{whence}: no state as a checkpoint holds it: {error}") from None
+            raise UserError(f"{source}: no state as a checkpoint holds it: {error}") from None
 
     @classmethod
     def _from_dict(cls, values: Mapping[str, Any], where: str) -> RunState:
@@ -126,19 +168,19 @@ class RunState:
             flops=convert(values["flops"], int, f"{where}flops"),
             flops_executed=convert(values.get("flops_executed", values["flops"]), int, f"{where}flops_executed"),
             data=convert(values["data"], dict[str, Any], f"{where}data"),
-            history={name: _series(of, f"{where}history of {name}") for name, of in history.items()},
+            history={name: _metric_history(each, f"{where}history of {name}") for name, each in history.items()},
             validation=Evaluation.from_metrics(validation, unit) if validation else None,
         )
 
     @classmethod
     def read(cls, path: Path) -> RunState:
-        """Of a checkpoint, without its tensors."""
+        """Read the state of a checkpoint."""
         return cls.from_dict(checkpoints.load_state(path), path)
 
 
-def _series(of: Any, where: str) -> tuple[list[int], list[float]]:
-    """Symbols seen and values of one metric."""
-    two = isinstance(of, list | tuple) and len(of) == 2 and all(isinstance(each, list | tuple) for each in of)
-    if not two or len(of[0]) != len(of[1]) or not all(isinstance(x, int | float) for each in of for x in each):
-        raise UserError(f"{where}: expected symbols seen and as many values, two lists of numbers")
-    return list(of[0]), list(of[1])
+def _metric_history(stored: Any, where: str) -> tuple[list[int], list[float]]:
+    """Check and return the numbers of training symbols and the values of one metric."""
+    pair = isinstance(stored, list | tuple) and len(stored) == 2 and all(isinstance(x, list | tuple) for x in stored)
+    if not pair or len(stored[0]) != len(stored[1]) or not all(isinstance(x, int | float) for x in chain(*stored)):
+        raise UserError(f"{where}: expected two lists of numbers: training symbols, and as many values")
+    return list(stored[0]), list(stored[1])

@@ -1,6 +1,6 @@
-"""Questions in the words of the lm-evaluation-harness, zero-shot.
+"""Read the questions of downstream tasks, zero-shot, as the lm-evaluation-harness phrases them.
 
-A task's rows come from the Hugging Face hub or from local files with the same fields. Prompts and answers follow
+A task's rows come from the Hugging Face Hub or from local files with the same fields. Prompts and answers follow
 https://github.com/EleutherAI/lm-evaluation-harness: an answer is a blank and its text, as one continuation.
 """
 
@@ -20,16 +20,16 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """A context and the ways in which it may go on.
+    """Context with its possible continuations.
 
     Attributes:
-        context: What stands before the answer, at least one byte.
-        choices: Possible continuations, each with the blank that it begins with.
-        gold: Index of the right one.
+        context: text before the answer, at least one byte.
+        choices: possible continuations, each with the blank at its beginning.
+        gold: index of the right one.
 
     Raises:
-        UnicodeEncodeError: If one of them holds a lone surrogate.
-        UserError: If the context or a choice is empty, or there is no choice `gold`.
+        UnicodeEncodeError: if a text holds a lone surrogate.
+        UserError: if the context or a choice is empty, or there is no choice ``gold``.
     """
 
     context: str
@@ -49,13 +49,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task's rows are, and how a row becomes a question.
+    """Data set of a task, and its conversion to questions.
 
     Attributes:
-        hub: Name of the data set on the Hugging Face hub.
-        hub_config: Its configuration, if it has several.
-        split: Its split.
-        question: From a row to a question.
+        hub: name of the data set on the Hugging Face Hub.
+        hub_config: configuration of the data set, if it has several.
+        split: split of the data set.
+        question: function from a row to a question.
     """
 
     hub: str
@@ -80,7 +80,7 @@ def _arc(row: Row) -> Question:
 
 
 def _without_titles(text: str) -> str:
-    """WikiHow's headings and other bracketed marks, which HellaSwag's texts are full of, out of a text."""
+    """Remove WikiHow's headings and other bracketed marks, which HellaSwag's texts contain."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -105,10 +105,10 @@ TASKS = {
 
 
 def check_tasks(names: Sequence[str]) -> None:
-    """Refuse names that are no tasks.
+    """Raise an error unless all names are tasks.
 
     Raises:
-        UserError: If a name is unknown.
+        UserError: if a name is unknown.
     """
     for name in names:
         if name not in TASKS:
@@ -119,15 +119,15 @@ def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | Non
     """Read a task's questions.
 
     Args:
-        name: A key of `TASKS`.
-        files: The rows' .jsonl or .json file, and perhaps a file with one label a line (as PIQA is published); if
-            there are none, the rows come from the hub.
-        limit: Read only so many, the first.
+        name: key of ``TASKS``.
+        files: .jsonl or .json file of the rows, and optionally a file with one label per line (as PIQA is published);
+            without files, the rows come from the hub.
+        limit: maximum number of questions, the first ones; None for all.
 
     Raises:
-        MissingFileError: If a file does not exist.
-        UserError: If the task is unknown, `limit` is below 1, a file or the hub cannot be read or holds nothing,
-            or a row lacks a field.
+        MissingFileError: if a file does not exist.
+        UserError: if the task is unknown, ``limit`` is below 1, a file or the hub cannot be read or is empty, or a row
+            lacks a field.
     """
     check_tasks([name])
     if limit is not None and limit < 1:
@@ -139,9 +139,11 @@ def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | Non
         try:
             questions.append(task.question(row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            what = f"lacks the field {error}" if isinstance(error, KeyError) else f"is no question: {error}"
+            problem = f"lacks the field {error}" if isinstance(error, KeyError) else f"is no question: {error}"
             where = files[0] if files else task.hub
-            raise UserError(f"task {name}, {where}, row {number} {what}; expected fields as in {task.hub}") from error
+            raise UserError(
+                f"task {name}, {where}, row {number} {problem}; expected fields as in {task.hub}"
+            ) from error
     if not questions:
         raise UserError(f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some")
     return questions
@@ -153,7 +155,7 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
     task = TASKS[name]
     try:
         rows = load_dataset(task.hub, task.hub_config, split=task.split)
-    except Exception as error:  # of the hub's many kinds
+    except Exception as error:  # the hub raises errors of many kinds
         raise UserError(
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"

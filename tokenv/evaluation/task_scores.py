@@ -1,11 +1,10 @@
-"""What a model makes of a task: bits per byte of the right answers, and how often it prefers them."""
+"""Score downstream tasks: bits per byte of the right answers, and how often the model prefers them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,21 +12,21 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.evaluation.evaluator import eval_mode
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode
 from tokenv.evaluation.task_formats import Question
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A task's figures.
+    """Score of a task.
 
     Attributes:
-        questions: how many.
+        questions: number of questions.
         bits_per_byte: ``-log2 p(answer | context) / bytes of the answer`` of the right answers, mean over questions.
             The blank before an answer is one of its bytes.
-        standard_error: of that mean, over questions.
-        accuracy: share of questions whose right answer has the fewest bits per byte; None where there is no choice.
-        accuracy_standard_error: of that share.
+        standard_error: standard error of that mean, over questions.
+        accuracy: share of questions whose right answer has the fewest bits per byte; None without a choice.
+        accuracy_standard_error: standard error of the accuracy.
     """
 
     questions: int
@@ -43,40 +42,25 @@ class TaskScore:
         return f"{bits}, accuracy {self.accuracy:.3f} ± {self.accuracy_standard_error:.3f}"
 
 
-def score(
-    parts: Components,
-    questions: Sequence[Question],
-    *,
-    seq_len: int,
-    batch_size: int,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-    progress: bool = False,
+def score_task(
+    components: Components, questions: Sequence[Question], options: EvalOptions = DEFAULTS, *, seq_len: int
 ) -> TaskScore:
     """Score a model's answers to questions.
 
     Args:
-        parts: model and agent; left in the mode they were in.
-        questions: at least one.
-        seq_len: symbols that the model was trained on; longer contexts lose their beginning. An answer is never cut.
-        batch_size: sequences of one pass.
-        seed: of the drawn boundaries.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        logit_bias: see ``tokenv.evaluation.evaluator.eval_mode``.
-        rate: see there.
-        progress: show a bar.
+        components: model and agent; they keep their mode.
+        questions: at least one question.
+        options: how to evaluate.
+        seq_len: length of the model's training sequences. Longer contexts lose their beginning; answers stay complete.
     """
     pairs = [(q.context.encode(), choice.encode()) for q in questions for choice in q.choices]
-    how: dict[str, Any] = {"seed": seed, "threshold": threshold, "logit_bias": logit_bias, "rate": rate}
-    bits = answer_bits(parts, pairs, seq_len=seq_len, batch_size=batch_size, progress=progress, **how)
+    bits = answer_bits(components, pairs, options, seq_len=seq_len)
     per_byte = iter((bits / torch.tensor([len(answer) for _, answer in pairs])).tolist())
-    each = [[next(per_byte) for _ in q.choices] for q in questions]
-    gold_Q = torch.tensor([of[q.gold] for q, of in zip(questions, each, strict=True)], dtype=torch.float64)
+    choices = [[next(per_byte) for _ in q.choices] for q in questions]
+    gold_Q = torch.tensor([of[q.gold] for q, of in zip(questions, choices, strict=True)], dtype=torch.float64)
     result = {"bits_per_byte": gold_Q.mean().item(), "standard_error": _standard_error(gold_Q)}
     if all(len(q.choices) > 1 for q in questions):
-        right = [of.index(min(of)) == q.gold for q, of in zip(questions, each, strict=True)]
+        right = [of.index(min(of)) == q.gold for q, of in zip(questions, choices, strict=True)]
         right_Q = torch.tensor(right, dtype=torch.float64)
         result |= {"accuracy": right_Q.mean().item(), "accuracy_standard_error": _standard_error(right_Q)}
     return TaskScore(len(questions), **result)
@@ -87,45 +71,37 @@ def _standard_error(value_Q: Tensor) -> float:
 
 
 def answer_bits(
-    parts: Components,
-    pairs: Sequence[tuple[bytes, bytes]],
-    *,
-    seq_len: int,
-    batch_size: int,
-    seed: int = 0,
-    threshold: bool = False,
-    logit_bias: float = 0.0,
-    rate: float | None = None,
-    progress: bool = False,
+    components: Components, pairs: Sequence[tuple[bytes, bytes]], options: EvalOptions = DEFAULTS, *, seq_len: int
 ) -> Tensor:
-    """``-log2 p(answer | context)`` of every pair of context and answer, both of at least one byte.
+    """Return ``-log2 p(answer | context)`` of each pair of context and answer, both of at least one byte.
 
-    Contexts are cut from the left to ``seq_len`` symbols, answer included, but to no less than one byte. Sequences of
-    like lengths share a pass. The arguments are those of ``score``.
+    Contexts are cut from the left to ``seq_len`` symbols including the answer, but to no less than one byte. Sequences
+    of similar lengths share a pass. The arguments are those of ``score_task``.
 
     Returns:
         float64 [P], on the CPU.
     """
-    device = parts.lm.head.weight.device
+    device = components.lm.head.weight.device
     rows = [context[-max(seq_len - len(answer), 1) :] + answer for context, answer in pairs]
     by_length = sorted(range(len(rows)), key=lambda p: len(rows[p]))
     bits_P = torch.zeros(len(rows), dtype=torch.float64)
-    starts = range(0, len(rows), batch_size)
-    with eval_mode(parts, seed=seed, threshold=threshold, logit_bias=logit_bias, rate=rate) as draw:
-        for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not progress):
-            chosen = by_length[start : start + batch_size]
+    size = options.sequences_per_pass(seq_len)
+    with eval_mode(components, options) as draw:
+        starts = range(0, len(rows), size)
+        for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not options.progress):
+            chosen = by_length[start : start + size]
             symbol_BN, length_B = _pad([rows[p] for p in chosen], device)
             td = draw(symbol_BN, length_B)
-            position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # of what is predicted
+            position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # positions of the predicted symbols
             begin_B = length_B - torch.tensor([len(pairs[p][1]) for p in chosen], device=device)
-            # The padding's likelihoods are zero.
+            # The log-likelihoods of the padding are zero.
             nats_BT = td[keys.LOG_LIKELIHOOD].double().where(position_T >= begin_B[:, None], 0.0)
             bits_P[chosen] = -nats_BT.sum(-1).cpu() / math.log(2)
     return bits_P
 
 
 def _pad(rows: Sequence[bytes], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Symbols [B, N], zero in the padding, and lengths [B]."""
+    """Return symbols [B, N], zero in the padding, and lengths [B]."""
     length = max(map(len, rows))
     symbol_BN = torch.tensor([list(row.ljust(length, b"\0")) for row in rows], device=device)
     return symbol_BN, torch.tensor([len(row) for row in rows], device=device)

@@ -1,4 +1,4 @@
-"""A text with its boundaries, coloured: in the terminal, and as a web page."""
+"""Show a text with its boundaries in colour, in the terminal and as a web page."""
 
 from __future__ import annotations
 
@@ -15,111 +15,112 @@ from tokenv.plotting.theme import colour_ends
 from tokenv.storage.atomic import write_atomically
 
 TITLE = "Token boundaries"
-PAGE_CHARACTERS = 100_000  # of a web page; more make a browser slow
+PAGE_CHARACTERS = 100_000  # maximum length of a web page; browsers are slow with more
+
+Passage = list[Character]
+Tables = dict[str, list[list[str]]]
 
 
-def passage_of(cut: Segmentation) -> list[Character]:
-    """The characters that a reader sees of a segmented text."""
-    return characters(cut.text, cut.probability_N, cut.boundary_N)
+def to_passage(segmentation: Segmentation) -> Passage:
+    """Return the visible characters of a segmented text."""
+    return characters(segmentation.text, segmentation.probability_N, segmentation.boundary_N)
 
 
-def show(passage: list[Character], shown: int | None = None) -> None:
-    """Print the first ``shown`` characters of a passage, coloured; all of them if None."""
-    console().print(coloured_text(passage[:shown], scale=scale_of(passage)))
-    if shown is not None and len(passage) > shown:
-        console().print(f"... and {len(passage) - shown:,} characters more")
+def print_passage(passage: Passage, max_chars: int | None = None) -> None:
+    """Print a passage in colour, or its first ``max_chars`` characters."""
+    console().print(coloured_text(passage[:max_chars], scale=colour_scale(passage)))
+    if max_chars is not None and len(passage) > max_chars:
+        console().print(f"... and {len(passage) - max_chars:,} characters more")
 
 
-def page(title: str, passage: list[Character], step: int) -> str:
-    """A passage as a web page.
+def passage_page(title: str, passage: Passage, step: int) -> str:
+    """Return a passage as a web page.
 
     Args:
-        title: of the passage.
+        title: title of the passage.
         passage: at least one character.
-        step: of the model that drew the boundaries.
+        step: step of the model which drew the boundaries.
     """
-    return segment_page({title: passage}, title=TITLE, facts=facts_of(passage, step), scale=scale_of(passage))
+    facts = passage_facts(passage, step)
+    return segment_page({title: passage}, title=TITLE, facts=facts, scale=colour_scale(passage))
 
 
-def facts_of(passage: list[Character], step: int) -> dict[str, str]:
-    """What a page tells of a passage and of the model that drew its boundaries."""
-    drawn = sum(character.boundary for character in passage)
-    return {"checkpoint": f"step {step}", "boundaries per character": f"{drawn / len(passage):.3f}"}
+def passage_facts(passage: Passage, step: int) -> dict[str, str]:
+    """Return the facts which a page lists about a passage and the model which drew its boundaries."""
+    boundaries = sum(character.boundary for character in passage)
+    return {"checkpoint": f"step {step}", "boundaries per character": f"{boundaries / len(passage):.3f}"}
 
 
-def habits_tables(found: BoundaryStats) -> dict[str, list[list[str]]]:
-    """What a policy has learned, as tables of a page."""
+def boundary_tables(stats: BoundaryStats) -> Tables:
+    """Return tables of a policy's boundaries for a page."""
     return {
         "Boundaries by class of byte": [
             ["byte", "of all bytes", "boundaries a byte"],
-            *([name, f"{share:.1%}", f"{rate:.3f}"] for name, (share, rate) in found.classes.items()),
+            *([name, f"{share:.1%}", f"{rate:.3f}"] for name, (share, rate) in stats.classes.items()),
         ],
         "Most frequent tokens": [
             ["token", "times"],
-            *([readable(token), f"{count:,}"] for token, count in found.tokens),
+            *([show_whitespace(token), f"{count:,}"] for token, count in stats.tokens),
         ],
         f"Where boundaries are most probable: the last {CONTEXT} bytes": [
             ["bytes", "mean π", "times"],
-            *([readable(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in found.contexts),
+            *([show_whitespace(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in stats.contexts),
         ],
     }
 
 
-def growth_table(found: Mapping[int, BoundaryStats]) -> dict[str, list[list[str]]]:
-    """How boundaries by class of byte came about, as a table of a page; nothing of one moment alone.
+def training_table(stats: Mapping[int, BoundaryStats]) -> Tables:
+    """Return a table of boundaries by class of byte over training; none for a single checkpoint.
 
     Args:
-        found: training symbols to habits in the same text.
+        stats: statistics of the same text by number of training symbols.
     """
-    if len(found) < 2:
+    if len(stats) < 2:
         return {}
-    names = [name for name in CLASSES if any(name in habits.classes for habits in found.values())]
-    rates = {name: [habits.classes.get(name, (0.0, math.nan))[1] for habits in found.values()] for name in names}
+    names = [name for name in CLASSES if any(name in each.classes for each in stats.values())]
+    rates = {name: [each.classes.get(name, (0.0, math.nan))[1] for each in stats.values()] for name in names}
     return {
         "Boundaries a byte, after so many bytes of training": [
-            ["byte", *(f"{symbols:,}" for symbols in found)],
-            *([name, *("–" if math.isnan(rate) else f"{rate:.3f}" for rate in of)] for name, of in rates.items()),
+            ["byte", *(f"{symbols:,}" for symbols in stats)],
+            *([name, *("–" if math.isnan(rate) else f"{rate:.3f}" for rate in each)] for name, each in rates.items()),
         ]
     }
 
 
-def readable(text: bytes) -> str:
-    """Bytes on one line, with blanks that show."""
+def show_whitespace(text: bytes) -> str:
+    """Return bytes as one line with visible whitespace."""
     return text.decode(errors="backslashreplace").replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 
 def write_pages(
-    path: Path,
-    passages: Mapping[str, list[Character]],
-    facts: Mapping[str, str],
-    tables: Mapping[str, list[list[str]]] | None = None,
+    path: Path, passages: Mapping[str, Passage], facts: Mapping[str, str], tables: Tables | None = None
 ) -> list[Path]:
-    """Write passages of one text, coloured, as web pages that lead to one another.
+    """Write passages of one text in colour as web pages which link to one another.
 
     Args:
-        path: of the first page; the second of ``a.html`` is ``a-2.html``.
-        passages: heading to the whole text, which is as long in each.
-        facts: the table on every page.
-        tables: below the text of every page.
+        path: path of the first page; the second of ``a.html`` is ``a-2.html``.
+        passages: passages of the whole text, all of one length, by heading.
+        facts: rows of the table at the top of every page.
+        tables: further tables at the bottom of every page.
 
     Returns:
-        The pages.
+        The paths of all pages.
     """
     length = max(map(len, passages.values()))
     starts = range(0, length, PAGE_CHARACTERS)
     paths = [path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in range(1, len(starts) + 1)]
-    scale = scale_of(*passages.values())
+    scale = colour_scale(*passages.values())
     for number, (start, own) in enumerate(zip(starts, paths, strict=True)):
         stop = min(start + PAGE_CHARACTERS, length)
-        here = {heading: passage[start:stop] for heading, passage in passages.items()}
+        section = {heading: passage[start:stop] for heading, passage in passages.items()}
         more = {"characters": f"{start + 1:,} to {stop:,} of {length:,}"} if len(paths) > 1 else {}
-        near = {"previous page": number - 1, "next page": number + 1}
-        links = {name: paths[at].name for name, at in near.items() if 0 <= at < len(paths)}
-        drawn = segment_page(here, title=TITLE, facts={**facts, **more}, scale=scale, links=links, tables=tables)
-        write_atomically(own, drawn)
+        neighbours = {"previous page": number - 1, "next page": number + 1}
+        links = {name: paths[i].name for name, i in neighbours.items() if 0 <= i < len(paths)}
+        html = segment_page(section, title=TITLE, facts={**facts, **more}, scale=scale, links=links, tables=tables)
+        write_atomically(own, html)
     return paths
 
 
-def scale_of(*passages: list[Character]) -> tuple[float, float]:
-    """Ends of the colour scale; the first boundary of each is forced."""
+def colour_scale(*passages: Passage) -> tuple[float, float]:
+    """Return the ends of the colour scale; the first boundary of each passage is left out, since it is forced."""
     return colour_ends([character.probability for passage in passages for character in passage[1:] or passage])

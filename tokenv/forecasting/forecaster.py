@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -17,9 +17,8 @@ from tokenv.core.errors import UserError
 from tokenv.data.series.tables import read_frame
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
-from tokenv.evaluation.evaluator import shift_noise
-from tokenv.evaluation.loaded_run import LoadedRun
-from tokenv.evaluation.requested_rate import resolve_rate
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
+from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, check_season
 from tokenv.forecasting.config import check_request
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
@@ -117,12 +116,11 @@ def forecast(
     components: Components,
     batch: ContextBatch,
     horizon: int,
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int = 100,
     generator: torch.Generator | None = None,
     direct: bool = False,
-    rate: float | None = None,
-    logit_bias: float = 0.0,
 ) -> Forecast:
     """Forecast histories: sample continuations value by value, boundaries included, or predict all values at once.
 
@@ -130,22 +128,21 @@ def forecast(
         components: language model and agent, in evaluation mode.
         batch: histories.
         horizon: number of steps H.
+        options: seed, rate and, only with ``direct``, logit bias.
         samples: continuations S of every history, which is read once; ignored if ``direct``.
-        generator: generator of values and boundaries, on the model's device; None for one with seed 0.
+        generator: generator of values and boundaries, on the model's device; None for one with the options' seed.
         direct: whether to use the direct head, which gives a density of every step, without their dependence.
-        rate: boundaries per step for an agent conditioned on a rate; None for the mean of its range.
-        logit_bias: bias added to the policy's logits, see ``tokenv.evaluation.calibration``; only with ``direct``.
 
     Raises:
         UserError: ``samples`` below 2; see ``check_horizon``.
     """
-    assert direct or not logit_bias
+    assert direct or not options.logit_bias
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to measure their spread")
     check_horizon(components.lm.config, horizon, direct=direct)
-    generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(0)
+    generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     if direct:
-        return _direct_forecast(components, batch, horizon, generator, rate, logit_bias)
+        return _direct_forecast(components, batch, horizon, generator, options)
     history_BL = batch.symbol_BL
     location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
     generated = generate(
@@ -155,7 +152,7 @@ def forecast(
         horizon,
         samples=samples,
         generator=generator,
-        rate=rate,
+        rate=options.rate,
     )
     length = history_BL.shape[1]
     value_BSHC = generated.symbol_BN[:, length:, :, VALUE].unflatten(0, (-1, samples)).cpu()
@@ -169,8 +166,7 @@ def _direct_forecast(
     batch: ContextBatch,
     horizon: int,
     generator: torch.Generator,
-    rate: float | None,
-    logit_bias: float,
+    options: EvalOptions,
 ) -> Forecast:
     """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
     lm, agent, history_BL = components.lm, components.agent, batch.symbol_BL
@@ -179,9 +175,9 @@ def _direct_forecast(
     # No boundary is decided at the last symbol, nor at those predicted at once: as many copies are appended.
     padding = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
     symbol_BN = torch.cat([history_BL, *padding], 1).to(generator.device)
-    observation = observe(lm, agent, symbol_BN, rate)[:, : history_BL.shape[1]]
+    observation = observe(lm, agent, symbol_BN, options.rate)[:, : history_BL.shape[1]]
     noise_BL = torch.rand(observation.shape, device=generator.device, generator=generator)
-    drawn = agent.draw(observation, shift_noise(noise_BL, logit_bias) if logit_bias else noise_BL)
+    drawn = agent.draw(observation, shift_noise(noise_BL, options.logit_bias) if options.logit_bias else noise_BL)
     y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
     parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
     location_BC = location_BC + scale_BC * lm.codec.base(history_BL[:, -1])
@@ -198,12 +194,10 @@ def make_forecasts(
     contexts: ForecastContexts,
     baselines: Baselines,
     quantiles: Sequence[float],
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int,
     direct: bool,
-    seed: int = 0,
-    rate: float | None = None,
-    logit_bias: float = 0.0,
 ) -> Iterator[ForecastBatch]:
     """Forecast all histories, and yield the forecasts batch by batch.
 
@@ -212,26 +206,23 @@ def make_forecasts(
         contexts: histories.
         baselines: baselines by name, which forecast the same histories.
         quantiles: probabilities, ascending.
+        options: see ``forecast``.
         samples: see ``forecast``.
         direct: see ``forecast``.
-        seed: seed of values and boundaries.
-        rate: see ``forecast``.
-        logit_bias: see ``forecast``.
 
     Raises:
         UserError: see ``forecast``.
     """
-    generator = torch.Generator(components.lm.head.weight.device).manual_seed(seed)
+    generator = torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     for batch in contexts.batches(batch_size(samples, direct=direct)):
         result = forecast(
             components,
             batch,
             contexts.horizon,
+            options,
             samples=samples,
             generator=generator,
             direct=direct,
-            rate=rate,
-            logit_bias=logit_bias,
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)
@@ -242,28 +233,25 @@ def forecast_frame(
     frame: pd.DataFrame,
     horizon: int,
     quantiles: Sequence[float],
+    options: EvalOptions = DEFAULTS,
     *,
     samples: int,
     direct: bool | None,
-    seed: int,
-    rate: float | None = None,
 ) -> pd.DataFrame:
     """Forecast the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
         raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
     check_request(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
-    config, components = run.config, run.parts
+    config, components = run.config, run.components
     if direct is None:
         direct = components.lm.config.horizon >= horizon
     check_horizon(components.lm.config, horizon, direct=direct)
     if not direct:
         check_memory(config, samples, horizon)
     contexts = last_windows(read_frame(frame, config.data.series), config, horizon)
-    rate = resolve_rate(components, config, rate)
+    options = replace(options, rate=resolve_rate(components, config, options.rate))
     frames: dict[str, list[pd.DataFrame]] = {series.name: [] for series in contexts.series}
-    for forecasts in make_forecasts(
-        components, contexts, {}, quantiles, samples=samples, direct=direct, seed=seed, rate=rate
-    ):
+    for forecasts in make_forecasts(components, contexts, {}, quantiles, options, samples=samples, direct=direct):
         value = {"mean": forecasts.forecast.distribution.mean_BHC}
         value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
         for row, name in enumerate(forecasts.batch.names):

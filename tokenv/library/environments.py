@@ -1,12 +1,12 @@
-"""gymnasium's environments, played by the model of a trained run: what ``tokenv/Bytes-v0`` and ``Series-v0`` stand for.
+"""Environments of gymnasium with the model of a trained run: ``tokenv/Bytes-v0`` and ``tokenv/Series-v0``.
 
 ::
 
     env = gymnasium.make("tokenv.env:tokenv/Bytes-v0", run="runs/7", seq_len=128)
     envs = gymnasium.make_vec("tokenv.env:tokenv/Bytes-v0", num_envs=16, run="runs/7")
 
-Without ``run=`` they are those of ``tokenv.env.gym``. A pickle and ``env.spec.to_json()`` hold the run's name and no
-weights: the process that reads them opens the run again.
+Without ``run=`` they are those of ``tokenv.env.gym``. A pickle and ``env.spec.to_json()`` hold the name of the run and
+no weights: the process which reads them loads the run again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ IDS = {"text": BYTES_ID, "series": SERIES_ID}
 
 
 class TrainedModelEnv(PicklableEnv):
-    """Before an environment: takes its model, and unless told otherwise its text, from a run.
+    """Mixin which takes an environment's model, and by default its data, from a run.
 
     Args:
-        run: what ``tokenv.load`` takes: a run folder such as ``runs/7``, or a model on the Hugging Face Hub.
-        checkpoint: of a run folder: ``best`` or ``latest``.
-        device: where to put the model; None for where its run says.
+        run: name of a model for ``tokenv.load``: a run folder such as ``runs/7``, or one on the Hugging Face Hub.
+        checkpoint: see ``tokenv.load``.
+        device: see ``tokenv.load``.
         trust_code: code of your own that the run may name; see ``tokenv.load``.
-        **options: of the environment. With a run, ``source`` is its training text where none is given, cut to
-            ``seq_len`` symbols; None for the run's own ``data.seq_len``.
+        **options: options of the environment. With a run, ``source`` is by default its training data, in sequences of
+            ``seq_len`` symbols; None for the run's ``data.seq_len``.
 
     Raises:
-        UserError: what is not as ``tokenv.load`` needs it, ``lm`` beside a run, or a run of text for series or of
-            series for text.
+        UserError: see ``tokenv.load``; or if ``lm`` is given with a run, or the run has another kind of data.
     """
 
     default_source: CorpusFactory
@@ -52,13 +51,13 @@ class TrainedModelEnv(PicklableEnv):
         **options: Any,
     ) -> None:
         opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust_code": trust_code}
-        super().__init__(**(options if run is None else self._opened(options, **opening)))
+        super().__init__(**(options if run is None else self._load_options(options, **opening)))
         PicklableEnv.__init__(self, **opening, **options)
 
-    def _opened(self, options: dict[str, Any], run: Any, **how: Any) -> dict[str, Any]:
+    def _load_options(self, options: dict[str, Any], run: Any, **loading: Any) -> dict[str, Any]:
         if options.get("lm") is not None:
             raise UserError(f"run = {str(run)!r} beside a model lm: expected one of them")
-        model = load(run, **how)
+        model = load(run, **loading)
         config, kind = model.config.data, self.default_source.config.kind
         if config.kind != kind:
             raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")

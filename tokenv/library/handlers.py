@@ -1,30 +1,131 @@
-"""What the page asks and is answered, as plain values: nothing here knows of a server."""
+"""Answer the page's requests as plain values, from a cache of models; nothing here depends on the server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tokenv.core.errors import UserError
-from tokenv.evaluation.text_report import scale_of
-from tokenv.library.model_cache import ModelCache
+from tokenv.config.schema import Config
+from tokenv.core.errors import MissingFileError, UserError
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.evaluation.run_state import RunState
+from tokenv.evaluation.text_report import colour_scale
+from tokenv.library.model import Model
 from tokenv.library.spans import Spans
 from tokenv.plotting.characters import characters, escape
 from tokenv.plotting.html import coloured, legend, render
+from tokenv.plotting.theme import TERMINOLOGY, in_words
+from tokenv.storage import run_folders
 
-LONGEST = 10_000  # bytes of a text: what a small model cuts on a CPU while one waits
+MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU without a noticeable delay
+CACHED_MODELS = 4  # models in memory, besides one of each run
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """Checkpoint of a run.
+
+    Attributes:
+        name: name of its folder.
+        step: number of updates.
+        description: progress of training and quality of the model.
+    """
+
+    name: str
+    step: int
+    description: str
+
+
+class ModelCache:
+    """Models of several runs; the default checkpoint of each is loaded at once, others when they are requested.
+
+    Args:
+        runs: run folders.
+        which: default checkpoint: ``best`` or ``latest``.
+
+    Attributes:
+        folders: folder of each run, by displayed name.
+        defaults: name of the default checkpoint of each run.
+        configs: configuration of each run.
+
+    Raises:
+        UserError: if a run cannot be loaded: see ``tokenv.evaluation.loaded_run.load_run``.
+    """
+
+    def __init__(self, runs: Sequence[str], which: str) -> None:
+        self._models: OrderedDict[Path, Model] = OrderedDict()  # the most recently used is the last
+        self._capacity = CACHED_MODELS + len(runs)
+        self.defaults: dict[str, str] = {}
+        self.configs: dict[str, Config] = {}
+        self.folders = {escape(run): run for run in runs}
+        for run, folder in self.folders.items():
+            trained = load_run(folder, which)
+            self.defaults[run], self.configs[run] = trained.path.name, trained.config
+            self._models[trained.path] = Model(trained)
+
+    def checkpoints(self, run: str) -> list[CheckpointInfo]:
+        """List the intact checkpoints of a run, oldest first; they change while training continues."""
+        checkpoints = []
+        for path in run_folders.list_all(self.folders[run]):
+            try:
+                state = RunState.read(path)
+            except (UserError, OSError):  # damaged, or deleted in the meantime
+                continue
+            terms, loss = TERMINOLOGY[state.settings.data.kind], state.loss
+            description = f"{state.symbols:,} {terms.symbol}s of training"
+            if loss is not None:
+                description += f", {loss:.3f} {in_words(state.unit)} on held-out text"
+            checkpoints.append(CheckpointInfo(path.name, state.step, description))
+        return checkpoints
+
+    def model(self, run: str, name: str | None = None) -> Model:
+        """Return the model of a checkpoint, and keep it in memory.
+
+        Args:
+            run: displayed name of the run.
+            name: name of the checkpoint; None for the default.
+
+        Raises:
+            MissingFileError: if the run has no checkpoint of this name.
+            UserError: if the checkpoint is damaged.
+        """
+        name = self.defaults[run] if name is None else name
+        path = next((path for path in run_folders.list_all(self.folders[run]) if path.name == name), None)
+        if path is None:
+            raise MissingFileError(f"{run} has no checkpoint {name!r} any more: reload the page to see which there are")
+        if path not in self._models:
+            self._models[path] = Model(load_run(str(path), fall_back=False))
+        self._models.move_to_end(path)
+        while len(self._models) > self._capacity:
+            self._models.popitem(last=False)
+        return self._models[path]
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return all runs with their checkpoints, for JSON."""
+        return [
+            {
+                "run": run,
+                "agent": self.configs[run].agent["name"],
+                "rate": self.configs[run].rate,
+                "default": default,
+                "checkpoints": [vars(checkpoint) for checkpoint in self.checkpoints(run)],
+            }
+            for run, default in self.defaults.items()
+        ]
 
 
 @dataclass(frozen=True)
 class SegmentRequest:
-    """What the page wants to see.
+    """Request of the page for the tokens of a text.
 
     Args:
-        text: at least one character.
-        checkpoints: run to the name of its checkpoint; the chosen one where a run is not named.
-        rate: boundaries per byte that logits are shifted to; None for the models' own.
-        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        text: text of at least one character.
+        checkpoints: name of the checkpoint by run; the default one for other runs.
+        rate: see ``Model.spans``.
+        threshold: see ``tokenv.evaluation.evaluator.EvalOptions``.
     """
 
     text: str
@@ -36,75 +137,68 @@ class SegmentRequest:
         if not self.text:
             raise UserError("the text is empty: expected at least one character")
         length = len(self.text.encode(errors="replace"))
-        if length > LONGEST:
+        if length > MAX_BYTES:
             raise UserError(
-                f"the text has {length:,} bytes: expected at most {LONGEST:,}; tokenv segment takes longer ones"
+                f"the text has {length:,} bytes: expected at most {MAX_BYTES:,}; tokenv segment takes longer ones"
             )
 
 
-def page(shelf: ModelCache, seed: int) -> str:
-    """The page itself; what it draws with it asks for.
+def render_page(models: ModelCache, seed: int) -> str:
+    """Return the page; it requests what it draws.
 
     Args:
-        shelf: of runs.
-        seed: of drawn boundaries.
+        models: runs which the page offers.
+        seed: seed of the sampled boundaries.
     """
-    return render(
-        "library/page.html.jinja",
-        runs=[escape(run) for run in shelf.chosen],
-        seed=seed,
-        longest=LONGEST,
-        **legend((0.0, 1.0)),
-    )
+    runs = [escape(run) for run in models.defaults]
+    return render("library/page.html.jinja", runs=runs, seed=seed, longest=MAX_BYTES, **legend((0.0, 1.0)))
 
 
-def answer(
-    shelf: ModelCache, asked: SegmentRequest, seed: int, *, check: Callable[[], object] = lambda: None
+def segment_text(
+    models: ModelCache, request: SegmentRequest, seed: int, *, check: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Return a text as every run cuts it.
+    """Segment a text with each run.
 
     Args:
-        shelf: of runs.
-        asked: the text and how to cut it.
-        seed: of drawn boundaries.
-        check: called before every run; raises where nobody waits for the answer any more.
+        models: runs.
+        request: text, and how to segment it.
+        seed: seed of the sampled boundaries.
+        check: function which is called before each run, and raises an error if the request has been cancelled.
 
     Returns:
         For JSON: ``runs``, each with ``run``, ``checkpoint`` and either ``spans`` (as ``tokenv segment json=`` has it),
-        ``facts`` and ``html`` (the coloured text, escaped) or ``error``; and ``labels`` of the one colour scale of all.
+        ``facts`` and ``html`` (the coloured text, escaped) or ``error``; and the ``labels`` of their colour scale.
     """
-    cuts: dict[str, Spans] = {}
-    told: list[dict[str, Any]] = []
-    for run, chosen in shelf.chosen.items():
-        name = asked.checkpoints.get(run, chosen)
-        said: dict[str, Any] = {"run": run, "checkpoint": name}
+    spans: dict[str, Spans] = {}
+    errors: dict[str, str] = {}
+    names = models.defaults | {run: name for run, name in request.checkpoints.items() if run in models.defaults}
+    for run, name in names.items():
         check()
         try:
-            cuts[run] = shelf.model(run, name).spans(asked.text, seed=seed, threshold=asked.threshold, rate=asked.rate)
+            model = models.model(run, name)
+            spans[run] = model.spans(request.text, seed=seed, threshold=request.threshold, rate=request.rate)
         except UserError as error:
-            said["error"] = escape(str(error))
-        told.append(said)
-    passages = {run: characters(cut.text, cut.probabilities, cut.boundaries) for run, cut in cuts.items()}
-    scale = scale_of(*passages.values())
-    for said in told:
-        if said["run"] in cuts:
-            cut = cuts[said["run"]]
-            spans = coloured(passages[said["run"]], scale)
-            said |= {
-                "facts": facts(cut),
-                "html": render("library/passage.html.jinja", spans=spans),
-                "spans": cut.as_dict(),
-            }
-    return {"runs": told, "labels": legend(scale)["labels"]}
+            errors[run] = escape(str(error))
+    passages = {run: characters(each.text, each.probabilities, each.boundaries) for run, each in spans.items()}
+    scale = colour_scale(*passages.values())
+    answers: list[dict[str, Any]] = []
+    for run, name in names.items():
+        answer: dict[str, Any] = {"run": run, "checkpoint": name}
+        if run in errors:
+            answer["error"] = errors[run]
+        else:
+            html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))
+            answer |= {"facts": _facts(spans[run]), "html": html, "spans": spans[run].as_dict()}
+        answers.append(answer)
+    return {"runs": answers, "labels": legend(scale)["labels"]}
 
 
-def facts(cut: Spans) -> Mapping[str, str]:
-    """What a run's table says of a text."""
-    bits = cut.bits_per_byte
-    shifted = {"logits shifted by": f"{cut.logit_bias:+.2f}".replace("-", "−")} if cut.logit_bias else {}
+def _facts(spans: Spans) -> Mapping[str, str]:
+    bits = spans.bits_per_byte
+    shifted = {"logits shifted by": f"{spans.logit_bias:+.2f}".replace("-", "−")} if spans.logit_bias else {}
     return {
         "bits per byte": "–" if bits is None else f"{bits:.3f}",
-        "boundaries per byte": f"{cut.rate:.3f}",
-        "tokens": f"{len(cut):,} of {len(cut.text):,} bytes",
+        "boundaries per byte": f"{spans.rate:.3f}",
+        "tokens": f"{len(spans):,} of {len(spans.text):,} bytes",
         **shifted,
     }

@@ -1,4 +1,4 @@
-"""Models in folders and on the Hugging Face Hub: parameters, the run's state, and a card for people."""
+"""Save models in folders and on the Hugging Face Hub: parameters, the run's state, and a model card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenv.storage.atomic import replacing_file, write_atomically
 from tokenv.storage.checkpoints import MODEL, STATE
 from tokenv.storage.run_folders import DIGESTS, write_digests
 
-SAVED = (MODEL, STATE)  # of a model without its optimiser
+SAVED = (MODEL, STATE)  # files of a model without its optimiser
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CARD = """\
 ---
@@ -47,46 +47,46 @@ model.tokens("some text")
 
 
 def locate(name: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder of a model: a local one, or, where there is none, what the Hub has under this name.
+    """Return the folder of a model: a local one, or, if there is none, a downloaded one from the Hub.
 
     Raises:
-        MissingFileError: neither is there, or the Hub cannot be reached and nothing is in its cache.
-        UserError: what the Hub has is no model of ours.
+        MissingFileError: if there is neither, or the Hub cannot be reached and its cache does not hold the model.
+        UserError: if the model on the Hub was not saved by tokenv.
     """
-    here = Path(name).expanduser()
-    if here.exists() or not HUB_NAME.fullmatch(str(name)) or here.parent.is_dir():
-        return here  # a run that is missing beside others is no name on the Hub: reading it says which there are
+    local = Path(name).expanduser()
+    if local.exists() or not HUB_NAME.fullmatch(str(name)) or local.parent.is_dir():
+        return local  # a missing run in an existing folder: loading it lists the runs which exist
     try:
-        found = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[*SAVED, DIGESTS]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:  # the last also where there is no network
+        folder = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[*SAVED, DIGESTS]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:  # OSError without a network
         reason = str(error).strip().splitlines()[0]
         raise MissingFileError(
             f"{str(name)!r}: there is no such folder, nor, as far as can be seen, such a model on the Hugging Face "
             f"Hub ({reason}): expected a run folder such as runs/1, or owner/name"
         ) from error
-    if not (found / STATE).is_file():
+    if not (folder / STATE).is_file():
         raise UserError(f"{str(name)!r} on the Hugging Face Hub has no {STATE}: expected what push_to_hub() uploads")
-    return found
+    return folder
 
 
 def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: str | None = None) -> Path:
-    """Write a model as ``locate`` and ``load_run`` read it.
+    """Save a model so that ``load_run`` can read it.
 
     Args:
-        trained: the model as it is now.
-        folder: made where it is missing.
-        facts: for the card.
-        name: under which it can be loaded, for the card; None for the folder's.
+        trained: model of a run.
+        folder: destination; it is created if it is missing.
+        facts: rows of the model card.
+        name: name under which the model card loads the model; None for the folder.
 
     Raises:
-        UserError: the folder holds something else that would be overwritten.
+        UserError: if the folder is a file or a run folder.
     """
     if folder.is_file() or run_folders.list_complete(folder / "checkpoints"):
         raise UserError(
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.parts.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.components.state_dict().items()}
     with replacing_file(folder / MODEL) as scratch:
         save_file(tensors, scratch, metadata={"format": "pt"})
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))
@@ -105,7 +105,7 @@ def push(
     message: str | None,
     facts: Mapping[str, str],
 ) -> str:
-    """Upload a model; see ``Model.push_to_hub``."""
+    """Upload a model: see ``Model.push_to_hub``."""
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save(trained, Path(scratch) / "model", facts=facts, name=name)

@@ -1,4 +1,4 @@
-"""``tokenv.load``: a trained model, and what can be asked of it."""
+"""Load a trained model with ``tokenv.load``; segment, score, continue and forecast with it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
 from tokenv.forecasting.forecaster import forecast_frame
 from tokenv.library import hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans
-from tokenv.library.texts import One, Several, as_bytes, as_pairs
 from tokenv.storage.trust import allowing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Text = TypeVar("Text", str, bytes)
+One: TypeAlias = str | bytes
+Several: TypeAlias = list[str] | list[bytes] | list[str | bytes] | tuple[str | bytes, ...]
+
+
+class Keywords(TypedDict, total=False):
+    """Keyword arguments of a model's methods: the fields of ``EvalOptions`` with these names."""
+
+    seed: int
+    threshold: bool
+    rate: float | None
 
 
 def load(
@@ -39,19 +49,19 @@ def load(
     """Load a trained model.
 
     Args:
-        name: a run folder such as ``runs/7``, one of its checkpoints, a folder that ``Model.save_pretrained`` wrote,
-            or, where there is no such folder, ``owner/name`` on the Hugging Face Hub.
-        checkpoint: of a run folder: ``best`` by validation loss, or ``latest``.
-        device: where to put it: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``; None for where
-            its run says.
-        trust_code: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for
-            all that it names; nothing of it is imported otherwise. It holds for this call.
-        revision: of a model on the Hub: a branch, tag or commit.
-        token: for a private one; None for the one that is stored on this machine.
+        name: run folder such as ``runs/7``, one of its checkpoints, a folder which ``Model.save_pretrained`` wrote, or,
+            if there is no such folder, ``owner/name`` on the Hugging Face Hub.
+        checkpoint: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
+        device: device of the model: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``; None for the device
+            which its run's configuration names.
+        trust_code: name of code of your own which the model names, such as ``mytrick:mine``, several names, or True for
+            all. No other code is imported. The permission ends with this call.
+        revision: branch, tag or commit of a model on the Hub.
+        token: access token for a private model on the Hub; None for the one which is stored on this machine.
 
     Raises:
-        MissingFileError: there is no such run, nor such a model on the Hub.
-        UserError: its files are damaged, or it names code that ``trust_code`` does not.
+        MissingFileError: if neither a run nor a model on the Hub has this name.
+        UserError: if its files are damaged, or it names code which ``trust_code`` does not name.
     """
     folder = hub.locate(name, revision=revision, token=token)
     with allowing(trust_code):
@@ -59,80 +69,72 @@ def load(
 
 
 class Model:
-    """A trained model: it cuts text, weighs it and writes it; or, of series, continues them.
+    """Trained model, which segments, scores and continues texts, or forecasts series.
 
-    What draws numbers takes ``seed`` and gives the same for the same; ``threshold=True`` draws a boundary where its
-    probability is above 1/2 instead. Texts are str, taken as UTF-8, or bytes. A model that was trained for a range of
-    rates takes ``rate``, the boundaries per byte that it is asked for; None is the range's mean.
+    Methods take ``seed``, ``threshold`` and ``rate`` as keyword arguments: see
+    ``tokenv.evaluation.evaluator.EvalOptions``. The same seed gives the same result. Texts are str, encoded as UTF-8,
+    or bytes.
 
     Args:
-        trained: model, agent and configuration as a run left them.
+        trained: model, agent and configuration of a run.
 
     Attributes:
-        config: of its run.
-        lm: the U-Net, a ``torch.nn.Module`` in evaluation mode.
-        agent: draws the boundaries.
+        config: configuration of the run.
+        lm: U-Net, a ``torch.nn.Module`` in evaluation mode.
+        agent: agent which draws the boundaries.
     """
 
     def __init__(self, trained: LoadedRun) -> None:
         self._trained = trained
         self.config: Config = trained.config
-        self.lm, self.agent = trained.parts.lm, trained.parts.agent
+        self.lm, self.agent = trained.components.lm, trained.components.agent
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> Model:
-        """The same as ``tokenv.load``."""
+        """Load a model: the same as ``tokenv.load``."""
         return load(name, **options)
 
-    def spans(self, text: str | bytes, *, seed: int = 0, threshold: bool = False, rate: float | None = None) -> Spans:
-        """A text in tokens, with boundary probabilities and the bits of each byte.
+    def spans(self, text: One, **options: Unpack[Keywords]) -> Spans:
+        """Segment a text into tokens with boundary probabilities and the bits of each byte.
 
         Args:
-            text: at least one byte.
-            seed: of the drawn boundaries.
-            threshold: see the class.
-            rate: boundaries per byte that this text is to have. A model that was trained for a range of rates is told
-                it; the logits of any other are shifted until it has them, as near as it can. None for the model's own.
+            text: text of at least one byte.
+            **options: see the class. A rate-conditioned model is given the ``rate``; the logits of any other model are
+                shifted until this text has the rate, as nearly as possible. None is the model's own rate.
 
         Raises:
-            UserError: the text is empty, the rate none or nothing that this model can be moved to, or the model is of
+            UserError: if the text is empty, the rate is out of range or cannot be reached, or the model is one of
                 series.
         """
-        cut = segment_at_rate(self._of_text(), as_bytes(text), rate, seed=seed, threshold=threshold)
-        return Spans(cut, self._trained.step)
+        segmentation = segment_at_rate(self._text_model(), to_bytes(text), EvalOptions(**options))
+        return Spans(segmentation, self._trained.step)
 
     @overload
-    def tokens(
-        self, text: One, *, seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> list[bytes]: ...
+    def tokens(self, text: One, **options: Unpack[Keywords]) -> list[bytes]: ...
     @overload
-    def tokens(
-        self, text: Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> list[list[bytes]]: ...
-    def tokens(
-        self, text: One | Several, *, seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> list[bytes] | list[list[bytes]]:
-        """Cut a text into tokens; joined, they are its bytes. The arguments are those of ``spans``.
+    def tokens(self, text: Several, **options: Unpack[Keywords]) -> list[list[bytes]]: ...
+    def tokens(self, text: One | Several, **options: Unpack[Keywords]) -> list[bytes] | list[list[bytes]]:
+        """Segment a text into tokens; joined, they are its bytes. The arguments are those of ``spans``.
 
-        Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
+        Several texts share forward passes; the result for each is that of the text alone, up to rounding.
         """
         if not isinstance(text, list | tuple):
-            return self.spans(text, seed=seed, threshold=threshold, rate=rate).tokens
-        if rate is not None and self.agent.rates is None:  # each text's logits are shifted by a number of its own
-            return [self.tokens(each, seed=seed, threshold=threshold, rate=rate) for each in text]
-        cuts = segment_texts(self._of_text(), list(map(as_bytes, text)), seed=seed, threshold=threshold, rate=rate)
-        return [Spans(cut, self._trained.step).tokens for cut in cuts]
+            return self.spans(text, **options).tokens
+        if options.get("rate") is not None and self.agent.rates is None:  # each text has its own shift of the logits
+            return [self.spans(each, **options).tokens for each in text]
+        segmentations = segment_texts(self._text_model(), list(map(to_bytes, text)), EvalOptions(**options))
+        return [Spans(each, self._trained.step).tokens for each in segmentations]
 
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
-        """The boundaries for Hugging Face's ``tokenizers``.
+        """Return a pre-tokenizer for Hugging Face's ``tokenizers`` which splits text at the boundaries above 1/2.
 
         Args:
-            rate: of a model that was trained for a range of rates; see the class.
+            rate: see ``spans``.
 
         Raises:
-            UserError: the model is of series.
+            UserError: if the model is one of series.
         """
-        self._of_text()
+        self._text_model()
         return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
 
     def tokenizer(
@@ -147,110 +149,84 @@ class Model:
         """Train a byte-level BPE vocabulary within the model's tokens, for ``transformers``.
 
         Args:
-            texts: that the vocabulary is trained on; None for training text of the run.
-            vocab_size: entries, the 256 bytes included.
-            sequences: of the run's training text, where no ``texts`` are given.
-            rate: of a model that was trained for a range of rates; see the class.
-            **options: of ``transformers.PreTrainedTokenizerFast``, such as ``eos_token="</s>"``.
+            texts: texts to train the vocabulary on; None for training text of the run.
+            vocab_size: number of entries, including the 256 bytes.
+            sequences: number of the run's training sequences to train on if no ``texts`` are given.
+            rate: see ``spans``.
+            **options: options of ``transformers.PreTrainedTokenizerFast``, such as ``eos_token="</s>"``.
 
         Returns:
-            A ``transformers.PreTrainedTokenizerFast``. ``save_pretrained`` cannot write the model's boundaries, which
-            are computed in Python: call this again where it is needed.
+            A ``transformers.PreTrainedTokenizerFast``. Its ``save_pretrained`` cannot store the model's boundaries,
+            which are computed in Python: call this method again to load it elsewhere.
 
         Raises:
-            MissingFileError: transformers is not installed.
-            UserError: the model is of series.
+            MissingFileError: if transformers is not installed.
+            UserError: if the model is one of series.
         """
-        pieces = self.pre_tokenizer(rate=rate)
+        pre_tokenizer = self.pre_tokenizer(rate=rate)
         if texts is None:
             batch = CorpusFactory(self.config.data)(0).next(sequences)
             texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
-        return fast_tokenizer(pieces, texts, vocab_size, **options)
+        return fast_tokenizer(pre_tokenizer, texts, vocab_size, **options)
 
     @overload
-    def log_likelihood(
-        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> float: ...
+    def log_likelihood(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> float: ...
     @overload
     def log_likelihood(
-        self,
-        text: Several,
-        *,
-        context: One | Several = b"",
-        seed: int = 0,
-        threshold: bool = False,
-        rate: float | None = None,
+        self, text: Several, *, context: One | Several = b"", **options: Unpack[Keywords]
     ) -> list[float]: ...
     def log_likelihood(
-        self,
-        text: One | Several,
-        *,
-        context: One | Several = b"",
-        seed: int = 0,
-        threshold: bool = False,
-        rate: float | None = None,
+        self, text: One | Several, *, context: One | Several = b"", **options: Unpack[Keywords]
     ) -> float | list[float]:
-        """``log p(text | context)`` in nats; without a context, of all bytes but the first.
+        """Return ``log p(text | context)`` in nats; without a context, of all bytes but the first.
 
-        Several texts share passes of the model and have one answer each: that of the text alone, up to rounding.
-
-        Texts longer than the model was trained on are read in overlapping windows: see
-        ``tokenv.evaluation.loaded_run.score_text``. The boundaries are drawn once, which bounds the likelihood
-        over all of them from below only on average.
+        Several texts share forward passes; the result for each is that of the text alone, up to rounding. Texts which
+        are longer than the model's training sequences are read in overlapping windows: see
+        ``tokenv.evaluation.loaded_run.score_texts``. The boundaries are drawn once; the result is a lower bound of the
+        likelihood over all boundaries only on average.
 
         Args:
-            text: at least one byte, two where there is no context; or a list of texts.
-            context: what stands before it; of several texts also a list, one for each.
-            seed: of the drawn boundaries.
-            threshold: see the class.
-            rate: of a model that was trained for a range of rates; see the class.
+            text: text of at least one byte, or two without a context; or a list of texts.
+            context: text before it; for several texts also a list with one for each.
+            **options: see the class.
 
         Raises:
-            UserError: there is nothing to predict, the model is of series, or it is not told a rate.
+            UserError: if nothing is to be predicted, the model is one of series, or it is not rate-conditioned and a
+                rate is given.
         """
-        nats = [one for one, _ in self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate)]
+        nats = [each for each, _ in self._score(_pairs(text, context), EvalOptions(**options))]
         return nats if isinstance(text, list | tuple) else nats[0]
 
     @overload
-    def score(
-        self, text: One, *, context: One = b"", seed: int = 0, threshold: bool = False, rate: float | None = None
-    ) -> tuple[float, bool]: ...
+    def score(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> tuple[float, bool]: ...
     @overload
     def score(
-        self,
-        text: Several,
-        *,
-        context: One | Several = b"",
-        seed: int = 0,
-        threshold: bool = False,
-        rate: float | None = None,
+        self, text: Several, *, context: One | Several = b"", **options: Unpack[Keywords]
     ) -> list[tuple[float, bool]]: ...
     def score(
-        self,
-        text: One | Several,
-        *,
-        context: One | Several = b"",
-        seed: int = 0,
-        threshold: bool = False,
-        rate: float | None = None,
+        self, text: One | Several, *, context: One | Several = b"", **options: Unpack[Keywords]
     ) -> tuple[float, bool] | list[tuple[float, bool]]:
-        """As ``log_likelihood``, which has the arguments; and whether the model itself would have written this text.
+        """Return the log-likelihood of a text, and whether greedy decoding would have generated the text.
+
+        The arguments and errors are those of ``log_likelihood``.
 
         Returns:
-            ``log p(text | context)`` in nats, and whether each of these bytes is the most probable one after those
-            before it, under the same boundaries.
+            ``log p(text | context)`` in nats, and whether each byte of the text is the most probable one after the
+            preceding bytes, with the same boundaries.
         """
-        answers = self._weigh(as_pairs(text, context), seed=seed, threshold=threshold, rate=rate, greedy=True)
-        return answers if isinstance(text, list | tuple) else answers[0]
+        scores = self._score(_pairs(text, context), EvalOptions(**options), greedy=True)
+        return scores if isinstance(text, list | tuple) else scores[0]
 
-    def _weigh(self, pairs: Sequence[tuple[bytes, bytes]], **how: Any) -> list[tuple[float, bool]]:
-        firsts, wholes = [max(len(context), 1) for context, _ in pairs], [context + text for context, text in pairs]
-        if any(len(whole) <= first for first, whole in zip(firsts, wholes, strict=True)):
+    def _score(
+        self, pairs: Sequence[tuple[bytes, bytes]], options: EvalOptions, *, greedy: bool = False
+    ) -> list[tuple[float, bool]]:
+        starts, texts = [max(len(context), 1) for context, _ in pairs], [context + text for context, text in pairs]
+        if any(len(text) <= start for start, text in zip(starts, texts, strict=True)):
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
-        found = score_texts(self._of_text(), wholes, **how)
+        scores = score_texts(self._text_model(), texts, options, greedy=greedy)
         return [
-            (math.fsum(nats_N[first:]), all(best_N[first:]))
-            for first, (nats_N, best_N) in zip(firsts, found, strict=True)
+            (math.fsum(nats_N[start:]), all(greedy_N[start:]))
+            for start, (nats_N, greedy_N) in zip(starts, scores, strict=True)
         ]
 
     def generate(
@@ -267,29 +243,30 @@ class Model:
         """Continue a text.
 
         Args:
-            prompt: at least one byte.
-            max_new: bytes to write.
-            temperature: 0 takes the most probable byte.
-            top_p: nucleus that bytes are drawn from.
-            stop: text after which to stop.
-            seed: of boundaries and bytes.
-            rate: of a model that was trained for a range of rates; see the class.
+            prompt: text of at least one byte.
+            max_new: number of bytes to write.
+            temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
+            top_p: probability mass of the nucleus from which bytes are sampled.
+            stop: text after which generation stops.
+            seed: see the class.
+            rate: see the class.
 
         Returns:
-            Prompt and continuation, of the prompt's type; in a str, bytes that are no UTF-8 are replaced.
+            Prompt and continuation, of the prompt's type; in a str, bytes which are not UTF-8 are replaced.
 
         Raises:
-            UserError: the prompt is empty, the model is of series, or it is not told a rate.
-            ValueError: ``max_new``, ``temperature``, ``top_p`` or ``stop`` cannot be.
+            UserError: if the prompt is empty, the model is one of series, or it is not rate-conditioned and a rate is
+                given.
+            ValueError: if ``max_new``, ``temperature``, ``top_p`` or ``stop`` is out of range.
         """
-        ending = None if stop is None else as_bytes(stop)
-        given = as_bytes(prompt)
+        ending, start = None if stop is None else to_bytes(stop), to_bytes(prompt)
+        options = EvalOptions(seed=seed, rate=rate)
         written = generate_text(
-            self._of_text(), given, max_new, temperature=temperature, top_p=top_p, stop=ending, seed=seed, rate=rate
+            self._text_model(), start, max_new, options, temperature=temperature, top_p=top_p, stop=ending
         )
         if isinstance(prompt, bytes):
             return written.text
-        return prompt + written.text[len(given) :].decode("utf-8", errors="replace")
+        return prompt + written.text[len(start) :].decode("utf-8", errors="replace")
 
     def forecast(
         self,
@@ -305,35 +282,37 @@ class Model:
         """Continue series from their last rows.
 
         Args:
-            frame: a row for every step: long, with the columns ``unique_id``, ``ds`` and ``y``, or wide, with a column
-                for every series (those that the run's ``data.series.columns`` names, or all) beside the dates, which
-                are the column that ``data.series.date`` names or a ``DatetimeIndex``. Series may differ in length.
-            horizon: steps to forecast.
+            frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
+                a column for each series (those in the run's ``data.series.columns``, or all) besides the dates, which
+                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length.
+            horizon: number of steps to forecast.
             quantiles: probabilities in (0, 1), ascending.
-            samples: continuations that a forecast is made of, where it is drawn value by value.
-            direct: ask the direct head for exact quantiles of every step; None where it reaches so far.
-            seed: of boundaries and values.
-            rate: of a model that was trained for a range of rates; see the class.
+            samples: number of continuations per forecast if values are sampled one after another.
+            direct: whether to take exact quantiles of each step from the direct head; None if the head covers the
+                horizon.
+            seed: see the class.
+            rate: see the class.
 
         Returns:
-            A row for every series and step: ``unique_id``, ``ds`` (the dates that follow, at the series' frequency; the
-            number of the step where there are none), ``mean`` and a column such as ``q0.1`` for every quantile. The
-            series come as they do in the frame.
+            A row for each series and step: ``unique_id``, ``ds`` (following dates at the series' frequency, or numbers
+            of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile. The series are in the
+            frame's order.
 
         Raises:
-            UserError: the model is of text; the horizon is longer than the direct head, or leaves no history; or the
-                frame lacks columns, repeats or disorders dates, has irregular steps, or holds too short a series.
+            UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
+                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series.
         """
         if self.config.data.kind != "series":
             raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        how: dict[str, Any] = {"samples": samples, "direct": direct, "seed": seed, "rate": rate}
-        return forecast_frame(self._trained, frame, horizon, quantiles, **how)
+        options = EvalOptions(seed=seed, rate=rate)
+        return forecast_frame(self._trained, frame, horizon, quantiles, options, samples=samples, direct=direct)
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the model, so that ``tokenv.load`` and every command that takes ``run=`` can read it.
+        """Save the model for ``tokenv.load`` and for all commands which take ``run=``.
 
         Args:
-            folder: made where it is missing: parameters (safetensors), configuration and history (JSON), a model card.
+            folder: folder for parameters (safetensors), configuration and history (JSON), and a model card; it is
+                created if it is missing.
 
         Returns:
             The folder.
@@ -346,17 +325,17 @@ class Model:
         """Upload what ``save_pretrained`` writes to the Hugging Face Hub.
 
         Args:
-            name: ``owner/name``; made where it is missing.
-            private: whether only its owner sees it, if it is made; None for the owner's default.
-            token: with write access; None for the one that is stored on this machine.
-            message: of the commit.
+            name: ``owner/name``; it is created if it is missing.
+            private: whether only its owner can see it, if it is created; None for the owner's default.
+            token: access token with write permission; None for the one which is stored on this machine.
+            message: commit message.
 
         Returns:
-            Where it can be seen.
+            The model's address.
         """
         return hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
 
-    def _of_text(self) -> LoadedRun:
+    def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":
             raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these")
         return self._trained
@@ -374,9 +353,38 @@ class Model:
         return facts
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name} {value}" for name, value in self._facts().items())
-        return f"Model({self._trained.path}: {told})"
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"Model({self._trained.path}: {facts})"
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items())
         return f"<table><caption>{escape(str(self._trained.path))}</caption>{rows}</table>"
+
+
+def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, bytes]]:
+    """Return the context and the text of each text.
+
+    Raises:
+        UserError: if the number of contexts is neither one nor that of the texts.
+    """
+    texts = text if isinstance(text, list | tuple) else [text]
+    contexts = context if isinstance(context, list | tuple) else [context] * len(texts)
+    if len(contexts) != len(texts):
+        raise UserError(f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each")
+    return [(to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)]
+
+
+def to_bytes(text: str | bytes) -> bytes:
+    """Return the bytes of a text.
+
+    Raises:
+        UserError: if it is no text, or holds a lone surrogate.
+    """
+    if isinstance(text, bytes | bytearray):
+        return bytes(text)
+    if not isinstance(text, str):
+        raise UserError(f"text = {text!r:.80}: expected str or bytes")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise UserError(f"text = {text[:80]!a}: expected Unicode text, or bytes") from None

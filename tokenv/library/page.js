@@ -1,11 +1,11 @@
-// Asks the server for the text's boundaries while one types, one request at a time.
+// Request the boundaries of the text from the server while it is typed, one request at a time.
 "use strict";
 
-const PAUSE = 100; // milliseconds from a change to its request, which all changes meanwhile share
-const SLOW = 150; // milliseconds after which a request is said to be computing
+const PAUSE = 100; // milliseconds between a change and its request, which includes all changes in between
+const SLOW = 150; // milliseconds after which the page says that it is computing
 const element = (id) => document.getElementById(id);
 const text = element("text"), rate = element("rate"), threshold = element("threshold"), download = element("download");
-const cards = []; // one a run: its checkpoints and where it is shown
+const cards = []; // for each run its checkpoints and its elements
 let timer = 0, busy = false, again = false, shown = null;
 
 async function fetched(path, options) {
@@ -21,7 +21,7 @@ function say(message, failed = false) {
   element("status").className = failed ? "failed" : "";
 }
 
-function question() {
+function currentRequest() {
   return {
     text: text.value,
     checkpoints: Object.fromEntries(cards.map((card) => [card.run, card.checkpoints[card.slider.value].name])),
@@ -32,25 +32,25 @@ function question() {
 
 function tellSliders() {
   const own = Number(rate.value) === 0;
-  element("rate-told").textContent = own ? "the model’s own" : (rate.value / 100).toFixed(2);
-  rate.setAttribute("aria-valuetext", element("rate-told").textContent);
+  element("rate-value").textContent = own ? "the model’s own" : (rate.value / 100).toFixed(2);
+  rate.setAttribute("aria-valuetext", element("rate-value").textContent);
   for (const card of cards) {
-    const told = card.checkpoints[card.slider.value].told;
-    card.told.textContent = told;
-    card.slider.setAttribute("aria-valuetext", told);
+    const description = card.checkpoints[card.slider.value].description;
+    card.description.textContent = description;
+    card.slider.setAttribute("aria-valuetext", description);
   }
 }
 
 function draw(answer) {
   document.querySelectorAll(".ticks span").forEach((tick, i) => { tick.textContent = answer.labels[i]; });
-  answer.runs.forEach((found, i) => {
+  answer.runs.forEach((result, i) => {
     const card = cards[i];
-    card.failed.hidden = !found.error;
-    card.failed.textContent = found.error || "";
-    card.drawn.innerHTML = found.html || ""; // escaped by the server, and no script but this file's may run
+    card.failed.hidden = !result.error;
+    card.failed.textContent = result.error || "";
+    card.drawn.innerHTML = result.html || ""; // escaped by the server, and no script but this file's may run
     const first = card.drawn.querySelector(".b");
     if (first) first.tabIndex = 0;
-    card.facts.replaceChildren(...Object.entries(found.facts || {}).map(([name, value]) => {
+    card.facts.replaceChildren(...Object.entries(result.facts || {}).map(([name, value]) => {
       const fact = document.createElement("div");
       fact.append(document.createElement("dt"), document.createElement("dd"));
       fact.firstChild.textContent = name;
@@ -90,20 +90,20 @@ async function update() {
     return;
   }
   busy = true;
-  const asked = question();
+  const request = currentRequest();
   const slow = setTimeout(() => {
     element("runs").ariaBusy = "true";
     say("computing…");
   }, SLOW);
   try {
-    if (asked.text) {
+    if (request.text) {
       const answer = await fetched("spans", {
         method: "POST",
         headers: { "Content-Type": "application/json" },
-        body: JSON.stringify(asked),
+        body: JSON.stringify(request),
       });
       draw(answer);
-      shown = { ...asked, runs: answer.runs };
+      shown = { ...request, runs: answer.runs };
       say("");
     } else clear("Type a text.");
   } catch (error) {
@@ -142,7 +142,7 @@ function save() {
 function place(run, number) {
   const section = element("run").content.cloneNode(true).firstElementChild;
   const slider = section.querySelector("input"), label = section.querySelector("label");
-  const at = run.checkpoints.findIndex((kept) => kept.name === run.chosen);
+  const at = run.checkpoints.findIndex((checkpoint) => checkpoint.name === run.default);
   section.querySelector("h2").textContent = `${run.run} (${run.agent}, rate ${run.rate})`;
   slider.id = label.htmlFor = section.querySelector("output").htmlFor = `checkpoint-${number}`;
   slider.max = run.checkpoints.length - 1;
@@ -151,7 +151,7 @@ function place(run, number) {
   slider.addEventListener("input", changed);
   element("runs").append(section);
   cards.push({
-    run: run.run, checkpoints: run.checkpoints, slider, told: section.querySelector("output"),
+    run: run.run, checkpoints: run.checkpoints, slider, description: section.querySelector("output"),
     facts: section.querySelector("dl"), failed: section.querySelector(".failed"), drawn: section.querySelector(".drawn"),
   });
   cards.at(-1).drawn.addEventListener("focusin", focused);
@@ -160,10 +160,10 @@ function place(run, number) {
 
 // What the address says after #, such as #text=def&rate=0.3&checkpoint=0, is where one begins.
 function begin() {
-  const wanted = new URLSearchParams(location.hash.slice(1));
-  if (wanted.has("text")) text.value = wanted.get("text");
-  if (wanted.has("rate")) rate.value = Math.round(100 * wanted.get("rate"));
-  for (const card of cards) if (wanted.has("checkpoint")) card.slider.value = wanted.get("checkpoint");
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  if (parameters.has("text")) text.value = parameters.get("text");
+  if (parameters.has("rate")) rate.value = Math.round(100 * parameters.get("rate"));
+  for (const card of cards) if (parameters.has("checkpoint")) card.slider.value = parameters.get("checkpoint");
 }
 
 async function start() {

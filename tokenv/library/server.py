@@ -1,4 +1,4 @@
-"""The server: four addresses, plain starlette, carried by uvicorn."""
+"""Serve the page and its requests with starlette and uvicorn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenv.config.conversion import from_dict
 from tokenv.core.errors import UserError
-from tokenv.library.handlers import LONGEST, SegmentRequest, answer, page
-from tokenv.library.model_cache import ModelCache
+from tokenv.library.handlers import MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
 
 if TYPE_CHECKING:
     from anyio import CapacityLimiter
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-LARGEST = 8 * LONGEST  # bytes of a question: JSON may write a byte as \u0000
-WAITING = 16  # requests that wait for the models
-GRACE = 1  # seconds that requests have to end in when the server is stopped
-DISCONNECTED = 499  # status of a request whose client is gone, as nginx has it; nobody reads it
+MAX_BODY = 8 * MAX_BYTES  # bytes of a request, since JSON may write a byte as \u0000
+MAX_WAITING = 16  # requests which may wait for the models
+GRACE = 1  # seconds in which requests may finish after the server is stopped
+DISCONNECTED = 499  # status of a request whose client has disconnected, as in nginx
 HEADERS = {
-    # Nothing from elsewhere, no script but the page's own, and in nobody's frame.
+    # Only the page's own resources and script, and no frame around it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -39,10 +38,10 @@ HEADERS = {
 
 
 def check_installed() -> None:
-    """Refuse where the extra is missing.
+    """Raise an error unless the packages of the extra ``serve`` are installed.
 
     Raises:
-        UserError: a package of it is.
+        UserError: if one of them is missing.
     """
     try:
         for package in ("starlette", "uvicorn"):
@@ -54,14 +53,14 @@ def check_installed() -> None:
 
 
 def host_names(host: str, address: str) -> tuple[str, ...]:
-    """Return the host names that requests may name, as ``TrustedHostMiddleware`` takes them.
+    """Return the host names which requests may use, for ``TrustedHostMiddleware``.
 
-    On a loopback address these are the machine's own: a page elsewhere could let its name lead there (DNS rebinding).
-    On any other address they are all, ``*``: whoever reaches the machine is let in.
+    On a loopback address these are the machine's own, since a foreign page could resolve its name to that address (DNS
+    rebinding). On any other address all names are allowed, ``*``.
 
     Args:
-        host: that the user asked to listen on.
-        address: numeric, that the socket listens on.
+        host: host from the options.
+        address: numeric address of the listening socket.
     """
     numeric = ip_address(address)
     if not (getattr(numeric, "ipv4_mapped", None) or numeric).is_loopback:
@@ -70,20 +69,20 @@ def host_names(host: str, address: str) -> tuple[str, ...]:
 
 
 def in_url(host: str) -> str:
-    """Return a host as a URL has it: an IPv6 address in brackets."""
+    """Return a host in the notation of URLs: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-def application(shelf: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
-    """Build the ASGI application: the page, its script, ``/runs`` (GET: all runs) and ``/spans`` (POST: cut a text).
+def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
+    """Build the ASGI application: the page, its script, ``/runs`` (GET) and ``/spans`` (POST).
 
-    The models answer one request at a time, and ``WAITING`` further requests wait; any more get status 503. A request
-    whose client has disconnected is cancelled. Errors are JSON, ``{"error": message}``.
+    The models process one request at a time, and ``MAX_WAITING`` further requests wait; any more get status 503. A
+    request whose client has disconnected is cancelled. Errors are JSON, ``{"error": message}``.
 
     Args:
-        shelf: of runs.
-        seed: of drawn boundaries.
-        names: host names that requests may name; see ``host_names``.
+        models: runs.
+        seed: seed of the sampled boundaries.
+        names: host names which requests may use; see ``host_names``.
     """
     from anyio import CapacityLimiter, from_thread
     from starlette.applications import Starlette
@@ -95,36 +94,36 @@ def application(shelf: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCA
     limiter = CapacityLimiter(1)
 
     async def computed(request: Request, work: Callable[[], dict[str, Any]]) -> Response:
-        if limiter.statistics().tasks_waiting >= WAITING:
-            return _failure(f"{WAITING} requests are waiting already: try again in some seconds", 503)
-        found = await _unless_disconnected(request, work, limiter)
-        return Response(status_code=DISCONNECTED) if found is None else JSONResponse(found, headers=HEADERS)
+        if limiter.statistics().tasks_waiting >= MAX_WAITING:
+            return _failure(f"{MAX_WAITING} requests are waiting already: try again in some seconds", 503)
+        result = await _unless_disconnected(request, work, limiter)
+        return Response(status_code=DISCONNECTED) if result is None else JSONResponse(result, headers=HEADERS)
 
     async def home(_: Request) -> Response:
-        return HTMLResponse(page(shelf, seed), headers=HEADERS)
+        return HTMLResponse(render_page(models, seed), headers=HEADERS)
 
     async def script(_: Request) -> Response:
         text = files("tokenv").joinpath("library/page.js").read_text(encoding="utf-8")
         return Response(text, media_type="text/javascript", headers=HEADERS)
 
     async def runs(request: Request) -> Response:
-        return await computed(request, lambda: {"seed": seed, "runs": shelf.as_list()})
+        return await computed(request, lambda: {"seed": seed, "runs": models.as_list()})
 
     async def spans(request: Request) -> Response:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             return _failure(f"origin = {origin!r}: expected requests of this page only", 403)
         try:
-            asked = from_dict(SegmentRequest, await _body(request))
+            wanted = from_dict(SegmentRequest, await _read_body(request))
         except UserError as error:
             return _failure(str(error), 400)
-        return await computed(request, lambda: answer(shelf, asked, seed, check=from_thread.check_cancelled))
+        return await computed(request, lambda: segment_text(models, wanted, seed, check=from_thread.check_cancelled))
 
     routes = [
         Route("/", home),
         Route("/page.js", script),
-        Route("/runs", _ending(runs)),
-        Route("/spans", _ending(spans), methods=["POST"]),
+        Route("/runs", _handle_early_end(runs)),
+        Route("/spans", _handle_early_end(spans), methods=["POST"]),
     ]
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))])
 
@@ -135,8 +134,8 @@ def _failure(message: str, status: int) -> Response:
     return JSONResponse({"error": message}, status, HEADERS)
 
 
-def _ending(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint, answering also requests that end early: uvicorn logs no traceback of them."""
+def _handle_early_end(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap an endpoint so that it also answers requests which end early, and uvicorn logs no traceback."""
     from starlette.requests import ClientDisconnect
     from starlette.responses import Response
 
@@ -154,10 +153,10 @@ def _ending(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
 async def _unless_disconnected(
     request: Request, work: Callable[[], dict[str, Any]], limiter: CapacityLimiter
 ) -> dict[str, Any] | None:
-    """Return the result of ``work``, done in a thread; None where the client disconnected before it began or ended."""
+    """Run ``work`` in a thread and return its result; None if the client disconnects before the end."""
     from anyio import create_task_group, to_thread
 
-    found = None
+    result = None
     async with create_task_group() as tasks:
 
         async def cancel_when_disconnected() -> None:
@@ -166,23 +165,23 @@ async def _unless_disconnected(
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(cancel_when_disconnected)
-        found = await to_thread.run_sync(work, limiter=limiter)
+        result = await to_thread.run_sync(work, limiter=limiter)
         tasks.cancel_scope.cancel()
-    return found
+    return result
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """A question's JSON mapping.
+async def _read_body(request: Request) -> dict[str, Any]:
+    """Read the JSON mapping of a request.
 
     Raises:
-        UserError: it is none, or too large.
+        UserError: if the body is no such mapping, or too large.
     """
     data = b""
     async for chunk in request.stream():
         data += chunk
-        if len(data) > LARGEST:
+        if len(data) > MAX_BODY:
             raise UserError(
-                f"the text is too long: expected at most {LONGEST:,} bytes; tokenv segment takes longer ones"
+                f"the text is too long: expected at most {MAX_BYTES:,} bytes; tokenv segment takes longer ones"
             )
     try:
         values = json.loads(data)
@@ -197,27 +196,27 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Return a listening socket.
 
     Raises:
-        UserError: the port is in use, or the address none of this machine's.
+        UserError: if the port is in use or not allowed, or the address does not belong to this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, UnicodeError) as error:  # no name of a host has such characters
-        number, said = (error.errno, error.strerror) if isinstance(error, OSError) else (None, error)
+    except (OSError, UnicodeError) as error:  # the latter for invalid characters in a host name
+        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, error)
         if number == errno.EADDRINUSE:
             message = f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"
         elif number == errno.EACCES:
-            message = f"port = {port}: not allowed ({said}): expected one from 1024 on"
+            message = f"port = {port}: not allowed ({reason}): expected one from 1024 on"
         else:
-            message = f"host = {host!r}: {said}: expected an address of this machine, such as 127.0.0.1"
+            message = f"host = {host!r}: {reason}: expected an address of this machine, such as 127.0.0.1"
         raise UserError(message) from None
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Answer until SIGINT (Ctrl-C) or SIGTERM; requests that take longer than ``GRACE`` are cancelled."""
+    """Serve until SIGINT (Ctrl-C) or SIGTERM; requests which then take longer than ``GRACE`` are cancelled."""
     import uvicorn
 
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}

@@ -1,4 +1,4 @@
-"""A text in tokens: where each begins and ends, how probable its boundary was, and what its bytes cost."""
+"""Tokens of a text: positions, boundary probabilities, and bits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from html import escape
 from typing import Any, overload
 
 from tokenv.evaluation.loaded_run import Segmentation
-from tokenv.evaluation.text_report import page, passage_of
+from tokenv.evaluation.text_report import passage_page, to_passage
 
-SHOWN = 20_000  # bytes that a notebook draws
+NOTEBOOK_BYTES = 20_000  # bytes which a notebook shows
 
 
 @dataclass(frozen=True)
 class Span:
-    """A token.
+    """Token of a text.
 
     Attributes:
         start: offset of its first byte.
-        end: offset one past its last byte.
+        end: offset after its last byte.
         text: its bytes.
-        probability: of the boundary after its last byte, in [0, 1].
-        bits: ``-log2 p`` of its bytes given all before them, those left out that have nothing before them.
+        probability: probability of the boundary after its last byte, in [0, 1].
+        bits: ``-log2 p`` of its bytes given all preceding ones, without bytes which have no preceding ones.
     """
 
     start: int
@@ -34,26 +34,25 @@ class Span:
 
 
 class Spans(Sequence[Span]):
-    """The tokens of a text; a notebook draws it coloured.
+    """Tokens of a text; a notebook shows them in colour.
 
     Args:
-        cut: the text with its boundaries.
-        step: of the model that drew them.
+        segmentation: text with its boundaries.
+        step: step of the model which drew them.
 
     Attributes:
-        text: its N bytes.
-        probabilities: of a boundary after each byte, N numbers in [0, 1].
-        boundaries: whether one was drawn there, N.
-        bits: ``-log2 p`` of each byte given those before it, N; None where nothing stands before it: at the first
-            byte, and where a text was cut because it is longer than the model was trained on.
-        logit_bias: by which the logits of all decisions were shifted; 0 where the rate is the model's own.
+        text: N bytes of the text.
+        probabilities: probability of a boundary after each byte, N numbers in [0, 1].
+        boundaries: whether a boundary was drawn after each byte.
+        bits: ``-log2 p`` of each byte given the preceding ones; None for the first byte of each piece, since a text
+            which is longer than the model's training sequences is split into pieces.
+        logit_bias: number which was added to the logits of all decisions; 0 at the model's own rate.
     """
 
-    def __init__(self, cut: Segmentation, step: int) -> None:
-        self._cut, self._step = cut, step
-        self.text, self.probabilities, self.boundaries = cut.text, cut.probability_N, cut.boundary_N
-        self.logit_bias = cut.logit_bias
-        self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in cut.log_likelihood_N]
+    def __init__(self, segmentation: Segmentation, step: int) -> None:
+        self._step, self.text, self.logit_bias = step, segmentation.text, segmentation.logit_bias
+        self.probabilities, self.boundaries = segmentation.probability_N, segmentation.boundary_N
+        self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in segmentation.log_likelihood_N]
         ends = [i + 1 for i, drawn in enumerate(self.boundaries[:-1]) if drawn] + [len(self.text)]
         self._spans = [self._span(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -76,22 +75,22 @@ class Spans(Sequence[Span]):
 
     @property
     def tokens(self) -> list[bytes]:
-        """The tokens' bytes; joined, they are the text."""
+        """Bytes of each token; joined, they are the text."""
         return [span.text for span in self]
 
     @property
     def rate(self) -> float:
-        """Boundaries drawn per byte."""
+        """Drawn boundaries per byte."""
         return sum(self.boundaries) / len(self.boundaries)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Mean of the bytes that have bits; None where none has."""
-        known = [each for each in self.bits if each is not None]
-        return math.fsum(known) / len(known) if known else None
+        """Mean bits of the bytes which have preceding ones; None if there are none."""
+        bits = [each for each in self.bits if each is not None]
+        return math.fsum(bits) / len(bits) if bits else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All there is, for JSON: tokens, and one number a byte; in texts, bytes that are no UTF-8 are escaped."""
+        """Return all values for JSON: tokens, and a number per byte; bytes which are not UTF-8 are escaped."""
         tokens = [
             {
                 "start": span.start,
@@ -113,15 +112,16 @@ class Spans(Sequence[Span]):
         }
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self.tokens[:20]))
-        return f"Spans({len(self)} tokens of {len(self.text)} bytes: {shown}{', ...' if len(self) > 20 else ''})"
+        first = ", ".join(map(repr, self.tokens[:20]))
+        return f"Spans({len(self)} tokens of {len(self.text)} bytes: {first}{', ...' if len(self) > 20 else ''})"
 
     def _repr_html_(self) -> str:
-        """The text coloured by boundary probability, in a frame of its own, so that its style stays inside."""
-        some = slice(min(SHOWN, len(self.text)))
-        cut = Segmentation(self.text[some], self.probabilities[some], self.boundaries[some], [])
-        left = f"the first {SHOWN:,} of {len(self.text):,} bytes" if len(self.text) > SHOWN else "text"
-        drawn = page(left, passage_of(cut), self._step)
-        lines = sum(1 + len(line) // 80 for line in cut.text.split(b"\n"))
-        height = 22 + min(30, 2 * lines)  # heading, legend, and the text; what is longer scrolls
-        return f'<iframe srcdoc="{escape(drawn)}" style="width: 100%; height: {height}em; border: 0"></iframe>'
+        """Return the text in colour, inside a frame which keeps its style from the notebook."""
+        shown = slice(NOTEBOOK_BYTES)
+        excerpt = Segmentation(self.text[shown], self.probabilities[shown], self.boundaries[shown], [])
+        cut = len(self.text) > NOTEBOOK_BYTES
+        title = f"the first {NOTEBOOK_BYTES:,} of {len(self.text):,} bytes" if cut else "text"
+        html = passage_page(title, to_passage(excerpt), self._step)
+        lines = sum(1 + len(line) // 80 for line in excerpt.text.split(b"\n"))
+        height = 22 + min(30, 2 * lines)  # heading, legend and text; longer texts scroll
+        return f'<iframe srcdoc="{escape(html)}" style="width: 100%; height: {height}em; border: 0"></iframe>'

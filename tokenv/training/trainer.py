@@ -24,8 +24,8 @@ from tokenv.data.sources import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
-from tokenv.evaluation.evaluator import Evaluation, evaluate
-from tokenv.evaluation.run_state import History, Log, RunState
+from tokenv.evaluation.evaluator import EvalOptions, evaluate
+from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.storage import checkpoints
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream
@@ -263,24 +263,21 @@ class Trainer:
         self.state.record("validation", self.state.validation.metrics(), self.log)
         if self.calibration is None:
             return
-        batch_size = self.config.validation.batch_size
-        find_bias = partial(calibrate, self.components, self.calibration, self.config.rate, batch_size=batch_size)
+        options = EvalOptions(self.config.validation.batch_size)
+        find_bias = partial(calibrate, self.components, self.calibration, self.config.rate, options)
         bias = self.ranks.from_rank0(find_bias, run_on_all=self.fsdp_size > 1)
         calibrated = self.evaluate(bias or 0.0)
         self.state.record("calibrated", calibrated.metrics() | {"logit_bias": bias}, self.log)
 
     def evaluate(self, logit_bias: float = 0.0) -> Evaluation:
         """Evaluate on held-out sequences, which all ranks share; ``logit_bias`` is added to the policy's logits."""
-        return evaluate(
-            self.components,
-            self.held_out,
-            batch_size=self.config.validation.batch_size,
-            tolerance=self.config.data.tolerance,
+        options = EvalOptions(
+            self.config.validation.batch_size,
             logit_bias=logit_bias,
+            tolerance=self.config.data.tolerance,
             progress=self.progress,
-            group=self.ranks.cpu_group,
-            shard=self.fsdp_size,
         )
+        return evaluate(self.components, self.held_out, options, group=self.ranks.cpu_group, shard=self.fsdp_size)
 
     def save(self) -> None:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""

@@ -20,8 +20,8 @@ from tokenv.compare.forecast_comparison import SCORES, ForecastComparison, Forec
 from tokenv.compare.forecast_comparison import ScoreStatistics as Score
 from tokenv.compare.report.aggregate import mean, number, ranked, with_error
 from tokenv.compare.significance import sentence
+from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.report import draw_windows
-from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short

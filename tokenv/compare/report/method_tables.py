@@ -26,7 +26,7 @@ from tokenv.compare.report.aggregate import (
 from tokenv.compare.report.rate_tables import rate_rows, rates_table
 from tokenv.compare.significance import sentence
 from tokenv.evaluation.boundary_stats import CLASSES
-from tokenv.evaluation.text_report import readable
+from tokenv.evaluation.text_report import show_whitespace
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.console import console, write_csv
 
@@ -78,7 +78,7 @@ def _tokens(method: ComparedMethod) -> str:
     learned = method.runs[0].assessment.learned
     if learned is None or not learned.tokens:
         return "–"
-    return "  ".join(escape(readable(token.encode("latin-1"))) for token, _ in learned.tokens[:_TOKENS])
+    return "  ".join(escape(show_whitespace(token.encode("latin-1"))) for token, _ in learned.tokens[:_TOKENS])
 
 
 _SCORES = ("precision", "recall", "f1")

@@ -16,7 +16,7 @@ from tokenv.compare.comparison import Comparison
 from tokenv.compare.rate_curves import MethodRateCurve, MethodRatePoint
 from tokenv.compare.report.aggregate import Band, Style, line_picture, number, with_error
 from tokenv.compare.significance import sentence
-from tokenv.evaluation.rate_curve import CALIBRATED, OWN
+from tokenv.evaluation.calibration import CALIBRATED, NATIVE
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture
 
@@ -34,8 +34,8 @@ class Cell(NamedTuple):
 
 def columns(comparison: Comparison) -> list[str]:
     """The asked rates, ascending, and last that of methods which nobody can ask."""
-    asked = sorted({cell.asked for line in comparison.rates if line.way != OWN for cell in line.cells})
-    own = [_OWN_RATE] if any(line.way == OWN for line in comparison.rates) else []
+    asked = sorted({cell.asked for line in comparison.rates if line.way != NATIVE for cell in line.cells})
+    own = [_OWN_RATE] if any(line.way == NATIVE for line in comparison.rates) else []
     return [f"{rate:g}" for rate in asked] + own
 
 
@@ -69,7 +69,7 @@ def _asked(comparison: Comparison) -> int:
 
 
 def _row(line: MethodRateCurve, comparison: Comparison, shown: Callable[[MethodRatePoint], Cell]) -> list[Cell]:
-    cells = {_OWN_RATE if line.way == OWN else f"{cell.asked:g}": shown(cell) for cell in line.cells}
+    cells = {_OWN_RATE if line.way == NATIVE else f"{cell.asked:g}": shown(cell) for cell in line.cells}
     return [cells.get(column, Cell("–")) for column in columns(comparison)]
 
 
