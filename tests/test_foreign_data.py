@@ -128,7 +128,7 @@ def test_comparisons_read_what_their_user_names(
     common = {"data": {"source": "books"}}
     options = resolve_comparison([], values | {"common": common, "methods": {"one": {}}})
     tasks = list(options.tasks())
-    monkeypatch.setattr(trust, "remembered", set)
+    monkeypatch.setattr(trust, "remembered_paths", set)
     assert trust.granted() == [str(Path("books").resolve())]
     _, failed = run_all(tasks, options, progress=False)
     assert failed == {}
