@@ -20,10 +20,10 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
 from tokenv.compare.config import CompareOptions
+from tokenv.compare.executors import check_executor
 from tokenv.compare.job import JobResult
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.slurm_executor import check
 from tokenv.compare.store import stored_runs
 from tokenv.core.errors import UserError
 
@@ -132,7 +132,7 @@ def at_work(store: Path) -> list[dict[str, Any]]:
     """Whoever claims a run that has saved something: the holders and the trainers."""
     if not list(store.glob("*/checkpoints/step-*")):
         return []
-    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*")]
+    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*.json")]
     return [{"holder": each[0]["pid"], "trainer": each[1]["pid"]} for each in told if len(each) == 2]
 
 
@@ -300,8 +300,8 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult(run="99"))
-    monkeypatch.setattr("tokenv.compare.scheduler.LATE_SECONDS", 0)
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("finished", "99"))
+    monkeypatch.setattr("tokenv.compare.scheduler.VISIBLE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.tasks()), of, progress=False)
     assert folders == [None]
@@ -315,10 +315,10 @@ def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.Mo
     text = (shrunk.ROOT / "docs" / "scale.md").read_text()
     (block,) = re.findall(r"```\n(partition: .*?)```", text, re.DOTALL)
     (place / "a100.yaml").write_text(block)
-    check(place / "a100.yaml", 1)
+    check_executor(options("slurm:a100.yaml"))
     (place / "a100.yaml").write_text(block.replace("partition", "partitoin"))
     with pytest.raises(UserError, match="partitoin"):
-        check(place / "a100.yaml", 1)
+        check_executor(options("slurm:a100.yaml"))
 
 
 def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:
