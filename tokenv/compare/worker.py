@@ -206,9 +206,8 @@ def _run_locked_job(spec: JobSpec, lock: RunLock, stop_requested: Callable[[], b
         config.write_text(yaml.safe_dump(spec.config.as_dict()))
         source = str(config) if run is None else f"resume={run.folder}"
         arguments = ["train", "with", source, *trust.as_cli_args(), "-F", spec.store]
-        ended = _run_process(
-            *training_call(arguments, spec.ranks, spec.job_dir), spec.ranks, spec, lock, stop_requested
-        )
+        call = training_call(arguments, spec.ranks, spec.job_dir)
+        ended = _run_process(call, spec.ranks, spec, lock, stop_requested)
         if ended is not None:
             return ended
         run = find_run(spec.config, store)
