@@ -63,7 +63,8 @@ def open_executor(
             yield executor, RunRemotely()
     else:
         _import_package(kind)
-        with SlurmExecutor(_create_submitit_executor(Path(where), work_dir, options.ranks)) as executor:
+        submitit_executor = _create_submitit_executor(Path(where), work_dir, options.ranks)
+        with SlurmExecutor(submitit_executor, len(tasks)) as executor:
             yield executor, RunRemotely()
 
 
@@ -142,75 +143,37 @@ async def _identify_server(address: str) -> str:
         return str((await server.identity())["type"])
 
 
-class SlurmExecutor(Executor):
-    """Jobs of submitit as futures, which submitit's own are not; a thread updates them.
-
-    A future which is cancelled takes its job out of the queue, or ends it. None is ever ``running``, because Slurm
-    should not be asked about every job once a second. When an exception leaves the ``with`` block, jobs are not waited
-    for.
+class SlurmExecutor(ThreadPoolExecutor):
+    """Runs jobs through submitit, whose own jobs are no futures: a thread waits for each.
 
     Args:
         executor: submitit's executor.
+        jobs: number of jobs at most.
     """
 
-    def __init__(self, executor: submitit.Executor) -> None:
-        self._executor = executor
-        self._jobs: dict[Future[Any], submitit.Job[Any]] = {}
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._poll, daemon=True, name="poll Slurm's jobs")
-        self._thread.start()
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self.shutdown(wait=error is None)
+    def __init__(self, executor: submitit.Executor, jobs: int) -> None:
+        super().__init__(jobs)
+        self._submitit = executor
+        self._submitit_lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Put a call into the queue.
+        """Put a call into the queue; its first argument is the specification of a job."""
+        return super().submit(self._run, fn, *args, **kwargs)
 
-        Raises:
-            RuntimeError: the executor is shut down.
-        """
-        if self._closed.is_set():
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        job, future = self._executor.submit(fn, *args, **kwargs), Future[Any]()
-        with self._lock:
-            self._jobs[future] = job
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls; ``cancel_futures`` cancels all that have not ended."""
-        self._closed.set()
-        with self._lock:
-            futures = list(self._jobs)
-        if cancel_futures:
-            for future in futures:
-                future.cancel()
-        if wait:
-            self._thread.join()
-
-    def _poll(self) -> None:
-        while self._jobs or not self._closed.is_set():
+    def _run(self, function: Callable[..., Any], spec: JobSpec) -> JobResult:
+        """Wait for the result of a job; take it out of the queue if it is stopped before it begins."""
+        with self._submitit_lock:
+            job = self._submitit.submit(function, spec)
+        while not self._is_done(job):
+            if spec.stop_requested() and not spec.job_dir.exists():
+                job.cancel(check=False)
+                return JobResult("stopped")
             time.sleep(POLL_SECONDS)
-            with self._lock:
-                jobs = list(self._jobs.items())
-            for future, job in jobs:
-                if self._update(future, job):
-                    with self._lock:
-                        del self._jobs[future]
+        return job.result()
 
-    @staticmethod
-    def _update(future: Future[Any], job: submitit.Job[Any]) -> bool:
-        """Return whether a job has ended, after its future has taken the result."""
-        if future.cancelled():
-            job.cancel(check=False)
-        elif not job.done():
-            return False
-        if not future.set_running_or_notify_cancel():
-            return True
-        try:
-            future.set_result(job.result())
-        except Exception as error:  # submitit's own, of a job which failed or was killed
-            future.set_exception(error)
-        return True
+    def _is_done(self, job: submitit.Job[Any]) -> bool:
+        with self._submitit_lock:
+            return job.done()
 
 
 def _create_submitit_executor(file: Path, folder: Path, ranks: int) -> submitit.Executor:

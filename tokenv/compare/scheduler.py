@@ -112,6 +112,9 @@ class _Scheduler:
         except KeyboardInterrupt:
             self._stop()
             return False
+        except BaseException:
+            self._request_stop()
+            raise
         return True
 
     def _submit(self, index: int) -> None:
@@ -205,15 +208,18 @@ class _Scheduler:
             self._display.update(index, ", elsewhere")
 
     def _stop(self) -> None:
-        """Ask all jobs to stop, cancel those which have not begun, and wait for the others."""
-        with suppress(OSError):  # the store is gone, which ends them, too
-            (self._work_dir / RUNNING_FILE).rename(self._work_dir / STOP_FILE)  # possible on a full disk
+        """Stop all jobs, and wait until those which have begun have saved."""
+        self._request_stop()
         begun = [future for future, (_, spec) in self._submitted.items() if spec.job_dir.exists()]
         for future in self._submitted.keys() - begun:
             future.cancel()
         if begun:
             self._display.print(f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone")
         wait(begun)
+
+    def _request_stop(self) -> None:
+        with suppress(OSError):  # the store is gone, which ends them, too
+            (self._work_dir / RUNNING_FILE).rename(self._work_dir / STOP_FILE)  # possible on a full disk
 
 
 def _result_of(future: Future[JobResult]) -> JobResult:

@@ -144,12 +144,12 @@ def _end_with_parent() -> None:
 def train_ranks(arguments: Sequence[str], ranks: int, log_dir: str) -> None:
     """Run ``tokenv`` in several processes under torchrun, and end as the rank which failed first has ended.
 
-    What that rank printed is printed last, and its exit status or its signal becomes that of this process.
+    The errors which that rank printed are printed last, and its exit status or signal becomes that of this process.
 
     Args:
         arguments: arguments of ``tokenv``.
         ranks: number of processes, all on this machine.
-        log_dir: folder for the output of every rank.
+        log_dir: folder for the errors of every rank.
 
     Raises:
         SystemExit: a rank failed.
@@ -157,16 +157,15 @@ def train_ranks(arguments: Sequence[str], ranks: int, log_dir: str) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={log_dir}"]
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=2", f"--log-dir={log_dir}"]
     try:
         run.main([*options, "-m", "tokenv", *arguments])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        for name in ("stdout", "stderr"):
-            for path in Path(log_dir).glob(f"*/attempt_0/{rank}/{name}.log"):
-                print(path.read_text(errors="replace"), flush=True)
+        (log,) = Path(log_dir).glob(f"*/attempt_0/{rank}/stderr.log")
+        print(log.read_text(errors="replace"), flush=True)
         if failure.exitcode < 0:
-            if -failure.exitcode != signal.SIGKILL:
+            with suppress(OSError):  # SIGKILL has no handler
                 signal.signal(-failure.exitcode, signal.SIG_DFL)
             os.kill(os.getpid(), -failure.exitcode)
         raise SystemExit(failure.exitcode) from None
@@ -227,7 +226,7 @@ def training_call(arguments: list[str], ranks: int, log_dir: Path) -> tuple[str,
     Args:
         arguments: arguments of ``tokenv``.
         ranks: processes of the run, all on this machine; several are started by torchrun.
-        log_dir: folder for the output of several ranks.
+        log_dir: folder for the errors of several ranks.
     """
     if ranks == 1:
         return "tokenv.cli.main:main", [arguments]
