@@ -1,4 +1,4 @@
-"""Claims: one comparison alone trains a run, and processes end with the one that started them."""
+"""Run locks: one comparison alone trains a run, and processes end with the one which started them."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_of_many_that_come_at_once_one_alone_has_it(tmp_path: Path) -> None:
 
 
 def rewritten(store: Path, **changes: object) -> Path:
-    """A claim that somebody else wrote."""
+    """Return the lock of another process."""
     held = acquire_run(Config(), store)
     assert isinstance(held, RunLock)
     held.path.write_text(json.dumps(json.loads(held.path.read_text()) | changes))

@@ -1,4 +1,4 @@
-"""A run of several ranks is torchrun's: started, told to stop, and its failure told in its own words."""
+"""A run of several ranks is started by torchrun, can be stopped, and its failure is reported as a rank printed it."""
 
 import signal
 import time
@@ -29,7 +29,7 @@ raise SystemExit(130)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where ``python -m tokenv`` is a program that only tells who it is."""
+    """Create a folder where ``python -m tokenv`` is a program which only notes its rank."""
     (tmp_path / "tokenv").mkdir()
     (tmp_path / "tokenv" / "__main__.py").write_text(STAND_IN)
     (tmp_path / "tokenv" / "__init__.py").write_text("GYMNASIUM_ENTRY_POINTS = {}\n")
