@@ -79,11 +79,12 @@ def test_a_clock_that_steps_gives_no_claim_away(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_whose_process_lives_goes_on_whatever_the_clock_says(tmp_path: Path) -> None:
-    run = StoredRun(tmp_path, Config(), {}, "RUNNING", last_heartbeat=0.0, alive=True)
+    alive = processes.describe()
+    run = StoredRun(tmp_path, Config(), {}, "RUNNING", last_heartbeat=0.0, process=alive)
     assert run.is_running
-    assert not replace(run, alive=False).is_running
-    assert not replace(run, alive=None).is_running
-    assert replace(run, alive=None, last_heartbeat=time.time()).is_running
+    assert not replace(run, process=alive | {"processes": []}).is_running
+    assert not replace(run, process=None).is_running
+    assert replace(run, process=None, last_heartbeat=time.time()).is_running
 
 
 def test_a_killed_fork_server_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

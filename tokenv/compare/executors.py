@@ -53,6 +53,7 @@ def open_executor(
     Raises:
         UserError: see ``check_executor``.
     """
+    check_executor(options)
     kind, _, where = options.executor.partition(":")
     if kind == "local":
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -62,7 +63,6 @@ def open_executor(
         with _open_dask(where, options.ranks if uses_gpu else 0, say) as executor:
             yield executor, RunRemotely()
     else:
-        _import_package(kind)
         submitit_executor = _create_submitit_executor(Path(where), work_dir, options.ranks)
         with SlurmExecutor(submitit_executor, len(tasks)) as executor:
             yield executor, RunRemotely()
@@ -75,22 +75,19 @@ def check_executor(options: CompareOptions) -> None:
         UserError: its package is not installed, no scheduler answers, or its file is wrong.
     """
     kind, _, where = options.executor.partition(":")
-    if kind == "dask":
-        _import_package(kind)
-        _check_dask(where)
-    elif kind == "slurm":
-        _import_package(kind)
-        with TemporaryDirectory() as folder:
-            _create_submitit_executor(Path(where), Path(folder), options.ranks)
-
-
-def _import_package(kind: str) -> None:
+    if kind == "local":
+        return
     try:
         import_module(PACKAGES[kind])
     except ImportError as error:
         raise UserError(
             f"executor={kind}:… takes the package {PACKAGES[kind]} ({error}): pip install 'tokenv[{kind}]'"
         ) from error
+    if kind == "dask":
+        _check_dask(where)
+    else:
+        with TemporaryDirectory() as folder:
+            _create_submitit_executor(Path(where), Path(folder), options.ranks)
 
 
 @contextmanager
@@ -102,10 +99,8 @@ def _open_dask(address: str, gpus: int, say: Callable[[str], None]) -> Iterator[
         gpus: GPUs of a run. Workers which declare GPUs (``--resources GPU=2``) get no more runs than fit.
         say: function which prints a line.
     """
-    _import_package("dask")
     import distributed
 
-    _check_dask(address)
     with distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         threads = sum(worker["nthreads"] for worker in workers)

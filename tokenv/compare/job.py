@@ -1,24 +1,19 @@
-"""A job of a comparison: its specification, its result, and the program which does it on another machine.
+"""A job of a comparison: its specification, its result, and the function which a scheduler sends to another machine.
 
-Everything here is small, picklable and loads no torch, for machines send it to one another. ``RunRemotely`` is what a
-scheduler sends to a worker. It changes neither the worker's folder nor its environment, but starts this module as a
-program, which ends with the worker: when its standard input ends, the worker has gone or wants the job to stop.
+Everything here is small, picklable and loads no torch, for machines send it to one another.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +22,7 @@ from tokenv.config.schema import Config
 
 RUNNING_FILE, STOP_FILE = "going", "stop"  # in a comparison's folder; the former is renamed to stop all jobs
 SAVE_SECONDS = 60.0  # for a preempted run to save
+PROGRAM = "from tokenv.compare.worker import run_received_job; run_received_job()"
 
 
 @dataclass(frozen=True)
@@ -103,19 +99,23 @@ class JobResult:
 
 
 class RunRemotely:
-    """Run a job in a process of its own: a function that a scheduler can send to a worker."""
+    """Run a job in a process of its own: a function which a scheduler can send to a worker.
+
+    It changes neither the worker's folder nor its environment. The process ends with the worker: when its standard
+    input ends, the worker has gone or wants the job to stop.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, spec: JobSpec) -> JobResult:
-        """Start the program below, and return its result."""
+        """Start the process, and return its result."""
         if (ended := spec.begin()) is not None:
             return ended
         error_path = spec.job_dir / "errors"
         with error_path.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-c", PROGRAM],
                 cwd=spec.cwd,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -149,36 +149,3 @@ class RunRemotely:
         return DelayedSubmission(self, spec)
 
     __submitit_checkpoint__ = checkpoint
-
-
-def main() -> None:
-    """Run the job that standard input holds, and write its result to standard output."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    if hasattr(signal, "SIGUSR2"):  # Slurm warns every process of a job before its end; the worker handles that
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    output = os.dup(1)
-    os.dup2(2, 1)  # only the result goes to standard output
-    spec: JobSpec = pickle.load(sys.stdin.buffer)
-
-    def wait_for_end_of_input() -> None:
-        sys.stdin.buffer.read()
-        stop.set()
-
-    threading.Thread(target=wait_for_end_of_input, daemon=True, name="wait for end of input").start()
-    sys.path += [path for path in spec.paths if path not in sys.path]
-
-    from tokenv.compare.worker import run_job  # loads torch, which takes seconds
-    from tokenv.storage import trust
-
-    trust.allow(spec.trusted)
-    result = run_job(spec, lambda: stop.is_set() or spec.stop_requested())
-    if result.status == "stopped" and not spec.stop_requested():
-        result = JobResult("lost", "its worker was told to end")
-    with suppress(BrokenPipeError), os.fdopen(output, "wb") as file:
-        file.write(json.dumps(asdict(result)).encode())
-    os._exit(0)  # the reading thread would block an orderly exit
-
-
-if __name__ == "__main__":
-    main()

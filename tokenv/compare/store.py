@@ -35,16 +35,6 @@ def file_system_time(store: Path) -> float:
 
 
 @dataclass(frozen=True)
-class _RunMetadata:
-    """Contents of a run's files, read once until they change."""
-
-    config: Config
-    identity: dict[str, Any]
-    status: str
-    process: Any
-
-
-@dataclass(frozen=True)
 class StoredRun:
     """A training run as Sacred stored it.
 
@@ -54,7 +44,7 @@ class StoredRun:
         identity: the sections of the configuration which are equal in two runs if these are the same run.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
-        alive: whether its process exists; None where that cannot be seen from this machine.
+        process: description of its process, see ``tokenv.storage.processes``; None in runs of earlier versions.
     """
 
     folder: Path
@@ -62,7 +52,7 @@ class StoredRun:
     identity: dict[str, Any]
     status: str
     last_heartbeat: float
-    alive: bool | None = None
+    process: Any = None
 
     @property
     def finished(self) -> bool:
@@ -77,9 +67,12 @@ class StoredRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process works on the run, as far as this machine can tell."""
-        if self.status != "RUNNING" or self.alive is not None:
-            return self.status == "RUNNING" and bool(self.alive)
+        """Whether a process works on the run; where it cannot be seen from here, its last heartbeat decides."""
+        if self.status != "RUNNING":
+            return False
+        pids = None if self.process is None else processes.alive_pids(self.process)
+        if pids is not None:
+            return bool(pids)
         return file_system_time(self.folder.parent) - self.last_heartbeat <= SILENT_SECONDS
 
 
@@ -87,25 +80,21 @@ def read_run(folder: Path) -> StoredRun | None:
     """Return a stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
         run, config = (folder / "run.json").stat(), (folder / "config.json").stat()
-        metadata = _read_metadata(folder, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
+        return _read_unchanged(folder, run.st_mtime, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
-    if metadata is None:
-        return None
-    pids = None if metadata.process is None else processes.alive_pids(metadata.process)
-    alive = None if pids is None else bool(pids)
-    return StoredRun(folder, metadata.config, metadata.identity, metadata.status, run.st_mtime, alive)
 
 
 @lru_cache(maxsize=100_000)
-def _read_metadata(folder: Path, _written: tuple[int, ...]) -> _RunMetadata | None:
-    """Read a run's files; cached, because a comparison searches its store once for each of its runs."""
+def _read_unchanged(folder: Path, last_heartbeat: float, _written: tuple[int, ...]) -> StoredRun | None:
+    """Read a run once until its files change, because a comparison searches its store once for each of its runs."""
     run = read_json(folder / "run.json")
     if run["experiment"]["name"] != "tokenv-train":
         return None
     values = read_json(folder / "config.json")
     config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
-    return _RunMetadata(config, identity(config), run["status"], (run.get("host") or {}).get(PROCESS))
+    process = (run.get("host") or {}).get(PROCESS)
+    return StoredRun(folder, config, identity(config), run["status"], last_heartbeat, process)
 
 
 def finished_run(folder: Path) -> StoredRun:

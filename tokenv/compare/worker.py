@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -272,3 +275,28 @@ def describe_exit(log: Path, status: int) -> JobResult | None:
     lines = [line for line in lines if line not in ("", REPORT)]
     messages = [line for line in lines if line.startswith("tokenv: ")]
     return JobResult("failed", (messages or lines or [f"exit status {status}"])[-1].removeprefix("tokenv: "))
+
+
+def run_received_job() -> None:
+    """Run the job which standard input holds, and write its result to standard output: see ``RunRemotely``."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if hasattr(signal, "SIGUSR2"):  # Slurm warns every process of a job before its end; the worker handles that
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    output = os.dup(1)
+    os.dup2(2, 1)  # only the result goes to standard output
+    spec: JobSpec = pickle.load(sys.stdin.buffer)
+
+    def wait_for_end_of_input() -> None:
+        sys.stdin.buffer.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end_of_input, daemon=True, name="wait for end of input").start()
+    sys.path += [path for path in spec.paths if path not in sys.path]
+    trust.allow(spec.trusted)
+    result = run_job(spec, lambda: stop.is_set() or spec.stop_requested())
+    if result.status == "stopped" and not spec.stop_requested():
+        result = JobResult("lost", "its worker was told to end")
+    with suppress(BrokenPipeError), os.fdopen(output, "w") as file:
+        file.write(json.dumps(asdict(result)))
+    os._exit(0)  # the reading thread would block an orderly exit
