@@ -25,7 +25,7 @@ from tokenv.compare.job import JobResult
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import stored_runs
-from tokenv.core.errors import UserError
+from tokenv.core.errors import RunFailedError, UserError
 
 LONG = {"train": {"symbols": 20_000}}  # a run that can be met while it trains
 ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
@@ -306,6 +306,25 @@ def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: py
     folders, failed = run_all(list(of.tasks()), of, progress=False)
     assert folders == [None]
     assert "runs/99 is said to be finished, but cannot be read here" in failed["uniform, seed 0"]
+
+
+def test_a_run_that_is_lost_every_time_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    of = options("local", only=["uniform"])
+    failed = {"uniform, seed 0": "killed by signal 9, 3 times in a row"}
+    assert run_all(list(of.tasks()), of, progress=False) == ([None], failed)
+
+
+def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: CompareOptions) -> None:
+        raise UserError("no scheduler answers")
+
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    monkeypatch.setattr("tokenv.compare.scheduler.check_executor", refuse)
+    of = options("local", only=["uniform"])
+    with pytest.raises(RunFailedError, match="no scheduler answers; the same command goes on"):
+        run_all(list(of.tasks()), of, progress=False)
+    assert nothing_is_left(place / "runs")
 
 
 def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

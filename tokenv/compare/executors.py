@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -141,6 +140,8 @@ async def _identify_server(address: str) -> str:
 class SlurmExecutor(ThreadPoolExecutor):
     """Runs jobs through submitit, whose own jobs are no futures: a thread waits for each.
 
+    When an exception leaves the ``with`` block, jobs which have begun go on and are not waited for.
+
     Args:
         executor: submitit's executor.
         jobs: number of jobs at most.
@@ -149,7 +150,12 @@ class SlurmExecutor(ThreadPoolExecutor):
     def __init__(self, executor: submitit.Executor, jobs: int) -> None:
         super().__init__(jobs)
         self._submitit = executor
-        self._submitit_lock = threading.Lock()
+        self._submitit_lock, self._abandoned = threading.Lock(), threading.Event()
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            self._abandoned.set()
+        self.shutdown()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Put a call into the queue; its first argument is the specification of a job."""
@@ -163,7 +169,8 @@ class SlurmExecutor(ThreadPoolExecutor):
             if spec.stop_requested() and not spec.job_dir.exists():
                 job.cancel(check=False)
                 return JobResult("stopped")
-            time.sleep(POLL_SECONDS)
+            if self._abandoned.wait(POLL_SECONDS):
+                return JobResult("lost", "the comparison has ended")
         return job.result()
 
     def _is_done(self, job: submitit.Job[Any]) -> bool:

@@ -187,7 +187,7 @@ class _Scheduler:
         try:
             check_executor(self._options)
             self._display.remove(index)
-            self._display.print(f"{self._tasks[index].label} was lost ({detail}): it is gone on with")
+            self._display.print(f"{self._tasks[index].label} was lost ({detail}): it is resumed")
             self._submit(index)
         except Exception as error:  # a scheduler's own, of which each has others
             raise RunFailedError(
@@ -227,7 +227,7 @@ def _result_of(future: Future[JobResult]) -> JobResult:
     try:
         return future.result()
     except CancelledError:
-        return JobResult("lost", "the scheduler has given it up")
+        return JobResult("lost", "the scheduler has cancelled it")
     except Exception as error:  # a scheduler's own, of which each has others
         return JobResult("lost", f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1])
 

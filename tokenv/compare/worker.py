@@ -31,7 +31,7 @@ from tokenv.storage import processes, trust
 PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
 UNKNOWN_EXIT = 255  # exit status in multiprocessing after the fork server, which alone knew it, was killed
 INTERRUPTED = 130  # exit status of a command after Ctrl-C or SIGTERM
-_LOCK = threading.Lock()  # starting a process collects the exit statuses of all others, each of which is told once
+_LOCK = threading.Lock()  # starting a process collects the exit statuses of all others, each of which is reported once
 _SAFE_PATH = "PYTHONSAFEPATH"
 # Where processes cannot fork, each imports everything itself.
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -296,7 +296,7 @@ def run_received_job() -> None:
     trust.allow(spec.trusted)
     result = run_job(spec, lambda: stop.is_set() or spec.stop_requested())
     if result.status == "stopped" and not spec.stop_requested():
-        result = JobResult("lost", "its worker was told to end")
+        result = JobResult("lost", "its worker was stopped")
     with suppress(BrokenPipeError), os.fdopen(output, "w") as file:
         file.write(json.dumps(asdict(result)))
     os._exit(0)  # the reading thread would block an orderly exit
