@@ -1,4 +1,4 @@
-"""Claims: one comparison alone trains a run, and processes end with the one that started them."""
+"""Run locks: one comparison alone trains a run, and processes end with the one which started them."""
 
 import json
 import os
@@ -17,11 +17,12 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
+from tokenv.compare.job import JobResult
 from tokenv.compare.locks import LockHolder, RunLock, acquire_run
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import SILENT_SECONDS, StoredRun, read_run
-from tokenv.compare.worker import LOST, WorkerProcess, describe_exit
+from tokenv.compare.worker import UNKNOWN_EXIT, WorkerProcess, describe_exit
 from tokenv.config.schema import Config
 from tokenv.storage import processes
 
@@ -31,7 +32,7 @@ def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: 
     assert isinstance(first, RunLock)
     other = acquire_run(Config(), tmp_path)
     assert isinstance(other, LockHolder)
-    assert f"process {os.getpid()}" in other.who
+    assert f"process {os.getpid()}" in other.description
     assert isinstance(acquire_run(Config(seed=1), tmp_path), RunLock)
     first.release()
     assert isinstance(acquire_run(Config(), tmp_path), RunLock)
@@ -41,12 +42,12 @@ def test_of_many_that_come_at_once_one_alone_has_it(tmp_path: Path) -> None:
     for seed in range(20):
         with ThreadPoolExecutor(8) as pool:
             got = list(pool.map(lambda _, seed=seed: acquire_run(Config(seed=seed), tmp_path), range(8)))
-        assert sum(isinstance(one, RunLock) for one in got) <= 1
-        assert len(list(tmp_path.glob(".claim-*"))) <= seed + 1
+        assert sum(isinstance(one, RunLock) for one in got) == 1
+        assert len(list(tmp_path.glob(".*"))) == seed + 1
 
 
 def rewritten(store: Path, **changes: object) -> Path:
-    """A claim that somebody else wrote."""
+    """Return the lock of another process."""
     held = acquire_run(Config(), store)
     assert isinstance(held, RunLock)
     held.path.write_text(json.dumps(json.loads(held.path.read_text()) | changes))
@@ -78,11 +79,12 @@ def test_a_clock_that_steps_gives_no_claim_away(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_whose_process_lives_goes_on_whatever_the_clock_says(tmp_path: Path) -> None:
-    run = StoredRun(tmp_path, Config(), {}, "RUNNING", heard=0.0, alive=True)
+    alive = processes.describe()
+    run = StoredRun(tmp_path, Config(), {}, "RUNNING", last_heartbeat=0.0, process=alive)
     assert run.is_running
-    assert not replace(run, alive=False).is_running
-    assert not replace(run, alive=None).is_running
-    assert replace(run, alive=None, heard=time.time()).is_running
+    assert not replace(run, process=alive | {"processes": []}).is_running
+    assert not replace(run, process=None).is_running
+    assert replace(run, process=None, last_heartbeat=time.time()).is_running
 
 
 def test_a_killed_fork_server_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +95,9 @@ def test_a_killed_fork_server_ends_no_job(tmp_path: Path, monkeypatch: pytest.Mo
     assert server != os.getpid()
     os.kill(server, signal.SIGKILL)
     assert job.wait(0.5) is None
-    assert job.wait() == LOST
-    outcome = describe_exit(tmp_path / "log", LOST)
-    assert outcome.lost
-    assert "was killed" in outcome.failed
+    assert job.wait() == UNKNOWN_EXIT
+    outcome = describe_exit(tmp_path / "log", UNKNOWN_EXIT)
+    assert outcome == JobResult("lost", "the process that forks all others was killed")
     assert WorkerProcess("time:sleep", [0], tmp_path / "log").wait() == 0
 
 
@@ -121,7 +122,7 @@ def test_who_holds_a_claim_is_shown_in_plain_words(tmp_path: Path) -> None:
     rewritten(tmp_path, place="\x1b[31mred pid:[1]", processes=[{"pid": "\x07", "started": 1}])
     other = acquire_run(Config(), tmp_path)
     assert isinstance(other, LockHolder)
-    assert other.who == "process \\x07 on \\x1b[31mred"
+    assert other.description == "process \\x07 on \\x1b[31mred"
 
 
 def test_a_run_whose_process_is_gone_is_dead_at_once(
@@ -134,12 +135,12 @@ def test_a_run_whose_process_is_gone_is_dead_at_once(
     told = json.loads(path.read_text())
     assert told["host"]["process"]["processes"][0]["pid"] == os.getpid()
     told |= {"status": "RUNNING", "heartbeat": datetime.now(UTC).replace(tzinfo=None).isoformat()}
-    with subprocess.Popen([sys.executable, "-c", ""]) as describe_exit:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     for place, pid, is_running in (
         (processes.host_id(), os.getpid(), True),
-        (processes.host_id(), describe_exit.pid, False),
-        ("elsewhere", describe_exit.pid, True),
+        (processes.host_id(), ended.pid, False),
+        ("elsewhere", ended.pid, True),
     ):
         host = processes.describe() | {"place": place}
         host["processes"][0]["pid"] = pid
@@ -160,7 +161,7 @@ def test_a_claim_holds_as_long_as_the_process_that_trains(tmp_path: Path) -> Non
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as trains:
         held = acquire_run(Config(), tmp_path)
         assert isinstance(held, RunLock)
-        held.tell(trains.pid)
+        held.write_owners(trains.pid)
         told = json.loads(held.path.read_text())
         held.path.write_text(json.dumps(told | {"processes": told["processes"][1:]}))
         assert isinstance(acquire_run(Config(), tmp_path), LockHolder)
@@ -172,7 +173,7 @@ def test_a_claim_of_another_machine_is_stale_when_it_was_not_refreshed(tmp_path:
     path = rewritten(tmp_path, place="elsewhere pid:[1]")
     other = acquire_run(Config(), tmp_path)
     assert isinstance(other, LockHolder)
-    assert other.who.endswith("on elsewhere")
+    assert other.description.endswith("on elsewhere")
     long_ago = time.time() - SILENT_SECONDS - 1
     os.utime(path, (long_ago, long_ago))
     RunLock(path).refresh()
@@ -223,7 +224,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     held = acquire_run(one.config, Path("runs"))
     assert isinstance(held, RunLock)
     said: list[str] = []
-    monkeypatch.setattr("tokenv.compare.progress.ProgressDisplay.say", lambda _, line: said.append(line))
+    monkeypatch.setattr("tokenv.compare.progress.ProgressDisplay.print", lambda _, line: said.append(line))
 
     def release() -> None:
         while not [line for line in said if "waiting for process" in line]:

@@ -34,7 +34,7 @@ Line = tuple[str, list[str]]
 
 
 def work(folder: Path, name: str, words: list[str]) -> None:
-    """One command in a process of its own; what it says goes to a file."""
+    """Run one command in a process of its own; its output goes to a file."""
     import torch
 
     import tokenv.compare.worker
@@ -82,7 +82,7 @@ def until_done(folder: Path, line: Callable[[Path], Line], moments: Callable[[],
 def killed_at_random(
     tmp_path: Path, line: Callable[[Path], Line], outcome: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What comes out is that of a process that was never killed, as often as ``KILLS`` says."""
+    """Check as often as ``KILLS`` says that the outcome equals that of a process which was never killed."""
     whole = tmp_path / "whole"
     whole.mkdir()
     until_done(whole, line, lambda: None)
@@ -107,7 +107,7 @@ def killed_at_random(
 
 
 def weights_and_metrics(folder: Path) -> Any:
-    """The bytes of parameters and moments, and all that was measured but the clock's."""
+    """Return the bytes of parameters and optimizer state, and all metrics which do not depend on clocks."""
     path = checkpoints.list_complete(folder)[-1]
     state = json.loads((path / "state.json").read_text())
     told = {name: values for name, values in state["history"].items() if name != "train/symbols_per_second"}

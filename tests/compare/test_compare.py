@@ -32,7 +32,7 @@ from tokenv.storage.checksummed import write_json
 
 @pytest.fixture
 def comparison(tiny_settings, tmp_path, monkeypatch):
-    """A comparison file, in a folder of its own that is also the store's."""
+    """Create a comparison file in a folder of its own, which holds the store, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
@@ -154,7 +154,7 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
 
 
 def keep_values(told, folder):
-    """Any values as an assessment, with a digest that holds, as somebody would who passes a run on."""
+    """Store any values as an evaluation with a valid digest, as an attacker could."""
     values = {name: value for name, value in told.items() if name not in ("of", "sha256")}
     write_json(folder / "assessment.json", values, _owner(checkpoints.find(folder)))
 

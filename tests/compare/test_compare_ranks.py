@@ -1,12 +1,13 @@
-"""A run of several ranks is torchrun's: started, told to stop, and its failure told in its own words."""
+"""A run of several ranks is started by torchrun, can be stopped, and its failure is reported as a rank printed it."""
 
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from tokenv.compare.job import JobResult
-from tokenv.compare.worker import WorkerProcess, describe_exit, trainer
+from tokenv.compare.worker import WorkerProcess, describe_exit, training_call
 
 STAND_IN = """
 import os, pathlib, signal, sys, time
@@ -28,7 +29,7 @@ raise SystemExit(130)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where ``python -m tokenv`` is a program that only tells who it is."""
+    """Create a folder where ``python -m tokenv`` is a program which only notes its rank."""
     (tmp_path / "tokenv").mkdir()
     (tmp_path / "tokenv" / "__main__.py").write_text(STAND_IN)
     (tmp_path / "tokenv" / "__init__.py").write_text("GYMNASIUM_ENTRY_POINTS = {}\n")
@@ -37,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_rank_is_started_and_told_to_stop(place: Path) -> None:
-    job = WorkerProcess(*trainer(["train", "with", "x.yaml", "-F", "runs"], 2), place / "log")
+    job = WorkerProcess(*training_call(["train", "with", "x.yaml", "-F", "runs"], 2, place), place / "log")
     until = time.monotonic() + 120
     while len(list(place.glob("begun-*"))) < 2:
         assert job.wait(0.1) is None, (place / "log").read_text()
@@ -49,18 +50,18 @@ def test_every_rank_is_started_and_told_to_stop(place: Path) -> None:
 
 
 def test_what_a_rank_has_said_is_told(place: Path) -> None:
-    job = WorkerProcess(*trainer(["fail"], 2), place / "log")
+    job = WorkerProcess(*training_call(["fail"], 2, place), place / "log")
     code = job.wait(120)
     assert code == 1
-    assert describe_exit(place / "log", code) == JobResult(failed="the value of 3 is wrong")
+    assert describe_exit(place / "log", code) == JobResult("failed", "the value of 3 is wrong")
 
 
 def test_a_rank_that_is_killed_is_lost_and_no_failure(place: Path) -> None:
-    job = WorkerProcess(*trainer(["die"], 2), place / "log")
+    job = WorkerProcess(*training_call(["die"], 2, place), place / "log")
     code = job.wait(120)
-    assert code == 1
-    assert describe_exit(place / "log", code) == JobResult(failed="killed by signal 9", lost=True)
+    assert code == -signal.SIGKILL
+    assert describe_exit(place / "log", code) == JobResult("lost", "killed by signal 9")
 
 
-def test_one_rank_needs_no_torchrun() -> None:
-    assert trainer(["train", "with", "x"], 1) == ("tokenv.cli.main:main", [["train", "with", "x"]])
+def test_one_rank_needs_no_torchrun(place: Path) -> None:
+    assert training_call(["train", "with", "x"], 1, place) == ("tokenv.cli.main:main", [["train", "with", "x"]])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny import settings
 
-from tokenv.compare.store import contradiction, find_run, finished_run, read_run
+from tokenv.compare.store import find_contradiction, find_run, finished_run, read_run
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.storage.run_folders import write_digests
@@ -53,7 +53,7 @@ def refused(store: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
 def test_runs_as_they_were_left_agree(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, config in enumerate(CONFIGS):
         run = finished_run(store / str(number))
-        assert contradiction(run) == ""
+        assert find_contradiction(run) == ""
         assert find_run(config, store) == run
     assert capsys.readouterr().err == ""
 

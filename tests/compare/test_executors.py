@@ -1,4 +1,4 @@
-"""One contract for all executors: the same table, nothing trained twice, and what is killed is gone on with."""
+"""All executors give the same table, train nothing twice, and go on with killed runs."""
 
 import json
 import re
@@ -20,12 +20,12 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
 from tokenv.compare.config import CompareOptions
+from tokenv.compare.executors import check_executor
 from tokenv.compare.job import JobResult
 from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.slurm_executor import check
 from tokenv.compare.store import stored_runs
-from tokenv.core.errors import UserError
+from tokenv.core.errors import RunFailedError, UserError
 
 LONG = {"train": {"symbols": 20_000}}  # a run that can be met while it trains
 ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
@@ -33,7 +33,7 @@ ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
-    """The address of one, with two workers in processes of their own."""
+    """Yield the address of a dask scheduler with two worker processes."""
     distributed = pytest.importorskip("distributed", reason="needs tokenv[dask]")
     how = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
     with distributed.LocalCluster(**how) as cluster:
@@ -42,7 +42,7 @@ def scheduler() -> Iterator[str]:
 
 @pytest.fixture
 def place(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A comparison file, in a folder of its own that is also the store's."""
+    """Create a comparison file in a folder of its own, which holds the store, too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     (tmp_path / "slurm.yaml").write_text("cluster: local\ntimeout_min: 10\n")
@@ -64,7 +64,7 @@ def place(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture(params=["local", "dask", "slurm"])
 def executor(request: pytest.FixtureRequest, place: Path) -> str:
-    """What follows ``executor=``."""
+    """Return the value of ``executor=``."""
     if request.param == "dask":
         return f"dask:{request.getfixturevalue('scheduler')}"
     if request.param == "slurm":
@@ -78,7 +78,7 @@ def options(executor: str, **changes: Any) -> CompareOptions:
 
 
 def table(of: CompareOptions) -> dict[str, Any]:
-    """All that a comparison has found of every method but what clocks say."""
+    """Return all results of every method except those which depend on clocks."""
     (comparison,) = compare_methods(of, progress=False).values()
     assert comparison.failed == {}
     return {
@@ -102,19 +102,19 @@ def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
 
 
 def nothing_is_left(store: Path) -> bool:
-    """Neither claims nor scratch."""
+    """Return whether there are neither locks nor temporary folders."""
     return not list(store.glob(".*"))
 
 
 @pytest.fixture(scope="module")
 def of_local() -> dict[str, Any]:
-    """What the first test that needs it finds out for all: a comparison's table, had on this machine."""
+    """Return a dictionary for the local comparison's table, which the first test that needs it fills."""
     return {}
 
 
 @pytest.mark.slow
 def test_every_executor_gives_the_same_table(executor: str, place: Path, of_local: dict[str, Any]) -> None:
-    """Which is read without training anything again, and a run that fails leaves the others alone."""
+    """Check that a second comparison trains nothing, and that a failed run does not stop the others."""
     broken = {"broken": {"agent": {"name": "broken:Broken"}}}
     of = options(executor, methods=broken)
     folders, failed = run_all(list(of.tasks()), of, progress=False)
@@ -129,16 +129,16 @@ def test_every_executor_gives_the_same_table(executor: str, place: Path, of_loca
 
 
 def at_work(store: Path) -> list[dict[str, Any]]:
-    """Whoever claims a run that has saved something: the holders and the trainers."""
+    """Return the ids of the processes which hold and train a run that has saved a checkpoint."""
     if not list(store.glob("*/checkpoints/step-*")):
         return []
-    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*")]
+    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*.json")]
     return [{"holder": each[0]["pid"], "trainer": each[1]["pid"]} for each in told if len(each) == 2]
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
-    """Killed with all that it has started, as by a machine's end: the outcome is that of one that was left alone."""
+    """Kill a worker with its children, as when a machine fails, and compare the outcome with an undisturbed one."""
     changes = {"only": ["learned"], "common": LONG}
     alone = table(options("local", store="alone", **changes))
 
@@ -165,7 +165,7 @@ def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_preempted_job_saves_and_is_gone_on_with(place: Path) -> None:
-    """As Slurm tells it, of a partition that others may take or of time that is up: nothing is trained twice."""
+    """Send Slurm's warning before preemption or the time limit: nothing is trained twice."""
     pytest.importorskip("submitit", reason="needs tokenv[slurm]")
     changes = {"only": ["learned"], "common": LONG}
     alone = table(options("local", store="alone", **changes))
@@ -217,7 +217,7 @@ for path in here.glob("job-*"):
 def test_jobs_go_through_slurms_own_commands(
     place: Path, monkeypatch: pytest.MonkeyPatch, of_local: dict[str, Any]
 ) -> None:
-    """Stand-ins of them, which only say what submitit asks: what is submitted is what the file says."""
+    """Replace the commands by programs which only answer submitit: jobs are submitted as the file says."""
     pytest.importorskip("submitit", reason="needs tokenv[slurm]")
     (place / "bin").mkdir()
     for name, program in SLURM.items():
@@ -300,12 +300,31 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult(run="99"))
-    monkeypatch.setattr("tokenv.compare.scheduler.LATE_SECONDS", 0)
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("finished", "99"))
+    monkeypatch.setattr("tokenv.compare.scheduler.VISIBLE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.tasks()), of, progress=False)
     assert folders == [None]
     assert "runs/99 is said to be finished, but cannot be read here" in failed["uniform, seed 0"]
+
+
+def test_a_run_that_is_lost_every_time_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    of = options("local", only=["uniform"])
+    failed = {"uniform, seed 0": "killed by signal 9, 3 times in a row"}
+    assert run_all(list(of.tasks()), of, progress=False) == ([None], failed)
+
+
+def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: CompareOptions) -> None:
+        raise UserError("no scheduler answers")
+
+    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    monkeypatch.setattr("tokenv.compare.scheduler.check_executor", refuse)
+    of = options("local", only=["uniform"])
+    with pytest.raises(RunFailedError, match="no scheduler answers; the same command goes on"):
+        run_all(list(of.tasks()), of, progress=False)
+    assert nothing_is_left(place / "runs")
 
 
 def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,14 +334,14 @@ def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.Mo
     text = (shrunk.ROOT / "docs" / "scale.md").read_text()
     (block,) = re.findall(r"```\n(partition: .*?)```", text, re.DOTALL)
     (place / "a100.yaml").write_text(block)
-    check(place / "a100.yaml", 1)
+    check_executor(options("slurm:a100.yaml"))
     (place / "a100.yaml").write_text(block.replace("partition", "partitoin"))
     with pytest.raises(UserError, match="partitoin"):
-        check(place / "a100.yaml", 1)
+        check_executor(options("slurm:a100.yaml"))
 
 
 def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:
-    """Nobody listens, or somebody else does and says nothing."""
+    """Check an address where a server listens which says nothing."""
     pytest.importorskip("distributed", reason="needs tokenv[dask]")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenv.compare import gpus
-from tokenv.compare.gpus import VISIBLE, gpus_for, visible
+from tokenv.compare import locks
+from tokenv.compare.locks import VISIBLE, acquire_gpus, visible_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv(VISIBLE, "2,0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(gpus.time, "sleep", lambda _: threading.Event().wait(0.01))
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(locks.time, "sleep", lambda _: threading.Event().wait(0.01))
 
 
 def nothing() -> None:
@@ -30,16 +30,16 @@ def nothing() -> None:
 
 
 def test_gpus_are_called_what_they_are_called_on_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert visible() == ["GPU-cc", "GPU-aa"]
+    assert visible_gpus() == ["GPU-cc", "GPU-aa"]
     monkeypatch.setenv(VISIBLE, "GPU-aa,MIG-7")
-    assert visible() == ["GPU-aa", "MIG-7"]
+    assert visible_gpus() == ["GPU-aa", "MIG-7"]
     monkeypatch.setenv(VISIBLE, "")
-    assert visible() == []
+    assert visible_gpus() == []
     monkeypatch.delenv(VISIBLE)
-    assert visible() == ["GPU-aa", "GPU-bb", "GPU-cc"]
+    assert visible_gpus() == ["GPU-aa", "GPU-bb", "GPU-cc"]
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert visible() == ["0", "1"]
+    assert visible_gpus() == ["0", "1"]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -49,7 +49,7 @@ def test_no_two_jobs_share_one(count: int) -> None:
 
     def job(_: int) -> None:
         nonlocal most
-        with gpus_for("auto", count, nothing, lambda: False) as seen:
+        with acquire_gpus("auto", count, nothing, lambda: False) as seen:
             assert seen is not None
             mine = seen[VISIBLE].split(",")
             assert len(mine) == count
@@ -67,17 +67,17 @@ def test_no_two_jobs_share_one(count: int) -> None:
 
 def test_a_gpu_that_is_named_is_waited_for() -> None:
     stop = threading.Event()
-    with gpus_for("cuda:1", 1, nothing, lambda: False) as seen:
+    with acquire_gpus("cuda:1", 1, nothing, lambda: False) as seen:
         assert seen == {}  # its name stays right
-        with gpus_for("cuda", 1, nothing, lambda: False) as other:
+        with acquire_gpus("cuda", 1, nothing, lambda: False) as other:
             assert other == {VISIBLE: "GPU-cc"}
-            with gpus_for("cuda:0", 1, stop.set, stop.is_set) as none:
+            with acquire_gpus("cuda:0", 1, stop.set, stop.is_set) as none:
                 assert none is None
 
 
 def test_a_run_without_gpus_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with gpus_for("cuda", 2, nothing, lambda: False), gpus_for("cpu", 1, nothing, lambda: False) as seen:
+    with acquire_gpus("cuda", 2, nothing, lambda: False), acquire_gpus("cpu", 1, nothing, lambda: False) as seen:
         assert seen == {}
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with gpus_for("auto", 1, nothing, lambda: False) as seen:
+        with acquire_gpus("auto", 1, nothing, lambda: False) as seen:
             assert seen == {}

@@ -1,20 +1,20 @@
-"""How long a comparison will take: right where runs go at a constant pace."""
+"""How long a comparison will take: right where runs go at a constant eta."""
 
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.compare.progress import EtaEstimator, in_words
+from tokenv.compare.progress import EtaEstimator, format_remaining
 
 
 def test_nothing_is_known_before_something_has_been_seen() -> None:
-    pace = EtaEstimator(["a", "b"], [100, 100])
-    assert math.isnan(pace.left())
-    pace.begin(0, 0.0)
-    pace.see(0, 0, 5.0)
-    assert math.isnan(pace.left())
-    assert in_words(pace.left()) == ""
+    eta = EtaEstimator(["a", "b"], [100, 100])
+    assert math.isnan(eta.remaining())
+    eta.start(0, 0.0)
+    eta.update(0, 0, 5.0)
+    assert math.isnan(eta.remaining())
+    assert format_remaining(eta.remaining()) == ""
 
 
 @given(
@@ -29,49 +29,49 @@ def test_of_runs_at_one_pace_it_is_exact(
 ) -> None:
     """However long a run took to begin, and also where it goes on from a checkpoint."""
     seen = int(share * symbols)
-    pace = EtaEstimator(["a"] * 8, [symbols] * 8)
+    eta = EtaEstimator(["a"] * 8, [symbols] * 8)
     for number in range(at_once):
-        pace.begin(number, 0.0)
-        pace.see(number, seen, start)
-        pace.see(number, seen + 1, start + seconds)
-    assert math.isclose(pace.left_of(0), (symbols - seen - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6)
+        eta.start(number, 0.0)
+        eta.update(number, seen, start)
+        eta.update(number, seen + 1, start + seconds)
+    assert math.isclose(eta.remaining_of(0), (symbols - seen - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6)
     whole = 8 * symbols - at_once * (seen + 1)
-    assert math.isclose(pace.left(), max(whole * seconds / at_once, symbols * seconds), rel_tol=1e-6)
+    assert math.isclose(eta.remaining(), max(whole * seconds / at_once, symbols * seconds), rel_tol=1e-6)
 
 
 def test_methods_differ_and_what_is_finished_counts_as_a_whole() -> None:
-    pace = EtaEstimator(["slow", "fast", "slow", "fast", "new"], [100] * 5)
+    eta = EtaEstimator(["slow", "fast", "slow", "fast", "new"], [100] * 5)
     for number, took in ((0, 200.0), (1, 50.0)):
-        pace.begin(number, 10.0)
-        pace.finish(number, 10.0 + took)  # with start, pictures and measurements
-        pace.leave(number)
-    assert pace.left_of(2) == 200
-    assert pace.left_of(3) == 50
-    assert pace.left_of(4) == 125  # the mean of all
-    assert pace.left() == 375
-    pace.begin(2, 300.0)
-    pace.begin(3, 300.0)
-    assert pace.left() == 200  # two at a time, and the longest decides
-    assert in_words(pace.left()) == "about 0:03:20 left"
+        eta.start(number, 10.0)
+        eta.finish(number, 10.0 + took)  # with start, pictures and measurements
+        eta.pause(number)
+    assert eta.remaining_of(2) == 200
+    assert eta.remaining_of(3) == 50
+    assert eta.remaining_of(4) == 125  # the mean of all
+    assert eta.remaining() == 375
+    eta.start(2, 300.0)
+    eta.start(3, 300.0)
+    assert eta.remaining() == 200  # two at a time, and the longest decides
+    assert format_remaining(eta.remaining()) == "about 0:03:20 left"
     for number in (2, 3, 4):
-        pace.finish(number, 0.0)
-    assert pace.left() == 0
+        eta.finish(number, 0.0)
+    assert eta.remaining() == 0
 
 
 def test_a_run_that_was_found_finished_says_nothing_of_pace() -> None:
-    pace = EtaEstimator(["a", "a"], [100, 100])
-    pace.finish(0, 1e6)
-    assert math.isnan(pace.left())
+    eta = EtaEstimator(["a", "a"], [100, 100])
+    eta.finish(0, 1e6)
+    assert math.isnan(eta.remaining())
 
 
 @given(st.floats(0.01, 10), st.floats(0, 1000), st.integers(10, 10**6), st.integers(10, 10**6))
 def test_a_runs_start_and_end_take_no_longer_for_more_symbols(
     seconds: float, beside: float, some: int, many: int
 ) -> None:
-    pace = EtaEstimator(["a", "a"], [some, many])
-    pace.begin(0, 0.0)
-    pace.see(0, 1, seconds)
-    pace.see(0, some - 1, seconds * (some - 1))
-    pace.finish(0, seconds * (some - 1) + beside)  # what it saw before its first sign of life counts as seen
+    eta = EtaEstimator(["a", "a"], [some, many])
+    eta.start(0, 0.0)
+    eta.update(0, 1, seconds)
+    eta.update(0, some - 1, seconds * (some - 1))
+    eta.finish(0, seconds * (some - 1) + beside)  # what it saw before its first sign of life counts as seen
     expected = seconds * many + max(beside, 0.0)
-    assert math.isclose(pace.left_of(1), expected, rel_tol=1e-6)
+    assert math.isclose(eta.remaining_of(1), expected, rel_tol=1e-6)

@@ -18,8 +18,7 @@ from tiny import settings
 import tokenv
 from tokenv.cli.sacred import FileStorageObserver
 from tokenv.compare.evaluation_request import EvaluationRequest
-from tokenv.compare.gpus import _locked
-from tokenv.compare.locks import RunLock, acquire_run
+from tokenv.compare.locks import RunLock, acquire_run, lock_gpu
 from tokenv.compare.run_evaluation import FILE, load_evaluation
 from tokenv.compare.store import read_run
 from tokenv.config.files import resolve
@@ -98,7 +97,7 @@ def test_a_lock_in_a_shared_folder_is_no_link(victim: Path, tmp_path: Path, monk
     monkeypatch.setattr("getpass.getuser", lambda: "me")
     (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(victim)
     with pytest.raises(UserError, match=r"gpu-0\.lock: cannot be opened"):
-        _locked("0")
+        lock_gpu("0")
     assert victim.read_text() == SECRET
 
 

@@ -1,4 +1,4 @@
-"""All of ``tokenv compare``: have the runs, read them, compare them."""
+"""Run a whole comparison: train and evaluate its runs, then compare them."""
 
 from __future__ import annotations
 
@@ -21,128 +21,140 @@ from tokenv.compare.tuning import choose, trials
 from tokenv.config.components import check_components
 from tokenv.core.errors import RunFailedError, UserError
 
-Starts = dict[str, Path]  # of methods
+StartFolders = dict[str, Path]  # method to the run which it starts from
 
 
 def check_methods(options: CompareOptions) -> None:
-    """Check every method, so that a mistake shows before hours of work.
+    """Check every method, so that mistakes are reported before hours of work.
 
     Raises:
-        UserError: a method's configuration has an unknown key, a wrong value, or parts that do not fit; or methods
-            are of different kinds of data.
+        UserError: a method's configuration has an unknown key, a wrong value, or components which do not fit; or
+            methods are of different kinds of data.
     """
-    for protocol, part in options.parts().items():
+    for protocol, own in options.parts().items():
         where = f"protocols.{protocol}: " if protocol else ""
-        firsts = {f"{where}methods.{task.method}": task.config for task in _firsts(part)}
-        starts = {repr(task.config.as_dict()): task for task in part.shared_tasks().values()}
-        firsts |= {f"{where}{task.label}": task.config for task in starts.values()}
-        for name, config in firsts.items():
+        first = [own.task(method, seed) for method in own.chosen for seed in own.seeds[:1]]
+        configs = {f"{where}methods.{task.method}": task.config for task in first}
+        starts = {repr(task.config.as_dict()): task for task in own.shared_tasks().values()}
+        configs |= {f"{where}{task.label}": task.config for task in starts.values()}
+        for name, config in configs.items():
             try:
                 check_components(config)
-                if part.forecast is not None and name != f"{where}shared":
-                    check_wish(config, part.forecast)
+                if own.forecast is not None and name != f"{where}shared":
+                    check_wish(config, own.forecast)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
-        check_same_kind(firsts)
-        trials(part, None)
-
-
-def _firsts(options: CompareOptions) -> list[Task]:
-    return [options.task(method, seed) for method in options.chosen for seed in options.seeds[:1]]
+        check_same_kind(configs)
+        trials(own, None)
 
 
 def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Comparison]:
-    """Train what is missing, and compare everything.
+    """Train and evaluate the runs which are missing, and compare all.
 
     Args:
-        options: what to compare.
-        progress: show bars.
+        options: options of the comparison.
+        progress: show progress bars.
 
     Returns:
-        A comparison for every protocol, by its name; under an empty name where there are none.
+        The comparison of every protocol by its name; the name is empty where there are no protocols.
 
     Raises:
-        FailedError: every run of a protocol failed, or a shared one.
-        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.plan``.
         KeyboardInterrupt: Ctrl-C.
+        RunFailedError: every run of a protocol failed, or a shared one.
+        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.plan``.
     """
     if options.runs:
-        stored = [finished_run(Path(folder)) for folder in options.runs]
-        check_same_kind({str(run.folder): run.config for run in stored})
-        shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-        methods = group_into_methods([compared_run(run, options.evaluation_request) for run in shown])
-        return {"": build_comparison(methods, f"{len(options.runs)} runs", {})}
-    parts = options.parts()
-    starts = _shared_runs(parts, options, progress)
-    chosen = _tuned(parts, starts, options, progress)
+        return {"": _compare_stored(options, progress)}
+    protocols = options.parts()
+    starts = _train_shared(protocols, options, progress)
+    tuned = _tune(protocols, starts, options, progress)
     tasks = {
-        name: [replace(task, protocol=name) for task in part.tasks(starts.get(name), chosen.get(name))]
-        for name, part in parts.items()
+        name: [replace(task, protocol=name) for task in own.tasks(starts.get(name), tuned.get(name))]
+        for name, own in protocols.items()
     }
-    folders, failed = run_all([task for of in tasks.values() for task in of], options, progress=progress)
-    left = iter(folders)
-    found = {name: [(task, next(left)) for task in of] for name, of in tasks.items()}
-    return {name: _comparison(name, part, found[name], failed) for name, part in parts.items()}
+    folders, failed = run_all(list(itertools.chain(*tasks.values())), options, progress=progress)
+    remaining = iter(folders)
+    return {
+        name: _compare_protocol(name, own, [(task, next(remaining)) for task in tasks[name]], failed)
+        for name, own in protocols.items()
+    }
 
 
-def _shared_runs(parts: Mapping[str, CompareOptions], options: CompareOptions, progress: bool) -> dict[str, Starts]:
-    """Protocols and methods to the runs that these start from; one that several share is trained once."""
-    wanted = {name: part.shared_tasks() for name, part in parts.items()}
-    each: dict[str, Task] = {}
-    for task in itertools.chain.from_iterable(tasks.values() for tasks in wanted.values()):
-        each.setdefault(repr(task.config.as_dict()), task)
-    folders, failed = run_all(list(each.values()), options, progress=progress) if each else ([], {})
+def _compare_stored(options: CompareOptions, progress: bool) -> Comparison:
+    """Compare runs which are finished already."""
+    stored = [finished_run(Path(folder)) for folder in options.runs]
+    check_same_kind({str(run.folder): run.config for run in stored})
+    shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
+    methods = group_into_methods([compared_run(run, options.evaluation_request) for run in shown])
+    return build_comparison(methods, f"{len(options.runs)} runs", {})
+
+
+def _train_shared(
+    protocols: Mapping[str, CompareOptions], options: CompareOptions, progress: bool
+) -> dict[str, StartFolders]:
+    """Train the runs which methods start from, each once, and return their folders by protocol and method."""
+    tasks = {name: own.shared_tasks() for name, own in protocols.items()}
+    distinct: dict[str, Task] = {}
+    for task in itertools.chain.from_iterable(of_protocol.values() for of_protocol in tasks.values()):
+        distinct.setdefault(repr(task.config.as_dict()), task)
+    folders, failed = run_all(list(distinct.values()), options, progress=progress) if distinct else ([], {})
     if failed:
         raise RunFailedError("a run that methods start from failed: " + "; ".join(failed.values()))
-    of = dict(zip(each, folders, strict=True))
-    found: dict[str, Starts] = {name: {} for name in wanted}
-    for name, tasks in wanted.items():
-        for method, task in tasks.items():
-            if (folder := of[repr(task.config.as_dict())]) is not None:
-                found[name][method] = folder
-    return found
+    folder_of = {key: folder for key, folder in zip(distinct, folders, strict=True) if folder is not None}
+    return {
+        name: {method: folder_of[repr(task.config.as_dict())] for method, task in of_protocol.items()}
+        for name, of_protocol in tasks.items()
+    }
 
 
-def _tuned(
-    parts: Mapping[str, CompareOptions], starts: Mapping[str, Starts], options: CompareOptions, progress: bool
+def _tune(
+    protocols: Mapping[str, CompareOptions],
+    starts: Mapping[str, StartFolders],
+    options: CompareOptions,
+    progress: bool,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Protocol and method to what tuning changes of it."""
-    tried = {name: trials(part, starts.get(name), name) for name, part in parts.items()}
-    tasks = [task for of in tried.values() for trial in of for task in trial.tasks]
+    """Train the trials of tuning, and return by protocol and method what the best one changes."""
+    candidates = {name: trials(own, starts.get(name), name) for name, own in protocols.items()}
+    tasks = [task for of_protocol in candidates.values() for trial in of_protocol for task in trial.tasks]
     folders, _ = run_all(tasks, options, progress=progress) if tasks else ([], {})
-    found = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
-    return {name: choose(tried[name], found, part) for name, part in parts.items()}
+    folder_of = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
+    return {name: choose(candidates[name], folder_of, own) for name, own in protocols.items()}
 
 
-def _comparison(
-    name: str, options: CompareOptions, found: Sequence[tuple[Task, Path | None]], failed: Mapping[str, str]
+def _compare_protocol(
+    name: str, options: CompareOptions, runs: Sequence[tuple[Task, Path | None]], failed: Mapping[str, str]
 ) -> Comparison:
+    """Compare the finished runs of a protocol.
+
+    Raises:
+        RunFailedError: there are none.
+    """
     methods: dict[str, list[Any]] = {}
-    for task, folder in found:
+    for task, folder in runs:
         if folder is not None:
             methods.setdefault(task.method, []).append(compared_run(finished_run(folder), options.evaluation_request))
-    labels = [task.label for task, _ in found]
-    own = {label: why for label, why in failed.items() if label in labels}
+    errors = {task.label: failed[task.label] for task, _ in runs if task.label in failed}
     if not methods:
-        raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in own.items()))
+        raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in errors.items()))
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
-    return build_comparison(methods, title, own, against=options.reference, facts=_facts(options))
+    return build_comparison(methods, title, errors, against=options.reference, facts=_facts(options))
 
 
 def _facts(options: CompareOptions) -> dict[str, str]:
+    """Return what a report says of how methods were trained, by topic."""
     tuned = [f"{key} of {', '.join(map(str, values))}" for key, values in options.tune.items()]
-    found = {}
+    facts = {}
     if options.calibrate:
-        found["rates"] = "learned ones calibrated to the target on held-out data of their own"
+        facts["rates"] = "learned ones calibrated to the target on held-out data of their own"
     if options.rates:
-        found["asked for"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
+        facts["asked for"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
     if options.equal_compute:
-        found["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
+        facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:
         sizes = len({repr(task.config.as_dict()) for task in options.shared_tasks().values()})
-        found["start"] = (
+        facts["start"] = (
             "all from one trained model" if sizes == 1 else f"from {sizes} trained models, by model and codec"
         )
     if tuned:
-        found["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
-    return found
+        facts["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
+    return facts

@@ -1,4 +1,4 @@
-"""What a comparison wants to know of one finished run, measured once."""
+"""Evaluate a finished run for a comparison, once."""
 
 from __future__ import annotations
 
@@ -44,22 +44,21 @@ LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted toge
 
 
 def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
-    """Measure a finished run on its held-out data, or read what was measured before.
+    """Evaluate a finished run on its held-out data, or read its stored evaluation.
 
     Args:
-        folder: of the run.
-        evaluation_request: what is to be measured.
+        folder: folder of the run.
+        evaluation_request: what to measure.
 
     Raises:
         MissingFileError: the run has no checkpoint.
         UserError: there is too little held-out data to calibrate on.
     """
-    known = load_evaluation(folder, evaluation_request)
-    if known is not None:
-        return known
-    made = _measure(folder, evaluation_request)
-    save_evaluation(made, folder)
-    return made
+    evaluation = load_evaluation(folder, evaluation_request)
+    if evaluation is None:
+        evaluation = _measure(folder, evaluation_request)
+        save_evaluation(evaluation, folder)
+    return evaluation
 
 
 def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
@@ -113,16 +112,16 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
 
 
 def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: Corpus) -> list[RateEvaluation]:
-    """A run at rates that it is asked for, on its held-out sequences; on half of them if there are no others.
+    """Evaluate a run at requested rates, on its held-out sequences; on half of them if there are no others.
 
     Args:
         parts: model and agent.
-        config: of the run.
-        rates: boundaries per symbol.
-        corpus: held-out sequences to measure, and others to calibrate on.
+        config: configuration of the run.
+        rates: requested boundary rates, in boundaries per symbol.
+        corpus: source of held-out sequences to evaluate, and of others to calibrate on.
 
     Raises:
-        UserError: there is but one held-out sequence.
+        UserError: there is only one held-out sequence.
     """
     if not rates:
         return []
@@ -152,7 +151,7 @@ def _forecasts(
 
 
 def _before(parts: Components, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
-    """What the run is without the bias."""
+    """Evaluate the run without the bias."""
     plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
     return Calibration(bias, plain.loss, plain.boundary_rate)
 
@@ -173,36 +172,36 @@ def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> li
 
 
 def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Callable[[TensorDictBase], Tensor]]:
-    """Agents whose boundaries in text people know, by name: from a rollout to their actions [B, T]."""
-    wanted: dict[str, dict[str, Any]] = {
+    """Return functions by name which draw familiar boundaries in the text of a rollout, shape [B, T]."""
+    agents: dict[str, dict[str, Any]] = {
         "whitespace": {},
         "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))},
     }
 
-    def drawing(agent: Any) -> Callable[[TensorDictBase], Tensor]:
+    def draw_with(agent: Any) -> Callable[[TensorDictBase], Tensor]:
         return lambda td: agent.draw(td, torch.zeros(td.shape, device=td.device))[keys.ACTION]
 
     context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     return {
-        name: drawing(registry.build("agent", {"name": name} | options, registry.AGENTS, **context))
-        for name, options in wanted.items()
+        name: draw_with(registry.build("agent", {"name": name} | options, registry.AGENTS, **context))
+        for name, options in agents.items()
     }
 
 
 def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
-    """Without the first symbol, where everybody draws a boundary."""
+    """Compare boundaries without the first symbol, where every agent draws one."""
     scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
     return Agreement(**{name.removeprefix("boundary_"): value for name, value in scores.items()})
 
 
 def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
-    """How many tokens have 1, 2, ... symbols; what follows a sequence's last boundary is no token.
+    """Count the tokens of 1, 2, ... symbols; the symbols after a sequence's last boundary are no token.
 
     Args:
-        action_BT: 1 where a token ends; the first symbol always does, and is left out.
-        longest: tokens of so many symbols or more are counted together, as the last entry.
+        action_BT: 1 where a token ends, which it always does at the first symbol; this one is not counted.
+        longest: tokens of at least so many symbols are counted together, in the last entry.
     """
-    row, place = action_BT.nonzero(as_tuple=True)
-    same = row[1:] == row[:-1]
-    length = (place[1:] - place[:-1])[same].clamp(max=longest)
+    row, position = action_BT.nonzero(as_tuple=True)
+    same_row = row[1:] == row[:-1]
+    length = (position[1:] - position[:-1])[same_row].clamp(max=longest)
     return torch.bincount(length, minlength=longest + 1)[1:].tolist()

@@ -1,4 +1,4 @@
-"""Describe what is to be measured of a run; options are read before torch is loaded."""
+"""What to measure of a finished run: options, which are read before torch is loaded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tokenv.forecasting.config import check_request
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """Forecasts of test windows that are to be scored, as ``tokenv forecast`` does.
+    """Forecasts of test windows to score, as ``tokenv forecast`` does.
 
     Attributes:
-        horizon: steps to forecast; None for all that a run's direct head predicts.
-        windows: test windows, evenly over the test steps; 0 for all, one a step.
-        direct: ask the direct head; else draw continuations value by value.
-        samples: continuations that a forecast is made of, where they are drawn.
-        season: steps of a season; None finds it in the training steps.
-        peers: further forecasts beside the yardsticks.
+        horizon: steps to forecast; None for all which a run's direct head predicts.
+        windows: number of test windows, evenly spaced over the test steps; 0 for one per step.
+        direct: whether to use the direct head; else continuations are drawn value by value.
+        samples: number of drawn continuations per forecast.
+        season: steps of a season; None to estimate it from the training steps.
+        peers: further models beside the naive baselines.
 
     Raises:
         UserError: see ``check_request``.
@@ -37,14 +37,14 @@ class ForecastRequest:
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What is to be measured of a run.
+    """What to measure of a finished run.
 
     Attributes:
-        passages: held-out sequences to keep with their boundaries.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
+        passages: number of held-out sequences to store with their boundaries.
+        bpe_vocabulary: size of the BPE vocabulary which boundaries in text are compared with.
         calibrate: whether to measure at exactly the target rate; see ``tokenv.evaluation.calibration``.
-        rates: boundaries per symbol to measure at besides; see ``tokenv.evaluation.calibration``.
-        forecast: forecasts to be scored; None for none.
+        rates: further boundary rates to measure at, in boundaries per symbol.
+        forecast: forecasts to score; None for none.
     """
 
     passages: int = 3

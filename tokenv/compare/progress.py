@@ -20,89 +20,91 @@ from tokenv.storage.progress_file import read_progress
 
 
 class EtaEstimator:
-    """Seconds a symbol of every method, and seconds beside, measured on runs that go on or were finished meanwhile.
+    """Estimates the remaining time of all runs from those which are running or were finished meanwhile.
 
-    A run's seconds beside are its start and what is drawn and measured after it, which short runs mostly consist of.
-    A method that has not begun is taken to be as slow as the others are in the mean; as many runs at a time as now.
+    Every method has its seconds per symbol and its overhead: seconds for the start and for drawing and evaluating
+    after training, which short runs mostly consist of. A method which has not begun is taken to be as slow as the
+    others on average, and as many runs are assumed at a time as now.
 
     Args:
-        methods: of all runs.
-        symbols: that each is to see.
+        methods: method of every run.
+        symbols: training symbols of every run.
     """
 
     def __init__(self, methods: Sequence[str], symbols: Sequence[int]) -> None:
         self._methods, self._symbols = methods, symbols
-        self._begun: dict[int, float] = {}
+        self._started: dict[int, float] = {}
         self._first: dict[int, tuple[int, float]] = {}
         self._seen: dict[int, int] = {}
-        self._pace: dict[int, float] = {}
-        self._beside: dict[int, float] = {}
-        self._left = set(range(len(methods)))
+        self._seconds_per_symbol: dict[int, float] = {}
+        self._overhead: dict[int, float] = {}
+        self._unfinished = set(range(len(methods)))
 
-    def begin(self, number: int, now: float) -> None:
-        """A run has begun, or goes on.
-
-        Args:
-            number: which.
-            now: seconds by any clock that only goes forward.
-        """
-        self._begun[number] = now
-
-    def see(self, number: int, symbols: int, seconds: float) -> None:
-        """A run has seen so many symbols, by its own clock.
+    def start(self, index: int, now: float) -> None:
+        """Note that a run begins or goes on.
 
         Args:
-            number: which.
-            symbols: since it first began.
-            seconds: since it began or went on.
+            index: index of the run.
+            now: seconds by any monotonic clock.
         """
-        first, since = self._first.setdefault(number, (symbols, seconds))
+        self._started[index] = now
+
+    def update(self, index: int, symbols: int, seconds: float) -> None:
+        """Note how far a run is.
+
+        Args:
+            index: index of the run.
+            symbols: training symbols since it first began.
+            seconds: seconds since it began or was resumed, by its own clock.
+        """
+        first, since = self._first.setdefault(index, (symbols, seconds))
         if symbols > first and seconds > since:
-            self._pace[number] = (seconds - since) / (symbols - first)
-        self._seen[number] = symbols
+            self._seconds_per_symbol[index] = (seconds - since) / (symbols - first)
+        self._seen[index] = symbols
 
-    def finish(self, number: int, now: float) -> None:
-        """A run has come to its end, with all that was measured after it."""
-        before = self._first.get(number, (0, 0.0))[0]
-        if number in self._begun and not before > self._symbols[number] // 2:
-            took, trained = now - self._begun[number], max(self._symbols[number] - before, 1)
-            self._pace.setdefault(number, took / trained)
-            self._beside[number] = max(took - self._pace[number] * trained, 0.0)
-        self._left.discard(number)
+    def finish(self, index: int, now: float) -> None:
+        """Note that a run has ended, and everything after training, too."""
+        before = self._first.get(index, (0, 0.0))[0]
+        if index in self._started and before <= self._symbols[index] // 2:
+            seconds, trained = now - self._started[index], max(self._symbols[index] - before, 1)
+            self._seconds_per_symbol.setdefault(index, seconds / trained)
+            self._overhead[index] = max(seconds - self._seconds_per_symbol[index] * trained, 0.0)
+        self._unfinished.discard(index)
 
-    def leave(self, number: int) -> None:
-        """Nobody is at a run."""
-        for of in (self._begun, self._first):
-            of.pop(number, None)
+    def pause(self, index: int) -> None:
+        """Note that no process works on a run."""
+        self._started.pop(index, None)
+        self._first.pop(index, None)
 
-    def left_of(self, number: int) -> float:
-        """Seconds that a run will take from now on; NaN if nothing is known."""
-        pace = self._of_its_like(self._pace, number)
-        beside = 0.0 if number in self._seen else self._of_its_like(self._beside, number)
-        return pace * max(self._symbols[number] - self._seen.get(number, 0), 0) + (0 if math.isnan(beside) else beside)
+    def remaining_of(self, index: int) -> float:
+        """Return the remaining seconds of a run; NaN if nothing is known yet."""
+        overhead = 0.0 if index in self._seen else self._measured(self._overhead, index)
+        symbols = max(self._symbols[index] - self._seen.get(index, 0), 0)
+        training = self._measured(self._seconds_per_symbol, index) * symbols
+        return training + (0.0 if math.isnan(overhead) else overhead)
 
-    def _of_its_like(self, known: Mapping[int, float], number: int) -> float:
-        """What a run has been measured to have, or else its method's runs in the mean, or else all; NaN for none."""
-        if number in known:
-            return known[number]
-        same = [value for other, value in known.items() if self._methods[other] == self._methods[number]]
-        each = same or list(known.values())
-        return fmean(each) if each else math.nan
+    def _measured(self, values: Mapping[int, float], index: int) -> float:
+        """Return a run's own value, or else the mean of its method's runs, or else of all runs; NaN for none."""
+        if index in values:
+            return values[index]
+        same = [value for other, value in values.items() if self._methods[other] == self._methods[index]]
+        known = same or list(values.values())
+        return fmean(known) if known else math.nan
 
-    def left(self) -> float:
-        """Seconds that all will take from now on; NaN if nothing is known."""
-        each = {number: self.left_of(number) for number in self._left}
-        at_once = max(len(self._left & self._begun.keys()), 1)
-        return max([sum(each.values()) / at_once, *each.values()], default=0.0)
+    def remaining(self) -> float:
+        """Return the remaining seconds of all runs; NaN if nothing is known yet."""
+        each = [self.remaining_of(index) for index in sorted(self._unfinished)]
+        at_once = max(len(self._unfinished & self._started.keys()), 1)
+        return max([sum(each) / at_once, *each], default=0.0)
 
 
 class ProgressDisplay:
-    """Bars for the whole and for every run that is going on; where nobody looks, one line a run.
+    """Progress bars of the comparison and of every run which is going on; off a terminal, one line per run.
 
     Args:
         tasks: all runs.
-        store: where they are kept.
-        visible: whether somebody looks.
+        store: folder where they are stored.
+        visible: whether to draw bars.
     """
 
     def __init__(self, tasks: Sequence[Task], store: Path, visible: bool) -> None:
@@ -115,61 +117,61 @@ class ProgressDisplay:
             disable=not visible,
         )
         self._tasks, self._store = tasks, store
-        self._pace = EtaEstimator([task.method for task in tasks], [task.config.train.symbols for task in tasks])
+        self._eta = EtaEstimator([task.method for task in tasks], [task.config.train.symbols for task in tasks])
         self._all = self.bars.add_task("comparison", total=len(tasks), unit="runs", left="")
         self._finished = 0
-        self._shown: dict[int, TaskID] = {}
-        self._folders: dict[int, Path] = {}
+        self._bar_of: dict[int, TaskID] = {}
+        self._folder_of: dict[int, Path] = {}
 
-    def watch(self, number: int, where: str = "") -> None:
-        """Show how far a run is that is going on; it is looked for where it is kept.
+    def update(self, index: int, suffix: str = "") -> None:
+        """Show how far a running run is, as its progress file says.
 
         Args:
-            number: of its task.
-            where: it is trained, for people.
+            index: index of its task.
+            suffix: text after the run's label.
         """
-        task = self._tasks[number]
-        if number not in self._shown:
+        task = self._tasks[index]
+        if index not in self._bar_of:
             unit = f"{TERMINOLOGY[task.config.data.kind].symbol}s"
             total = task.config.train.symbols
-            self._shown[number] = self.bars.add_task(escape_line(task.label) + where, total=total, unit=unit, left="")
-            self._pace.begin(number, time.monotonic())
-        if number not in self._folders:  # what it is called is up to Sacred
-            found = [run.folder for run in same_runs(task.config, self._store) if run.is_running]
-            if found:
-                self._folders[number] = found[0]
-        told = read_progress(self._folders[number] / "checkpoints") if number in self._folders else None
-        if told is not None:
-            self._pace.see(number, told.symbols, told.seconds)
-            left = in_words(self._pace.left_of(number))
-            self.bars.update(self._shown[number], completed=told.symbols, left=left)
-        self.bars.update(self._all, left=in_words(self._pace.left()))
+            self._bar_of[index] = self.bars.add_task(escape_line(task.label) + suffix, total=total, unit=unit, left="")
+            self._eta.start(index, time.monotonic())
+        if index not in self._folder_of:  # Sacred chooses its name
+            running = [run.folder for run in same_runs(task.config, self._store) if run.is_running]
+            if running:
+                self._folder_of[index] = running[0]
+        progress = read_progress(self._folder_of[index] / "checkpoints") if index in self._folder_of else None
+        if progress is not None:
+            self._eta.update(index, progress.symbols, progress.seconds)
+            left = format_remaining(self._eta.remaining_of(index))
+            self.bars.update(self._bar_of[index], completed=progress.symbols, left=left)
+        self.bars.update(self._all, left=format_remaining(self._eta.remaining()))
 
-    def leave(self, number: int) -> None:
-        """Show a run no longer: nobody is at it for now."""
-        self._folders.pop(number, None)
-        self._pace.leave(number)
-        if number in self._shown:
-            self.bars.remove_task(self._shown.pop(number))
+    def remove(self, index: int) -> None:
+        """Remove a run's bar, because nothing works on it for now."""
+        self._folder_of.pop(index, None)
+        self._eta.pause(index)
+        if index in self._bar_of:
+            self.bars.remove_task(self._bar_of.pop(index))
 
-    def finish(self, number: int) -> None:
-        """A run has come to its end, or is there already, or has failed."""
-        self._pace.finish(number, time.monotonic())
-        self.leave(number)
+    def finish(self, index: int) -> None:
+        """Count a run which has ended, was finished before, or has failed."""
+        self._eta.finish(index, time.monotonic())
+        self.remove(index)
         self._finished += 1
-        self.bars.update(self._all, completed=self._finished, left=in_words(self._pace.left()))
+        self.bars.update(self._all, completed=self._finished, left=format_remaining(self._eta.remaining()))
 
-    def say(self, line: str) -> None:
-        """Say what has happened."""
+    def print(self, line: str) -> None:
+        """Print a line above the bars."""
         self.bars.console.print(escape_line(line), soft_wrap=True, markup=False)
 
     @property
-    def so_far(self) -> str:
-        """Such as ``3 of 12 runs, about 0:20:00 left``."""
-        left = in_words(self._pace.left()) if self._finished < len(self._tasks) else ""
+    def summary(self) -> str:
+        """Summary such as ``3 of 12 runs, about 0:20:00 left``."""
+        left = format_remaining(self._eta.remaining()) if self._finished < len(self._tasks) else ""
         return f"{self._finished} of {len(self._tasks)} runs" + (f", {left}" if left else "")
 
 
-def in_words(seconds: float) -> str:
-    """Such as ``about 0:20:00 left``; empty for NaN, which nobody knows yet."""
+def format_remaining(seconds: float) -> str:
+    """Return text such as ``about 0:20:00 left``; empty for NaN."""
     return "" if math.isnan(seconds) else f"about {timedelta(seconds=round(seconds))} left"

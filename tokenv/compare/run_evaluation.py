@@ -1,4 +1,4 @@
-"""Store what was measured of a run beside it, in a file which needs no model to be read."""
+"""Evaluation of a run, stored beside it in a file which needs no model to be read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VERSION = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run was before its logits were shifted to its target rate.
+    """Scores of a run before its logits were shifted to its target rate.
 
     Attributes:
-        logit_bias: the shift.
-        loss: without it.
-        boundary_rate: without it.
+        logit_bias: shift of the logits.
+        loss: loss without the shift.
+        boundary_rate: boundaries per symbol without the shift.
     """
 
     logit_bias: Figure
@@ -35,11 +35,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Passage:
-    """A held-out text with the boundaries that a run draws in it.
+    """A held-out text with the boundaries which a run draws in it.
 
     Attributes:
-        text: its bytes, as latin-1.
-        boundary_prob: of every byte.
+        text: bytes of the text, decoded as latin-1.
+        boundary_prob: probability of a boundary after every byte.
         action: drawn boundaries, 0 or 1.
     """
 
@@ -50,12 +50,12 @@ class Passage:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How drawn boundaries fit others, such as whitespace.
+    """Agreement of drawn boundaries with reference boundaries, such as whitespace.
 
     Attributes:
-        precision: share of the drawn boundaries that the others have too.
-        recall: share of the others' that are drawn.
-        f1: their harmonic mean.
+        precision: share of the drawn boundaries which the reference has, too.
+        recall: share of the reference's boundaries which are drawn.
+        f1: harmonic mean of precision and recall.
     """
 
     precision: Figure
@@ -65,33 +65,34 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a policy has learned about text: see ``tokenv.evaluation.boundary_stats``.
+    """Boundaries by class of byte and frequent tokens of a text policy: see ``tokenv.evaluation.boundary_stats``.
 
     Attributes:
-        classes: class of byte to its share of all bytes, and the boundaries per byte of it.
-        tokens: the most frequent tokens, as latin-1, and their number.
+        classes: class of byte to its share of all bytes, and the boundaries per byte of this class.
+        tokens: the most frequent tokens, decoded as latin-1, and their counts.
     """
 
     classes: dict[str, tuple[Figure, Figure]]
     tokens: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, found: BoundaryStats) -> Learned:
-        """What is kept of these habits."""
-        return cls(found.classes, [(token.decode("latin-1"), count) for token, count in found.tokens])
+    def of(cls, stats: BoundaryStats) -> Learned:
+        """Return the stored part of boundary statistics."""
+        return cls(stats.classes, [(token.decode("latin-1"), count) for token, count in stats.tokens])
 
 
 @dataclass(frozen=True)
 class RateEvaluation:
-    """A run at a rate that it was asked for: see ``tokenv.evaluation.calibration``.
+    """Scores of a run at a requested boundary rate: see ``evaluate_rates``.
 
     Attributes:
-        way: how it was asked.
-        asked: boundaries per symbol.
-        rate: as drawn.
-        flops: of reading a symbol.
-        logit_bias: by which logits were shifted.
-        loss: every held-out sequence's share; where there are no others to calibrate on, of the first half of them.
+        way: how the run reaches the rate.
+        asked: requested boundaries per symbol.
+        rate: drawn boundaries per symbol.
+        flops: FLOPs of reading a symbol.
+        logit_bias: shift of the logits.
+        loss: share of every held-out sequence in the loss; of the first half of them where no others are left to
+            calibrate on.
     """
 
     way: str
@@ -104,14 +105,14 @@ class RateEvaluation:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Errors of forecasts of test windows, of values standardised by the training steps.
+    """Errors of forecasts of test windows, for values standardised by the training steps.
 
     Attributes:
-        horizon: steps of each.
-        total: test windows that there are.
-        cluster: of every window; those of one cluster depend on one another.
-        error: ``mse``, ``mae``, ``crps`` and ``inside`` (the share of values within the 80% interval) of every window.
-        peers: ``mse`` and ``mae`` of every window by the name of a yardstick or peer.
+        horizon: steps of each forecast.
+        total: number of test windows in the data.
+        cluster: cluster of every window; windows of one cluster depend on one another.
+        error: ``mse``, ``mae``, ``crps`` and ``inside`` (share of values within the 80% interval) of every window.
+        peers: ``mse`` and ``mae`` of every window by the name of a baseline.
     """
 
     horizon: int
@@ -128,29 +129,29 @@ class Forecasts:
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """Figures of one run on held-out data.
+    """Scores of one run on held-out data.
 
     Attributes:
-        version: of this file's layout.
-        checkpoint: name of the checkpoint.
-        evaluation_request: what was asked for.
-        fingerprint: of the data.
-        unit: of the losses: the codec's, such as ``bits_per_byte``.
-        loss: every held-out sequence's share; their mean is the run's validation loss.
-        document: index of the document that each comes from; of series, of its group.
-        loss_early: the early exit's loss; None where the run has no use for one.
-        loss_test: on the test windows of a series; None where there is none.
+        version: version of this file's layout.
+        checkpoint: name of the evaluated checkpoint.
+        evaluation_request: what was to be measured.
+        fingerprint: fingerprint of the data.
+        unit: the codec's unit of the losses, such as ``bits_per_byte``.
+        loss: share of every held-out sequence in the loss; their mean is the run's validation loss.
+        document: index of every sequence's document; for series, of its group.
+        loss_early: loss of the early exit; None where the run does not train one.
+        loss_test: loss on the test windows of a series; None where there are none.
         boundary_rate: boundaries per symbol.
-        calibration: what was before calibration, all else being after it; None where there was none, be it that nobody
-            asked for it or that the agent has no such choice.
-        token_lengths: entry l - 1 counts the tokens of l symbols; the last one, those at least so long.
-        agreement: reference (``whitespace``, ``bpe``, ``true tokens``, ``change points``) to how the drawn boundaries
-            fit its own.
-        passages: the first sequences, of text.
-        windows: the first sequences, of series.
-        learned: of text; None of series, and where an earlier version measured.
-        at_rates: at the rates of ``evaluation_request``, in that order.
-        forecast: None where nobody asked for it.
+        calibration: scores before calibration, all others being after it; None if calibration was not requested or
+            the agent's rate is fixed.
+        token_lengths: entry l - 1 counts the tokens of l symbols; the last entry counts all longer ones, too.
+        agreement: reference (``whitespace``, ``bpe``, ``true tokens``, ``change points``) to the agreement of the drawn
+            boundaries with it.
+        passages: first sequences of text.
+        windows: first sequences of series.
+        learned: boundary statistics of text; None for series, and in files of earlier versions.
+        at_rates: scores at the rates of ``evaluation_request``, in that order.
+        forecast: forecast errors; None if they were not requested.
     """
 
     version: int
@@ -177,36 +178,36 @@ class RunEvaluation:
             raise UserError(f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each")
 
 
-def save_evaluation(made: RunEvaluation, folder: Path) -> None:
-    """Write an assessment beside its run.
+def save_evaluation(evaluation: RunEvaluation, folder: Path) -> None:
+    """Write an evaluation beside its run.
 
     Args:
-        made: the assessment.
-        folder: of the run.
+        evaluation: evaluation of the run.
+        folder: folder of the run.
     """
-    write_json(folder / FILE, asdict(made), _owner(checkpoints.find(folder)))
+    write_json(folder / FILE, asdict(evaluation), _owner(checkpoints.find(folder)))
 
 
 def _owner(checkpoint: Path) -> str:
-    """What an assessment belongs to: the very files of the checkpoint, where these have digests."""
-    told = checkpoint / DIGESTS
-    if not told.is_file():
+    """Return what identifies the checkpoint of an evaluation: the digests of its files, or its name without these."""
+    digests = checkpoint / DIGESTS
+    if not digests.is_file():
         return checkpoint.name
-    with open_regular(told) as file:
+    with open_regular(digests) as file:
         return file.read(MAX_JSON_BYTES).decode()
 
 
 def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation | None:
-    """What was measured of the run's last checkpoint with these wishes before; None if nothing was.
+    """Read the evaluation of a run's last checkpoint; None if there is none for this request.
 
     Args:
-        folder: of the run.
-        evaluation_request: what is to be measured.
+        folder: folder of the run.
+        evaluation_request: what to measure.
     """
     try:
         checkpoint = checkpoints.find(folder)
-        known = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint), require_digest=True))
+        stored = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint), require_digest=True))
     except (OSError, ValueError, TypeError):
         return None  # there is none, or it is damaged, without a digest, or another run's or version's
-    wanted = (VERSION, checkpoint.name, evaluation_request)
-    return known if (known.version, known.checkpoint, known.evaluation_request) == wanted else None
+    expected = (VERSION, checkpoint.name, evaluation_request)
+    return stored if (stored.version, stored.checkpoint, stored.evaluation_request) == expected else None

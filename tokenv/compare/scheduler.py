@@ -1,4 +1,4 @@
-"""Having all runs of a comparison: those that are missing are trained, some at a time, each by one comparison."""
+"""Run all jobs of a comparison on one executor: submit, wait, try again, and stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.executors import ExecutorHandle, open_executor
-from tokenv.compare.job import GOING, STOP, JobResult, JobSpec
-from tokenv.compare.locks import holder
+from tokenv.compare.executors import check_executor, open_executor
+from tokenv.compare.job import RUNNING_FILE, STOP_FILE, JobResult, JobSpec
+from tokenv.compare.locks import find_holder
 from tokenv.compare.progress import ProgressDisplay
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import find_run, read_run
@@ -27,205 +27,214 @@ from tokenv.storage.trust import read_json
 
 WORK_DIR = ".compare-"
 MAX_ATTEMPTS = 3  # of a run whose processes are killed
-LATE_SECONDS = 90.0  # after which every machine sees what another has written
+VISIBLE_SECONDS = 90.0  # after which every machine sees what another has written
 
 
 def run_all(
     tasks: Sequence[Task], options: CompareOptions, *, progress: bool
 ) -> tuple[list[Path | None], dict[str, str]]:
-    """Train what is missing and measure what is not yet measured.
+    """Train and evaluate all runs which are not finished and evaluated yet.
 
     Args:
         tasks: all runs.
-        options: of the comparison.
-        progress: show bars; else one line a run.
+        options: options of the comparison.
+        progress: show progress bars; else print one line per run.
 
     Returns:
-        Each task's folder, None if it failed; and the failed ones' labels with what went wrong.
+        The folder of every task's run, None if it failed; and the failed tasks' labels with what went wrong.
 
     Raises:
-        FailedError: the executor is gone.
-        KeyboardInterrupt: Ctrl-C; the runs that were going on have saved.
-        UserError: the executor cannot be had.
+        KeyboardInterrupt: Ctrl-C; the runs which were going on have saved.
+        RunFailedError: the executor is gone.
+        UserError: the executor cannot be used.
     """
     store = Path(options.store)
-    shown = ProgressDisplay(tasks, store, progress)
-    runs = _Runs(tasks, options, shown)
-    with shown.bars:
-        missing, finished = runs.find(), True
-        if missing:
+    display = ProgressDisplay(tasks, store, progress)
+    scheduler = _Scheduler(tasks, options, display)
+    with display.bars:
+        if missing := scheduler.find_finished():
             with (
-                _work_dir(store, whole=options.executor == "local") as work_dir,
-                open_executor(options, tasks, work_dir, _threads(options.jobs)) as workshop,
+                _work_dir(store, local=options.executor == "local") as work_dir,
+                open_executor(options, tasks, work_dir, display.print) as (executor, job),
             ):
-                if workshop.told:
-                    shown.say(workshop.told)
-                finished = runs.have(missing, work_dir, workshop)
-    if not finished:
-        raise KeyboardInterrupt(f"stopped; the same command goes on: finished and saved runs are found in {store}")
-    return runs.folders, runs.failed
+                interrupted = not scheduler.run(missing, work_dir, executor, job)
+            if interrupted:
+                message = f"stopped; the same command goes on: finished and saved runs are found in {store}"
+                raise KeyboardInterrupt(message)
+    return scheduler.folders, scheduler.failed
 
 
-class _Runs:
-    """All runs, and what has become of them.
+class _Scheduler:
+    """Submits the runs of a comparison, and handles their results.
 
     Attributes:
-        folders: of each, None while it is missing.
-        failed: label to what went wrong.
+        folders: folder of every task's finished run, None while it is missing.
+        failed: label of a task to what went wrong.
     """
 
-    def __init__(self, tasks: Sequence[Task], options: CompareOptions, shown: ProgressDisplay) -> None:
+    def __init__(self, tasks: Sequence[Task], options: CompareOptions, display: ProgressDisplay) -> None:
         self.folders: list[Path | None] = [None] * len(tasks)
         self.failed: dict[str, str] = {}
-        self._tasks, self._options, self._shown = tasks, options, shown
+        self._tasks, self._options, self._display = tasks, options, display
         self._store = Path(options.store)
-        self._tries = [0] * len(tasks)
-        self._names = (str(number) for number in itertools.count())
-        self._orders: dict[Future[JobResult], tuple[int, JobSpec]] = {}
-        self._elsewhere: dict[int, str] = {}
-        self._waited_for: set[int] = set()
+        self._attempts = [0] * len(tasks)
+        self._job_names = (str(number) for number in itertools.count())
+        self._submitted: dict[Future[JobResult], tuple[int, JobSpec]] = {}
+        self._locked: dict[int, str] = {}  # index of a task to the process elsewhere which works on it
+        self._announced: set[int] = set()
 
-    def find(self) -> list[int]:
-        """Find what is there already, and say which are not."""
-        for number, task in enumerate(self._tasks):
-            run = find_run(task.config, self._store)
-            if (
-                run is not None
-                and run.finished
-                and (task.evaluation_request is None or load_evaluation(run.folder, task.evaluation_request))
-            ):
-                self.folders[number] = run.folder
-                self._shown.finish(number)
-        return [number for number, folder in enumerate(self.folders) if folder is None]
+    def find_finished(self) -> list[int]:
+        """Find the runs which are finished and evaluated already, and return the indices of all others."""
+        for index, task in enumerate(self._tasks):
+            run, request = find_run(task.config, self._store), task.evaluation_request
+            if run is not None and run.finished and (request is None or load_evaluation(run.folder, request)):
+                self.folders[index] = run.folder
+                self._display.finish(index)
+        return [index for index, folder in enumerate(self.folders) if folder is None]
 
-    def have(self, numbers: Sequence[int], work_dir: Path, workshop: ExecutorHandle) -> bool:
-        """See runs through; False if that was interrupted.
+    def run(
+        self, indices: Sequence[int], work_dir: Path, executor: Executor, job: Callable[[JobSpec], JobResult]
+    ) -> bool:
+        """Run jobs until all have ended; False if Ctrl-C stopped them.
 
         Args:
-            numbers: of those that are missing.
-            work_dir: the comparison's own folder.
-            workshop: which has them.
+            indices: indices of the missing tasks.
+            work_dir: folder of this comparison.
+            executor: executor of the jobs.
+            job: function to submit to it.
         """
-        self._desk, self._workshop = work_dir, workshop
+        self._work_dir, self._executor, self._job = work_dir, executor, job
         try:
-            for number in numbers:
-                self._submit(number)
-            while self._orders or self._elsewhere:
-                self._look()
+            for index in indices:
+                self._submit(index)
+            while self._submitted or self._locked:
+                self._poll()
         except KeyboardInterrupt:
             self._stop()
             return False
+        except BaseException:
+            self._request_stop()
+            raise
         return True
 
-    def _submit(self, number: int) -> None:
-        task, options = self._tasks[number], self._options
-        self._tries[number] += 1
-        order = JobSpec(
+    def _submit(self, index: int) -> None:
+        task, options = self._tasks[index], self._options
+        self._attempts[index] += 1
+        spec = JobSpec(
             config=task.config,
             evaluation_request=task.evaluation_request,
             store=options.store,
-            here=str(Path.cwd()),
-            work_dir=str(self._desk),
-            name=next(self._names),
-            threads=self._workshop.threads,
+            cwd=str(Path.cwd()),
+            work_dir=str(self._work_dir),
+            name=next(self._job_names),
+            threads=_threads(options.jobs) if options.executor == "local" else 0,
             ranks=options.ranks,
             trusted=trust.granted(),
             paths=[str(Path(path).absolute()) for path in sys.path],
         )
-        self._orders[self._workshop.executor.submit(self._workshop.job, order)] = (number, order)
+        self._submitted[self._executor.submit(self._job, spec)] = (index, spec)
 
-    def _look(self) -> None:
-        """Wait a second, or until something has happened; look around."""
-        if self._orders:
-            done, _ = wait(self._orders, timeout=1, return_when=FIRST_COMPLETED)
+    def _poll(self) -> None:
+        """Wait until a job has ended, at most a second; handle results and update the display."""
+        if self._submitted:
+            done, _ = wait(self._submitted, timeout=1, return_when=FIRST_COMPLETED)
         else:
             done = set()
             time.sleep(1)
         for future in done:
-            number, _ = self._orders.pop(future)
-            self._settle(number, _outcome(future))
-        for number, order in self._orders.values():
-            if order.job_dir.exists():
-                self._shown.watch(number)
-        for number in list(self._elsewhere):
-            self._poll_external(number)
+            index, _ = self._submitted.pop(future)
+            self._handle_result(index, _result_of(future))
+        for index, spec in self._submitted.values():
+            if spec.job_dir.exists():
+                self._display.update(index)
+        for index in list(self._locked):
+            self._poll_locked(index)
 
-    def _settle(self, number: int, outcome: JobResult) -> None:
-        task = self._tasks[number]
-        if outcome.lost:
-            self._check()
-        folder = self._store / outcome.run
-        if outcome.run and not _seen(folder):
-            why = "is said to be finished, but cannot be read here: expected the same version of tokenv on all machines"
-            outcome = JobResult(failed=f"{folder} {why}")
-        if outcome.run:
-            self.folders[number] = folder
-            self._shown.finish(number)
-            self._shown.say(f"{task.label}: {folder} ({self._shown.so_far})")
-        elif outcome.elsewhere:
-            self._shown.leave(number)
-            self._elsewhere[number] = outcome.elsewhere
-        elif outcome.lost and self._tries[number] < MAX_ATTEMPTS:
-            self._shown.leave(number)
-            self._shown.say(f"{task.label} was lost ({outcome.failed}): it is gone on with")
-            self._submit(number)
-        else:
-            why = outcome.failed or "it was stopped, but not by this comparison"
-            self.failed[task.label] = f"{why}, {MAX_ATTEMPTS} times in a row" if outcome.lost else why
-            self._shown.finish(number)
-            self._shown.say(f"{task.label} failed: {self.failed[task.label]}")
+    def _handle_result(self, index: int, result: JobResult) -> None:
+        task, status, detail = self._tasks[index], result.status, result.detail
+        if status == "finished":
+            folder = self._store / detail
+            if _becomes_visible(folder):
+                self.folders[index] = folder
+                self._display.finish(index)
+                self._display.print(f"{task.label}: {folder} ({self._display.summary})")
+                return
+            detail = (
+                f"{folder} is said to be finished, but cannot be read here: expected the same version of tokenv on all "
+                "machines"
+            )
+        elif status == "locked":
+            self._display.remove(index)
+            self._locked[index] = detail
+            return
+        elif status == "lost" and self._attempts[index] < MAX_ATTEMPTS:
+            self._resubmit(index, detail)
+            return
+        elif status == "lost":
+            detail += f", {MAX_ATTEMPTS} times in a row"
+        elif status == "stopped":
+            detail = "it was stopped, but not by this comparison"
+        self.failed[task.label] = detail
+        self._display.finish(index)
+        self._display.print(f"{task.label} failed: {detail}")
 
-    def _check(self) -> None:
-        """Whether there is somebody left to go on with what was lost.
+    def _resubmit(self, index: int, detail: str) -> None:
+        """Submit a lost run again, which goes on from its last checkpoint.
 
         Raises:
-            FailedError: there is not.
+            RunFailedError: the executor is gone.
         """
         try:
-            self._workshop.check()
-        except UserError as error:
+            check_executor(self._options)
+            self._display.remove(index)
+            self._display.print(f"{self._tasks[index].label} was lost ({detail}): it is resumed")
+            self._submit(index)
+        except Exception as error:  # a scheduler's own, of which each has others
             raise RunFailedError(
                 f"{error}; the same command goes on: finished and saved runs are found in {self._store}"
             ) from error
 
-    def _poll_external(self, number: int) -> None:
-        """Once nobody else is at a run, it is finished, or there is reason to go on with it."""
-        task = self._tasks[number]
-        if holder(task.config, self._store) is None:
-            del self._elsewhere[number]
-            self._tries[number] -= 1
-            self._submit(number)
-        elif not self._orders:
-            if number not in self._waited_for:
-                self._waited_for.add(number)
-                self._shown.say(f"{task.label}: waiting for {self._elsewhere[number]}")
-            self._shown.watch(number, ", elsewhere")
+    def _poll_locked(self, index: int) -> None:
+        """Submit a run again as soon as no other process works on it: it is finished, or can be gone on with."""
+        task = self._tasks[index]
+        if find_holder(task.config, self._store) is None:
+            del self._locked[index]
+            self._attempts[index] -= 1
+            self._submit(index)
+        elif not self._submitted:
+            if index not in self._announced:
+                self._announced.add(index)
+                self._display.print(f"{task.label}: waiting for {self._locked[index]}")
+            self._display.update(index, ", elsewhere")
 
     def _stop(self) -> None:
-        """Tell all jobs to stop, and wait for those that have begun."""
-        with suppress(OSError):  # the store is gone, which ends them, too
-            (self._desk / GOING).rename(self._desk / STOP)  # which a full disk lets one do
-        begun = [future for future, (_, order) in self._orders.items() if order.job_dir.exists()]
-        for future in self._orders.keys() - begun:
+        """Stop all jobs, and wait until those which have begun have saved."""
+        self._request_stop()
+        begun = [future for future, (_, spec) in self._submitted.items() if spec.job_dir.exists()]
+        for future in self._submitted.keys() - begun:
             future.cancel()
         if begun:
-            self._shown.say(f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone")
+            self._display.print(f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone")
         wait(begun)
 
+    def _request_stop(self) -> None:
+        with suppress(OSError):  # the store is gone, which ends them, too
+            (self._work_dir / RUNNING_FILE).rename(self._work_dir / STOP_FILE)  # possible on a full disk
 
-def _outcome(future: Future[JobResult]) -> JobResult:
-    """What has become of an order; who had it may be gone."""
+
+def _result_of(future: Future[JobResult]) -> JobResult:
+    """Return a job's result; the job is lost where its worker is gone."""
     try:
         return future.result()
     except CancelledError:
-        return JobResult(failed="the scheduler has given it up", lost=True)
+        return JobResult("lost", "the scheduler has cancelled it")
     except Exception as error:  # a scheduler's own, of which each has others
-        return JobResult(failed=f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1], lost=True)
+        return JobResult("lost", f"{type(error).__name__}: {str(error).strip()}".splitlines()[-1])
 
 
-def _seen(folder: Path) -> bool:
-    """Whether this machine sees that a run is finished, which may be late where another has written that."""
-    until = time.monotonic() + LATE_SECONDS
+def _becomes_visible(folder: Path) -> bool:
+    """Wait until this machine sees that a run is finished, which may be late after another machine has written it."""
+    until = time.monotonic() + VISIBLE_SECONDS
     while True:
         run = read_run(folder)
         if run is not None and run.finished:
@@ -236,21 +245,21 @@ def _seen(folder: Path) -> bool:
 
 
 @contextmanager
-def _work_dir(store: Path, *, whole: bool) -> Iterator[Path]:
-    """A folder of the comparison's own in the store, where all machines see it.
+def _work_dir(store: Path, *, local: bool) -> Iterator[Path]:
+    """Create a folder of this comparison in the store, where all machines see it, and delete it in the end.
 
     Args:
-        store: where runs are kept.
-        whole: whether all that the comparison starts ends with it.
+        store: folder of the runs.
+        local: whether all jobs end with this process.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be created.
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
-        _clear(store)
+        _delete_abandoned(store)
         work_dir = Path(tempfile.mkdtemp(dir=store, prefix=WORK_DIR))
-        (work_dir / GOING).write_text(json.dumps(processes.describe()) if whole else "")
+        (work_dir / RUNNING_FILE).write_text(json.dumps(processes.describe()) if local else "")
     except OSError as error:
         raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
     try:
@@ -259,15 +268,14 @@ def _work_dir(store: Path, *, whole: bool) -> Iterator[Path]:
         shutil.rmtree(work_dir, ignore_errors=True)
 
 
-def _clear(store: Path) -> None:
-    """Delete what comparisons that were killed have left, unless what they had started may go on."""
-    for path in store.glob(f"{WORK_DIR}*/{GOING}"):
+def _delete_abandoned(store: Path) -> None:
+    """Delete the folders of comparisons which were killed, unless their jobs may go on."""
+    for path in store.glob(f"{WORK_DIR}*/{RUNNING_FILE}"):
         with suppress(OSError, ValueError):
-            told = read_json(path)
-            if processes.alive_pids(told) == []:
+            if processes.alive_pids(read_json(path)) == []:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _threads(jobs: int) -> int:
-    """Of each of some processes, which share the cores instead of using all; 0 where the user has decided."""
+    """Return the threads of each of several processes which share the cores; 0 where the user has decided."""
     return 0 if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)

@@ -1,17 +1,19 @@
-"""Run jobs in processes of their own, forked from one that has imported everything."""
+"""Run a job on this machine: in processes of its own, forked from one which has imported everything."""
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import os
-import re
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -20,33 +22,34 @@ from typing import Any
 import torch
 import yaml
 
-from tokenv.compare.gpus import gpus_for
 from tokenv.compare.job import JobResult, JobSpec
-from tokenv.compare.locks import LockHolder, RunLock, acquire_run
+from tokenv.compare.locks import LockHolder, RunLock, acquire_gpus, acquire_run
 from tokenv.compare.store import find_run
 from tokenv.core.errors import REPORT
 from tokenv.storage import processes, trust
 
 PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
-# Where processes cannot fork, each imports everything itself.
-LOST = 255  # what multiprocessing says of a process whose exit status nobody can tell it
-_LOCK = threading.Lock()  # starting one process asks after all others, and each tells its exit status only once
+UNKNOWN_EXIT = 255  # exit status in multiprocessing after the fork server, which alone knew it, was killed
+INTERRUPTED = 130  # exit status of a command after Ctrl-C or SIGTERM
+_LOCK = threading.Lock()  # starting a process collects the exit statuses of all others, each of which is reported once
 _SAFE_PATH = "PYTHONSAFEPATH"
+# Where processes cannot fork, each imports everything itself.
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class WorkerProcess:
-    """A function at work in a session of its own, told to end as by SIGTERM when this process is gone.
+    """A process which calls a function in a session of its own, and gets SIGTERM when this process is gone.
+
+    It inherits what this process's user trusts, its module search path and its environment.
 
     Args:
-        function: its name, such as ``package.module:function``.
-        arguments: what it is called with.
-        log: file that takes what it prints, errors included.
-        threads: of torch; 0 for its own choice.
-        environment: what is added to this process's own.
+        function: name of the function, such as ``package.module:function``.
+        arguments: arguments of the call.
+        log: file for its output and errors.
+        threads: threads of torch; 0 for torch's own choice.
+        environment: variables to add to this process's environment.
     """
 
-    # What this process's user trusts, where it finds modules, and its environment go along.
     def __init__(
         self,
         function: str,
@@ -58,44 +61,37 @@ class WorkerProcess:
         context: Any = multiprocessing.get_context(_METHOD)
         if _METHOD == "forkserver":
             context.set_forkserver_preload(PRELOADED)
-        # As ``python -m`` would find modules: in the current folder first.
+        # As ``python -m`` would search modules: in the current folder first.
         paths = list(dict.fromkeys(str(Path(path).absolute()) for path in ("", *sys.path)))
-        what = (
-            function,
-            tuple(arguments),
-            str(log),
-            threads,
-            trust.granted(),
-            paths,
-            {**os.environ, **(environment or {})},
-        )
-        self._process = context.Process(target=_work, args=what)
+        variables = {**os.environ, **(environment or {})}
+        call = (function, tuple(arguments), str(log), threads, trust.granted(), paths, variables)
+        self._process = context.Process(target=_call_function, args=call)
         with _LOCK, _without_current_folder():
             self._process.start()
-        self._told = processes.describe(self.pid)
+        self._description = processes.describe(self.pid)
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return int(self._process.pid)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit status; None if it is still at work after so many seconds.
+        """Return the exit status, or None if the process is still running after so many seconds.
 
-        ``LOST`` where the process that forks all others was killed: this one may have come to its end nevertheless.
+        The status is ``UNKNOWN_EXIT`` where the fork server was killed: the process may have succeeded nevertheless.
         """
         until = math.inf if seconds is None else time.monotonic() + seconds
         wait([self._process.sentinel], seconds)
         with _LOCK:
-            code: int | None = self._process.exitcode
-        while code == LOST and self.pid in (processes.alive_pids(self._told) or ()):
+            status: int | None = self._process.exitcode
+        while status == UNKNOWN_EXIT and self.pid in (processes.alive_pids(self._description) or ()):
             if time.monotonic() >= until:
                 return None
             time.sleep(0.1)
-        return code
+        return status
 
     def interrupt(self) -> None:
-        """Tell it to end as by Ctrl-C."""
+        """Send Ctrl-C's signal to the process."""
         os.kill(self.pid, signal.SIGINT)
 
 
@@ -117,7 +113,7 @@ def _without_current_folder() -> Iterator[None]:
             os.environ[_SAFE_PATH] = before
 
 
-def _work(
+def _call_function(
     function: str,
     arguments: Sequence[Any],
     log: str,
@@ -127,9 +123,9 @@ def _work(
     environment: Mapping[str, str],
 ) -> None:
     os.setsid()
-    written = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(written, 1)
-    os.dup2(written, 2)
+    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     sys.path[:] = paths
     os.environ.clear()
     os.environ.update(environment)
@@ -148,122 +144,159 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-INTERRUPTED = 130  # a command's exit status after Ctrl-C or SIGTERM
+def train_ranks(arguments: Sequence[str], ranks: int, log_dir: str) -> None:
+    """Run ``tokenv`` in several processes under torchrun, and end as the rank which failed first has ended.
 
-
-class _EndedError(Exception):
-    """A job did not come to its end; ``args`` holds what has become of the order."""
-
-
-def run_job(order: JobSpec, stopped: Callable[[], bool] | None = None) -> JobResult:
-    """Have one run, unless somebody else is at it. The current folder is the order's.
+    The errors which that rank printed are printed last, and its exit status or signal becomes that of this process.
 
     Args:
-        order: which.
-        stopped: whether to stop; the order's own word if None.
+        arguments: arguments of ``tokenv``.
+        ranks: number of processes, all on this machine.
+        log_dir: folder for the errors of every rank.
+
+    Raises:
+        SystemExit: a rank failed.
     """
-    store = Path(order.store)
-    stopped = stopped or order.stopped
-    if order.missing_path or stopped():
-        return JobResult(failed=order.missing_path, stopped=not order.missing_path)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=2", f"--log-dir={log_dir}"]
     try:
-        order.job_dir.mkdir(exist_ok=True)
-        claimed = acquire_run(order.config, store)
-    except OSError as error:
-        return JobResult(failed=f"{store}: cannot be written to ({error.strerror})")
-    if isinstance(claimed, LockHolder):
-        return JobResult(elsewhere=claimed.who)
-    try:
-        return JobResult(run=_run_claimed_job(order, claimed, stopped))
-    except _EndedError as describe_exit:
-        outcome: JobResult = describe_exit.args[0]
-        return outcome
-    finally:
-        claimed.release()
+        run.main([*options, "-m", "tokenv", *arguments])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        (log,) = Path(log_dir).glob(f"*/attempt_0/{rank}/stderr.log")
+        print(log.read_text(errors="replace"), flush=True)
+        if failure.exitcode < 0:
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-failure.exitcode, signal.SIG_DFL)
+            os.kill(os.getpid(), -failure.exitcode)
+        raise SystemExit(failure.exitcode) from None
 
 
-def _run_claimed_job(order: JobSpec, claimed: RunLock, stopped: Callable[[], bool]) -> str:
-    """Train and measure what is not yet, under a claim; the name of the run's folder."""
-    store = Path(order.store)
-    run = find_run(order.config, store)
-    if run is None or not run.finished:
-        source = order.job_dir / "run.yaml" if run is None else f"resume={run.folder}"
-        (order.job_dir / "run.yaml").write_text(yaml.safe_dump(order.config.as_dict()))
-        words = ["train", "with", str(source), *trust.as_cli_args(), "-F", order.store]
-        _run_process(*trainer(words, order.ranks), order.ranks, order, claimed, stopped)
-        run = find_run(order.config, store)
-        if run is None or not run.finished:
-            raise _EndedError(JobResult(failed=f"it ended, but {store} holds no finished run of its configuration"))
-    if order.evaluation_request is not None:
-        _run_process(
-            "tokenv.compare.evaluate_run:evaluate_run",
-            [run.folder, order.evaluation_request],
-            1,
-            order,
-            claimed,
-            stopped,
-        )
-    return run.folder.name
+def run_job(spec: JobSpec, stop_requested: Callable[[], bool] | None = None) -> JobResult:
+    """Train and evaluate a run in processes of this machine, unless another process works on it.
 
-
-def trainer(words: list[str], ranks: int) -> tuple[str, list[Any]]:
-    """What trains: a function's name and its arguments; of several ranks, torchrun.
+    The current folder must be the specification's.
 
     Args:
-        words: what follows ``tokenv``.
-        ranks: processes of the run, all on this machine.
+        spec: specification of the job.
+        stop_requested: whether to stop; the specification's own word if None.
+    """
+    stop_requested = stop_requested or spec.stop_requested
+    store = Path(spec.store)
+    try:
+        if (ended := spec.begin()) is not None:
+            return ended
+        lock = acquire_run(spec.config, store)
+    except OSError as error:
+        return JobResult("failed", f"{store}: cannot be written to ({error.strerror})")
+    if isinstance(lock, LockHolder):
+        return JobResult("locked", lock.description)
+    try:
+        return _run_locked_job(spec, lock, stop_requested)
+    finally:
+        lock.release()
+
+
+def _run_locked_job(spec: JobSpec, lock: RunLock, stop_requested: Callable[[], bool]) -> JobResult:
+    """Train and evaluate as far as that is not done yet, while the run is locked."""
+    store = Path(spec.store)
+    run = find_run(spec.config, store)
+    if run is None or not run.finished:
+        config = spec.job_dir / "run.yaml"
+        config.write_text(yaml.safe_dump(spec.config.as_dict()))
+        source = str(config) if run is None else f"resume={run.folder}"
+        arguments = ["train", "with", source, *trust.as_cli_args(), "-F", spec.store]
+        call = training_call(arguments, spec.ranks, spec.job_dir)
+        ended = _run_process(call, spec.ranks, spec, lock, stop_requested)
+        if ended is not None:
+            return ended
+        run = find_run(spec.config, store)
+        if run is None or not run.finished:
+            return JobResult("failed", f"it ended, but {store} holds no finished run of its configuration")
+    if spec.evaluation_request is not None:
+        call = "tokenv.compare.evaluate_run:evaluate_run", [run.folder, spec.evaluation_request]
+        ended = _run_process(call, 1, spec, lock, stop_requested)
+        if ended is not None:
+            return ended
+    return JobResult("finished", run.folder.name)
+
+
+def training_call(arguments: list[str], ranks: int, log_dir: Path) -> tuple[str, list[Any]]:
+    """Return the name of the function which trains, and its arguments.
+
+    Args:
+        arguments: arguments of ``tokenv``.
+        ranks: processes of the run, all on this machine; several are started by torchrun.
+        log_dir: folder for the errors of several ranks.
     """
     if ranks == 1:
-        return "tokenv.cli.main:main", [words]
-    return "torch.distributed.run:main", [["--standalone", f"--nproc-per-node={ranks}", "-m", "tokenv", *words]]
+        return "tokenv.cli.main:main", [arguments]
+    return "tokenv.compare.worker:train_ranks", [arguments, ranks, str(log_dir)]
 
 
 def _run_process(
-    function: str, arguments: list[Any], gpus: int, order: JobSpec, claimed: RunLock, stopped: Callable[[], bool]
-) -> None:
-    """See a job through, on GPUs of its own where it takes any; look once a second.
-
-    Raises:
-        _EndedError: it failed or was killed, or it was told to stop and has.
-    """
-    log = order.job_dir / "log"
-    with gpus_for(order.config.hardware.device, gpus, claimed.refresh, stopped) as seen:
-        if seen is None:
-            raise _EndedError(JobResult(stopped=True))
-        job = WorkerProcess(function, arguments, log, order.threads, seen)
-        with suppress(OSError):  # where the store is gone, the process will tell
-            claimed.tell(job.pid)
-        told = False
-        while (code := job.wait(1)) is None:
-            if stopped():
-                told = True
-                job.interrupt()
-                job.wait()
-            claimed.refresh()
-    if told:
-        raise _EndedError(JobResult(stopped=True))
-    if code:
-        raise _EndedError(describe_exit(log, code))
+    call: tuple[str, list[Any]], gpus: int, spec: JobSpec, lock: RunLock, stop_requested: Callable[[], bool]
+) -> JobResult | None:
+    """Call a function in a process, on GPUs of its own if it uses any; None if it succeeded, or how it ended."""
+    log = spec.job_dir / "log"
+    with acquire_gpus(spec.config.hardware.device, gpus, lock.refresh, stop_requested) as environment:
+        if environment is None:
+            return JobResult("stopped")
+        process = WorkerProcess(*call, log, spec.threads, environment)
+        with suppress(OSError):  # the store is gone, which the process itself reports
+            lock.write_owners(process.pid)
+        while (status := process.wait(1)) is None:
+            if stop_requested():
+                process.interrupt()
+                process.wait()
+                return JobResult("stopped")
+            lock.refresh()
+    return describe_exit(log, status)
 
 
-def describe_exit(log: Path, code: int) -> JobResult:
-    """What has become of a process that did not come to its end.
+def describe_exit(log: Path, status: int) -> JobResult | None:
+    """Return how a process failed; None if it succeeded.
 
     Args:
-        log: what it has printed. A killed process says nothing, and torchrun says more after what its ranks have said.
-        code: its exit status; a negative one, or a rank's, is a signal.
+        log: file with its output, the last line of which says what went wrong, unless it was killed.
+        status: exit status; a negative one is a signal.
     """
-    said = log.read_text(errors="replace")
-    first = re.search(
-        r"exitcode +: (-\d+)", said.partition("Root Cause")[2]
-    )  # it ends the other ranks, by a signal, too
-    killed = int(first[1]) if first else code
-    if killed < 0:
-        return JobResult(failed=f"killed by signal {-killed}", lost=True)
-    if code == LOST:
-        return JobResult(failed="the process that forks all others was killed", lost=True)
-    if code == INTERRUPTED:
-        return JobResult(failed="stopped, but not by this comparison", lost=True)
-    lines = [line for line in said.splitlines() if line.strip() not in ("", REPORT)]
-    own = [line for line in lines if line.startswith("tokenv: ")]
-    return JobResult(failed=(own or lines or [f"exit status {code}"])[-1].strip().removeprefix("tokenv: "))
+    if status == 0:
+        return None
+    if status < 0:
+        return JobResult("lost", f"killed by signal {-status}")
+    if status == UNKNOWN_EXIT:
+        return JobResult("lost", "the process that forks all others was killed")
+    if status == INTERRUPTED:
+        return JobResult("lost", "stopped, but not by this comparison")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line not in ("", REPORT)]
+    messages = [line for line in lines if line.startswith("tokenv: ")]
+    return JobResult("failed", (messages or lines or [f"exit status {status}"])[-1].removeprefix("tokenv: "))
+
+
+def run_received_job() -> None:
+    """Run the job which standard input holds, and write its result to standard output: see ``RunRemotely``."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if hasattr(signal, "SIGUSR2"):  # Slurm warns every process of a job before its end; the worker handles that
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    output = os.dup(1)
+    os.dup2(2, 1)  # only the result goes to standard output
+    spec: JobSpec = pickle.load(sys.stdin.buffer)
+
+    def wait_for_end_of_input() -> None:
+        sys.stdin.buffer.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end_of_input, daemon=True, name="wait for end of input").start()
+    sys.path += [path for path in spec.paths if path not in sys.path]
+    trust.allow(spec.trusted)
+    result = run_job(spec, lambda: stop.is_set() or spec.stop_requested())
+    if result.status == "stopped" and not spec.stop_requested():
+        result = JobResult("lost", "its worker was stopped")
+    with suppress(BrokenPipeError), os.fdopen(output, "w") as file:
+        file.write(json.dumps(asdict(result)))
+    os._exit(0)  # the reading thread would block an orderly exit
