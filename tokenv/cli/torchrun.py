@@ -15,7 +15,7 @@ import torch
 
 from tokenv.cli.options import TrainOptions
 from tokenv.cli.sacred import Command
-from tokenv.compare.settings import flat
+from tokenv.compare.config import flatten
 from tokenv.config.registry import plugins
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError
@@ -68,7 +68,7 @@ def _facts(options: TrainOptions) -> dict[str, Any]:
     files = [path for spec in ours if spec and spec.origin for path in sorted(Path(spec.origin).parent.rglob("*.py"))]
     files += [path for plugin in plugins(values) for path in plugin.files]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    return flat(values) | {
+    return flatten(values) | {
         "resume": None if options.resume is None else Path(options.resume).name,
         "the digest of the code": code,
         "torch": torch.__version__,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenv.compare.settings import flat
+from tokenv.compare.config import flatten
 from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
@@ -138,7 +138,7 @@ def contradiction(run: StoredRun) -> str:
         return ""
     state = checkpoints.load_state(found[-1])
     own: Config = from_dict(Config, migrate_keys(Config, state["config"]))
-    there, here = flat(own.as_dict()), flat(run.config.as_dict())
+    there, here = flatten(own.as_dict()), flatten(run.config.as_dict())
     differs = [key for key in {**here, **there} if key.partition(".")[0] in IDENTITY and _odd(key, here, there)]
     if differs:
         key = differs[0]
