@@ -16,7 +16,7 @@ from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import check_rate
 
-LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``start.model``
+LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
 
 
@@ -71,12 +71,12 @@ class CompareOptions:
         forecast: forecasts of test windows to score, of series, beside naive baselines and DLinear: a section of
             horizon (null for all which a run's direct head predicts), windows (0 for all), direct, samples, season and
             peers, as in ``tokenv forecast``; null for none.
-        against: method against which all others are tested, so that Holm's correction counts these pairs alone; empty
-            for every pair.
-        equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method which draws K samples of
-            a text reads ``batch_size`` / K texts in an update, and makes as many updates.
-        shared: run whose language model all methods start from (``start.model``), as changes of ``base``; trained once,
-            and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained alike.
+        reference: method against which all others are tested, so that Holm's correction counts these pairs alone;
+            empty for every pair.
+        equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method which draws K samples
+            of a text reads ``batch_size`` / K texts in an update, and makes as many updates.
+        pretrain: run whose language model all methods start from (``init_from``), as changes of ``base``; trained
+            once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained alike.
             Empty for none.
         tune: dotted key to the values to try for every learning method which does not set it, on ``tune_seeds``; the
             value with the lowest mean loss is taken.
@@ -105,9 +105,9 @@ class CompareOptions:
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     forecast: ForecastRequest | None = None
-    against: str = ""
-    equal_passes: bool = False
-    shared: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
+    reference: str = field(default="", metadata={"was": "against"})
+    equal_compute: bool = field(default=False, metadata={"was": "equal_passes"})
+    pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config, "was": "shared"})
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
     protocols: dict[str, Any] = field(default_factory=dict, metadata={"each": Self})
@@ -139,7 +139,7 @@ class CompareOptions:
         for key, names in (
             ("only", self.only),
             ("skip", self.skip),
-            ("against", [self.against] if self.against else []),
+            ("reference", [self.reference] if self.reference else []),
         ):
             for name in names:
                 if name not in self.methods and not self.runs:
@@ -212,11 +212,11 @@ class CompareOptions:
         check_keys(self.methods[method], f"methods.{method}", Config)
         values = merge(merge(merge(self.common, self.methods[method]), changes or {}), {"seed": seed})
         if start is not None:
-            values = merge(values, {"start": {"model": str(start)}})
-        elif self.shared:
-            values = merge(values, {"start": {"model": None, "frozen": False}})
+            values = merge(values, {"init_from": str(start)})
+        elif self.pretrain:
+            values = merge(values, {"init_from": None, "freeze_lm": False})
         config = resolve(self.base, values)
-        if self.equal_passes:
+        if self.equal_compute:
             config = with_equal_compute(config)
         return Task(method, config, self.evaluation_request)
 
@@ -239,15 +239,15 @@ class CompareOptions:
 
     def make_pretraining_task(self, method: str) -> Task:
         """Return the run from which a method starts, with the method's own model and codec."""
-        check_keys(self.shared, "shared", Config)
+        check_keys(self.pretrain, "pretrain", Config)
         own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
         label = f"shared model of {method}" if own else "shared model"
         early_exit = {"loss": {"early": EARLY_WEIGHT}}  # methods which start from it may need one
-        return Task(label, resolve(self.base, merge(early_exit, merge(self.shared, own))), None)
+        return Task(label, resolve(self.base, merge(early_exit, merge(self.pretrain, own))), None)
 
     def make_pretraining_tasks(self) -> dict[str, Task]:
-        """Return the run from which each method starts; none without ``shared``."""
-        return {method: self.make_pretraining_task(method) for method in self.selected_methods} if self.shared else {}
+        """Return the run from which each method starts; none without ``pretrain``."""
+        return {method: self.make_pretraining_task(method) for method in self.selected_methods} if self.pretrain else {}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options with names as values, for Sacred refuses keys with ``=``, ``.`` or a leading ``$``."""
@@ -316,7 +316,7 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("only", "skip", "only_protocols"):
         if key in values:
             values[key] = [str(name) for name in values[key]]
-    return values | ({"against": str(values["against"])} if "against" in values else {})
+    return values | ({"reference": str(values["reference"])} if "reference" in values else {})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
