@@ -101,7 +101,7 @@ def losses_at(shift, seed, way):
 
 
 def with_rates(method, found):
-    """The method, had its runs been measured so: seed to what was found."""
+    """Return the method with these measurements of its runs (``found``: from the seed)."""
     common = {"document": list(range(SEQUENCES))}
     runs = [
         replace(

@@ -13,11 +13,11 @@ from tokenv.compare.config import CompareOptions
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.compare.forecast_comparison import compare_forecasts
-from tokenv.compare.report.forecast_tables import _both_ways, draw_forecasts
+from tokenv.compare.report.forecast_tables import draw_forecasts
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.summary import write_reports
 from tokenv.compare.run_evaluation import Forecasts, load_evaluation
-from tokenv.compare.statistics import Scores, estimate_difference
+from tokenv.compare.statistics import Scores, add_reversed_pairs, estimate_difference
 from tokenv.core.errors import UserError
 
 WINDOWS = 40
@@ -89,7 +89,7 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
     best, dlinear = found.table.to_dict("records")[:2]
     assert best["skill against dlinear"] == pytest.approx(1 - best["mse"] / dlinear["mse"])
     assert dlinear["crps"] == dlinear["mae"]
-    assert _both_ways(found)["fixed", "learned"].mean == -pair.mean
+    assert add_reversed_pairs(found.differences["mse"])["fixed", "learned"].mean == -pair.mean
 
 
 def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_runs_that_forecast_other_windows_are_refused():
 
 @pytest.fixture
 def settings(tiny_settings, tmp_path, monkeypatch):
-    """A tiny run of bursts that forecasts 6 steps, as a comparison's common settings."""
+    """Return the settings of a tiny run on bursts which forecasts 6 steps, as a comparison's common settings."""
     monkeypatch.chdir(tmp_path)
     data = {
         "kind": "series",

@@ -21,7 +21,7 @@ ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/objec
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a comparison of methods with odd names, numbers among them."""
+    """Return a folder with a comparison of methods with odd names, numbers among them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shrunk.stand_ins(tmp_path)

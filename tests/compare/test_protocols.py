@@ -165,7 +165,7 @@ def test_ranks_are_seed_by_seed():
 
 @pytest.fixture
 def place(tiny_settings, tmp_path, monkeypatch):
-    """A folder with a comparison in two protocols, of which the second one starts frozen."""
+    """Return a folder with a comparison in two protocols, the second of which starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)

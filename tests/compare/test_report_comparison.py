@@ -36,7 +36,7 @@ from tokenv.compare.report.aggregate import (
     interpolate_flops,
     sort_methods,
 )
-from tokenv.compare.report.method_tables import boundary_cells, boundary_columns, print_comparison
+from tokenv.compare.report.method_tables import boundary_cells, print_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.summary import write_report
@@ -111,16 +111,16 @@ def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
     first, second = three.methods[1].runs
     half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
     comparison = a_comparison([three.methods[0], old, half])
-    shown = boundary_columns(comparison)
-    assert shown[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
     rows_of = [boundary_cells(comparison, method) for method in comparison.methods]
-    told = dict(zip(("whole", "old", "half"), rows_of, strict=True))
+    assert list(rows_of[0])[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
+    told = {name: list(row.values()) for name, row in zip(("whole", "old", "half"), rows_of, strict=True)}
     assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
     assert told["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
     assert told["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
     source = comparison_page(comparison, {})
     assert "ü␣&lt;b&gt;" in source
-    assert boundary_columns(a_comparison_of_series(three.methods)) == []
+    series = a_comparison_of_series(three.methods)
+    assert boundary_cells(series, series.methods[0]) == {}
 
 
 class Matrix(Page):

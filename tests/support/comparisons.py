@@ -67,7 +67,7 @@ def a_passage(text, probability=0.5):
 
 
 def changed(run, **changes):
-    """The run with other values of its own or of its evaluation; a loss is that of its only sequence."""
+    """Return the run with other values of its own or of its evaluation; a loss is that of its only sequence."""
     if "loss" in changes:
         changes["loss"] = [changes["loss"]]
     assessed = {field.name: changes.pop(field.name) for field in fields(RunEvaluation) if field.name in changes}
@@ -92,7 +92,7 @@ def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
 
 
 def of_series(method, **changes):
-    """The same method, had it read series: lower losses by 3, windows, and a loss on the test split."""
+    """Return the method as if it had read series: losses lower by 3, windows, and a loss on the test split."""
     runs = []
     for run in method.runs:
         history = {name.replace("bits_per_byte", "nats_per_value"): curve for name, curve in run.history.items()}

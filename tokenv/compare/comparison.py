@@ -22,7 +22,7 @@ from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
 from tokenv.compare.rate_curves import tabulate_rates
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.statistics import Difference, Pair, compare_scores
+from tokenv.compare.statistics import Difference, Pair, add_reversed_pairs, compare_scores
 from tokenv.compare.store import StoredRun
 from tokenv.config.build import is_trainable
 from tokenv.config.schema import SETTINGS, Config
@@ -162,9 +162,8 @@ class Comparison:
 
     @property
     def both_ways(self) -> dict[Pair, Difference]:
-        """Every pair in both orders: (first, second) to the first one's loss minus the second one's."""
-        reversed_pairs = {(second, first): -each for (first, second), each in self.differences.items()}
-        return {**self.differences, **reversed_pairs}
+        """Differences of every pair in both orders."""
+        return add_reversed_pairs(self.differences)
 
     @property
     def references(self) -> list[str]:

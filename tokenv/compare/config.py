@@ -76,8 +76,8 @@ class CompareOptions:
         equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method which draws K samples
             of a text reads ``batch_size`` / K texts in an update, and makes as many updates.
         pretrain: run whose language model all methods start from (``init_from``), as changes of ``base``; trained
-            once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained alike.
-            Empty for none.
+            once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained
+            alike. Empty for none.
         tune: dotted key to the values to try for every learning method which does not set it, on ``tune_seeds``; the
             value with the lowest mean loss is taken.
         tune_seeds: seeds used for tuning only.

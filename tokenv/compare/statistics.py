@@ -203,6 +203,11 @@ def _estimate(scores: Scores, has_seeds: bool) -> dict[str, float]:
     return own | {"document_error": scores.document_error, "low": low, "high": high}
 
 
+def add_reversed_pairs(differences: Mapping[Pair, Difference]) -> dict[Pair, Difference]:
+    """Return every pair in both orders: (first, second) to the first one's mean minus the second one's."""
+    return {**differences, **{(second, first): -each for (first, second), each in differences.items()}}
+
+
 def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame:
     """Return one row a pair, whose index is ``first`` and ``second``.
 

@@ -279,18 +279,18 @@ def label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def draw_lines(
-    name: str, caption: str, curves: Mapping[str, Band], styles: Mapping[str, Style], finish: Callable[[Axes], None]
+    comparison: Comparison, name: str, caption: str, curves: Mapping[str, Band], finish: Callable[[Axes], None]
 ) -> Picture:
     """Draw lines with bands, one a method, and a legend.
 
     Args:
+        comparison: comparison of all methods.
         name: name of the picture.
         caption: caption of the picture.
         curves: method to its band; at least one.
-        styles: method to its style.
         finish: function which sets the axes' labels, limits and formats.
     """
-    names = [short(method) for method in curves]
+    names, styles = [short(method) for method in curves], assign_styles(comparison)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

@@ -25,14 +25,13 @@ from tokenv.compare.report.aggregate import (
     style_class,
     write_frame,
 )
-from tokenv.compare.statistics import Difference, Pair, describe_difference, tabulate_differences
+from tokenv.compare.statistics import add_reversed_pairs, describe_difference, tabulate_differences
 from tokenv.evaluation.report import draw_windows
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
 from tokenv.plotting.characters import escape, escape_line
 
 _ROW, _REST = 1.15, 0.9  # inches of a method, and of axis and legend
-_HEADERS = ("MSE ± seeds", "error over windows", "MAE ± seeds", "CRPS ± seeds", "80% interval holds")
 _FAR = 1.5  # forecasts with more than this times the highest MSE of a method are beyond the axis
 
 
@@ -61,22 +60,17 @@ def forecast_title(forecasts: ForecastComparison) -> str:
     return f"Forecasts of {forecasts.horizon} steps, {forecasts.windows:,} of {forecasts.total:,} test windows"
 
 
-def forecast_columns(forecasts: ForecastComparison) -> list[str]:
-    """Return the headers beside the forecaster's name."""
-    return [*_HEADERS, *(f"skill: {escape_line(name)}" for name in forecasts.baselines)]
-
-
-def forecast_cells(row: Mapping[str, Any], forecasts: ForecastComparison) -> list[str]:
-    """Return one text for each of ``forecast_columns``, for a row of the forecasts' table."""
-    skills = {name: row[f"skill against {name}"] for name in forecasts.baselines}
-    return [
-        _format_score(row, "mse"),
-        format_number(row["mse_window_error"]),
-        _format_score(row, "mae"),
-        _format_score(row, "crps"),
-        format_number(100 * row["inside"], ".1f") + "%" if row["is_method"] else "–",
-        *("" if name == row["forecaster"] else format_number(skill, "+.3f") for name, skill in skills.items()),
-    ]
+def forecast_cells(row: Mapping[str, Any], forecasts: ForecastComparison) -> dict[str, str]:
+    """Return header and text of the cells for a row of the forecasts' table, beside the forecaster's name."""
+    skills = {name: format_number(row[f"skill against {name}"], "+.3f") for name in forecasts.baselines}
+    return {
+        "MSE ± seeds": _format_score(row, "mse"),
+        "error over windows": format_number(row["mse_window_error"]),
+        "MAE ± seeds": _format_score(row, "mae"),
+        "CRPS ± seeds": _format_score(row, "crps"),
+        "80% interval holds": format_number(100 * row["inside"], ".1f") + "%" if row["is_method"] else "–",
+        **{f"skill: {escape_line(name)}": "" if name == row["forecaster"] else skills[name] for name in skills},
+    }
 
 
 def _format_score(row: Mapping[str, Any], score: str) -> str:
@@ -93,23 +87,18 @@ def forecast_table(forecasts: ForecastComparison) -> Table:
     """Return a table for a rich console, one line a forecaster, without skills, which need wider pages."""
     table = Table(title=Text(forecast_title(forecasts)), title_justify="left")
     table.add_column("forecaster", overflow="fold")
-    for name in _HEADERS:
-        table.add_column(name, justify="right")
     for row in list_forecasters(forecasts):
-        table.add_row(Text(escape_line(row["forecaster"])), *forecast_cells(row, forecasts)[: len(_HEADERS)])
+        cells = {name: text for name, text in forecast_cells(row, forecasts).items() if not name.startswith("skill")}
+        for name in cells if not table.rows else ():
+            table.add_column(name, justify="right")
+        table.add_row(Text(escape_line(row["forecaster"])), *cells.values())
     return table
-
-
-def _both_ways(forecasts: ForecastComparison) -> dict[Pair, Difference]:
-    """Return the differences in MSE of every pair in both orders."""
-    pairs = forecasts.differences["mse"]
-    return {**pairs, **{(second, first): -each for (first, second), each in pairs.items()}}
 
 
 def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
     """Return sentences which compare the best method with all other forecasters, by MSE."""
     best = next(row for row in list_forecasters(forecasts) if row["is_method"])
-    pairs, name = _both_ways(forecasts), best["forecaster"]
+    pairs, name = add_reversed_pairs(forecasts.differences["mse"]), best["forecaster"]
     known = [(escape_line(other), pairs[name, other]) for other in forecasts.table.forecaster if (name, other) in pairs]
     sentences = [f"{escape_line(name)} has the methods' lowest MSE: {_format_score(best, 'mse')}."]
     counted = sum(math.isfinite(pair.p_holm) for pair in forecasts.differences["mse"].values())
@@ -127,7 +116,7 @@ def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
 
 def forecast_matrix(forecasts: ForecastComparison) -> list[tuple[str, list[tuple[str, str, str] | None]]]:
     """Return a row a method: class, text and tooltip of its difference in MSE from each other forecaster."""
-    pairs = _both_ways(forecasts)
+    pairs = add_reversed_pairs(forecasts.differences["mse"])
 
     def make_cell(row: str, other: str) -> tuple[str, str, str] | None:
         if row == other:

@@ -30,36 +30,46 @@ from tokenv.plotting.console import console
 _TOKENS = 12  # most frequent tokens shown
 
 
-def boundary_columns(comparison: Comparison) -> list[str]:
-    """Return the headers of ``boundary_cells``; none if nothing was measured, as of series.
+def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return header and text of the cells on a method's losses, rate and cost."""
 
-    Boundaries by class have a column for each class of byte in the text, with its share.
+    def mean(column: str, form: str = ".4f") -> str:
+        return format_number(comparison.mean(method.name, column), form)
+
+    cells = {
+        f"{escape(comparison.unit_in_words)} ± seeds": format_with_error(method.loss, method.seed_error),
+        f"error over {comparison.words.document}s": format_number(method.document_error),
+        "each seed": " ".join(format_number(run.loss) for run in method.runs),
+    }
+    if comparison.has_test:
+        error = compute_test_error(comparison, method.name)
+        cells["test ± seeds"] = format_with_error(comparison.mean(method.name, "loss_test"), error)
+    cells |= {"mean over training": mean("area"), "early exit": mean("loss_early")}
+    cells[f"boundaries / {comparison.words.symbol}"] = mean("boundary_rate", ".3f")
+    if comparison.calibrated:
+        cells |= {"before calibration": mean("loss_raw"), "its rate": mean("boundary_rate_raw", ".3f")}
+    return cells | {"FLOPs": mean("flops", ".2e"), "seconds": mean("seconds", ",.0f")}
+
+
+def boundary_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return header and text of the cells on a method's boundaries; a dash where nothing was measured.
+
+    Boundaries by class have a column for each class of byte in the text, with its share. There are no cells if nothing
+    was measured of any method, as of series.
     """
-    classes = _known_classes(comparison)
+    classes = [name for name in CLASSES if f"share of {name}" in comparison.runs]
     if not classes:
-        return []
-    shares = (finite_mean(comparison.runs[f"share of {name}"]) for name in classes)
-    headers = [f"{name} ({format_number(100 * share, '.0f')}%)" for name, share in zip(classes, shares, strict=True)]
-    return ["bytes per token", "F1 with whitespace", *headers, "most frequent tokens"]
-
-
-def boundary_cells(comparison: Comparison, method: ComparedMethod) -> list[str]:
-    """Return one text for each of ``boundary_columns``; a dash where nothing was measured."""
+        return {}
     rate, learned = comparison.mean(method.name, "boundary_rate"), method.runs[0].evaluation.learned
     tokens = [escape(readable(token.encode("latin-1"))) for token, _ in (learned.tokens if learned else [])[:_TOKENS]]
-    return [
-        format_number(1 / rate, ".2f") if rate > 0 else "–",
-        format_number(comparison.mean(method.name, "whitespace f1"), ".3f"),
-        *(
-            format_number(comparison.mean(method.name, f"boundaries after {name}"), ".3f")
-            for name in _known_classes(comparison)
-        ),
-        "  ".join(tokens) or "–",
-    ]
-
-
-def _known_classes(comparison: Comparison) -> list[str]:
-    return [name for name in CLASSES if f"share of {name}" in comparison.runs]
+    cells = {
+        "bytes per token": format_number(1 / rate, ".2f") if rate > 0 else "–",
+        "F1 with whitespace": format_number(comparison.mean(method.name, "whitespace f1"), ".3f"),
+    }
+    for name in classes:
+        share = format_number(100 * finite_mean(comparison.runs[f"share of {name}"]), ".0f")
+        cells[f"{name} ({share}%)"] = format_number(comparison.mean(method.name, f"boundaries after {name}"), ".3f")
+    return cells | {"most frequent tokens": "  ".join(tokens) or "–"}
 
 
 def _csv_columns(comparison: Comparison) -> dict[str, str]:
@@ -126,26 +136,24 @@ def _blank_missing(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table for a rich console, one line a method, best first."""
+    methods = sort_methods(comparison)
+    rows = [method_cells(comparison, method) for method in methods]
+    wanted = (
+        f"{escape(comparison.unit_in_words)} ± seeds",
+        "test ± seeds",
+        "early exit",
+        "boundaries /",
+        "FLOPs",
+        "seconds",
+    )
+    names = [name for name in rows[0] if name.startswith(wanted)]
     table = Table(title=Text(escape(comparison.title)), title_justify="left")
     table.add_column("method", overflow="fold")
-    test = ("test ± seeds",) if comparison.has_test else ()
-    for name in (f"{comparison.unit_in_words} ± seeds", *test, "early exit", "rate", "FLOPs", "seconds"):
-        table.add_column(name, justify="right")
-    forms = {"loss_early": ".4f", "boundary_rate": ".3f", "flops": ".2e", "seconds": ",.0f"}
-    for method in sort_methods(comparison):
-        table.add_row(
-            Text(escape_line(method.name)),
-            format_with_error(method.loss, method.seed_error),
-            *(format_test_loss(comparison, method) for _ in test),
-            *(format_number(comparison.mean(method.name, column), form) for column, form in forms.items()),
-        )
+    for name in names:
+        table.add_column("rate" if name.startswith("boundaries") else name, justify="right")
+    for method, row in zip(methods, rows, strict=True):
+        table.add_row(Text(escape_line(method.name)), *(row[name] for name in names))
     return table
-
-
-def format_test_loss(comparison: Comparison, method: ComparedMethod) -> str:
-    """Return the loss on the test split and its standard error over seeds for people."""
-    mean, error = comparison.mean(method.name, "loss_test"), compute_test_error(comparison, method.name)
-    return format_with_error(mean, error)
 
 
 def print_comparison(comparison: Comparison) -> None:

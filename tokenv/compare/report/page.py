@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison
-from tokenv.compare.report import forecast_tables, method_tables, rate_tables
+from tokenv.compare.report import forecast_tables, rate_tables
 from tokenv.compare.report.aggregate import (
     assign_styles,
     compute_colour_scale,
     describe_result,
     describe_target_rates,
     format_number,
-    format_with_error,
     list_passages,
     sort_methods,
     style_class,
 )
+from tokenv.compare.report.method_tables import boundary_cells, method_cells
 from tokenv.compare.statistics import describe_difference
 from tokenv.plotting.canvas import Picture
 from tokenv.plotting.characters import escape, escape_line
@@ -93,8 +93,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         looks=list(styles.values()),
         unit=escape(comparison.unit_in_words),
         words=comparison.words,
-        columns=_columns(comparison),
-        methods=_rows(comparison, lambda method: (describe_settings(method), _cells(method, comparison))),
+        methods=_rows(comparison, lambda method: (describe_settings(method), method_cells(comparison, method))),
         targets=describe_target_rates(comparison),
         matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
         sentences=[
@@ -111,8 +110,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         windows=[name for name in pictures if name.startswith("window-")],
         references=[escape(name) for name in comparison.references],
         agreements=_rows(comparison, lambda method: _agreement_cells(method, comparison)),
-        learned=method_tables.boundary_columns(comparison),
-        habits=_rows(comparison, lambda method: method_tables.boundary_cells(comparison, method)),
+        boundaries=_rows(comparison, lambda method: boundary_cells(comparison, method)),
         passages=[
             (f"held-out passage {i + 1}", _rows(comparison, lambda method, i=i: colour_passage(method, i)))
             for i in range(max(map(len, passages.values())))
@@ -132,7 +130,6 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "title": forecast_tables.forecast_title(forecasts),
         "conclusion": [escape(line) for line in forecast_tables.describe_forecasts(forecasts)],
-        "columns": forecast_tables.forecast_columns(forecasts),
         "rows": [
             (number.get(name), escape_line(name), forecast_tables.forecast_cells(row, forecasts)) for name, row in rows
         ],
@@ -159,26 +156,6 @@ def _escape_items(items: Mapping[str, str]) -> list[tuple[str, str]]:
 def describe_settings(method: ComparedMethod) -> str:
     """Return the settings which distinguish a method for people."""
     return ", ".join(f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items())
-
-
-def _columns(comparison: Comparison) -> list[str]:
-    words, test = comparison.words, ["test ± seeds"] if comparison.has_test else []
-    loss = [f"{escape(comparison.unit_in_words)} ± seeds", f"error over {words.document}s", "each seed"]
-    raw = ["before calibration", "its rate"] if comparison.calibrated else []
-    return [*loss, *test, "mean over training", "early exit", f"boundaries / {words.symbol}", *raw, "FLOPs", "seconds"]
-
-
-def _cells(method: ComparedMethod, comparison: Comparison) -> list[str]:
-    """Return one text for each of ``_columns``."""
-    raw = {"loss_raw": ".4f", "boundary_rate_raw": ".3f"} if comparison.calibrated else {}
-    forms = {"area": ".4f", "loss_early": ".4f", "boundary_rate": ".3f", **raw, "flops": ".2e", "seconds": ",.0f"}
-    return [
-        format_with_error(method.loss, method.seed_error),
-        format_number(method.document_error),
-        " ".join(format_number(run.loss) for run in method.runs),
-        *([method_tables.format_test_loss(comparison, method)] if comparison.has_test else []),
-        *(format_number(comparison.mean(method.name, column), form) for column, form in forms.items()),
-    ]
 
 
 def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[tuple[str, str, str] | None]:

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.comparison import Comparison
 from tokenv.compare.report.aggregate import (
     Band,
-    Style,
     assign_styles,
     choose_loss_metric,
     compute_band,
@@ -40,10 +39,9 @@ _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # larger shares of tokens of one length would flatten all other methods' lines
 
 
-def _draw_losses(
-    comparison: Comparison, methods: Sequence[ComparedMethod], styles: Mapping[str, Style]
-) -> Picture | None:
+def _draw_losses(comparison: Comparison) -> Picture | None:
     """Draw the loss of every method and seed."""
+    methods, styles = sort_methods(comparison), assign_styles(comparison)
     unit, documents = comparison.unit_in_words, f"{comparison.words.document}s"
     if not any(math.isfinite(method.loss) for method in methods):
         return None
@@ -78,9 +76,10 @@ def _draw_losses(
     return draw_both("methods", caption, 1.2 + 0.34 * len(methods), draw)
 
 
-def _draw_differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> Picture | None:
+def _draw_differences(comparison: Comparison) -> Picture | None:
     """Draw every method's difference from the best, with 95% intervals."""
-    best, pairs = methods[0], comparison.both_ways
+    methods, pairs = sort_methods(comparison), comparison.both_ways
+    best = methods[0]
     differences = [pairs.get((method.name, best.name)) for method in methods]
     if not any(difference and math.isfinite(difference.mean) for difference in differences):
         return None
@@ -160,11 +159,6 @@ def _find_inseparable(comparison: Comparison, names: Sequence[str]) -> list[tupl
     return spans
 
 
-def _bands(methods: Sequence[ComparedMethod], metric: str, by_flops: bool = False) -> dict[str, Band]:
-    bands = ((method.name, compute_band(method, metric, by_flops)) for method in methods)
-    return {name: band for name, band in bands if band is not None}
-
-
 def _limit_to_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
     """Set limits by the values after each first third: the first steps' losses would flatten all else."""
     late = [band.mean[band.x >= band.x[-1] / 3] for band in curves.values()]
@@ -173,60 +167,58 @@ def _limit_to_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
     axes.set_ylim(low - margin, high + margin)
 
 
-def _draw_loss_curves(
-    comparison: Comparison, methods: Sequence[ComparedMethod], styles: Mapping[str, Style]
-) -> Iterator[Picture]:
-    metric = choose_loss_metric(comparison)
-    kind = "validation" if metric.startswith("validation/") else "training (running mean)"
-    loss, symbols = comparison.unit_in_words, f"{comparison.words.symbol}s"
-    for name, by_flops, spent in ((f"loss-{symbols}", False, symbols), ("loss-flops", True, "FLOPs")):
-        curves = _bands(methods, metric, by_flops)
-        if not curves:
-            continue
-
-        def finish(axes: Axes, curves: Mapping[str, Band] = curves, spent: str = spent) -> None:
-            _limit_to_late_part(axes, curves)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel=f"training {spent}", ylabel=f"{kind} {loss}")
-
-        caption = (
-            f"{kind.capitalize()} {loss} against training {spent}: mean over the seeds; {_BAND}. "
-            "The axis ends above the values after the first third of training."
-        )
-        yield draw_lines(name, caption, curves, styles, finish)
-
-
-def _draw_policy_curves(
-    comparison: Comparison, methods: Sequence[ComparedMethod], styles: Mapping[str, Style]
-) -> Iterator[Picture]:
-    symbol = comparison.words.symbol
-    kinds = (
-        ("boundary-rate", "train/boundary_rate", f"boundaries per {symbol}", f"Boundaries per {symbol}"),
-        ("neg-log-prob", "train/neg_log_prob", "mean −log π, nats per decision", "Mean −log π of the decisions drawn"),
-    )
-    for name, metric, unit, title in kinds:
-        curves = _bands(methods, metric)
-        if not curves:
-            continue
-
-        def finish(axes: Axes, unit: str = unit, has_target: bool = name == "boundary-rate") -> None:
-            if has_target:
-                for rate in comparison.target_rates:
-                    axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel=f"training {symbol}s", ylabel=unit)
-            axes.set_ylim(bottom=0)
-
-        target = f" Thin dashes: target, {describe_target_rates(comparison)}." if name == "boundary-rate" else ""
-        caption = f"{title} over training: running mean, mean over the seeds; {_BAND}.{target}"
-        yield draw_lines(name, caption, curves, styles, finish)
-
-
-def _draw_lengths(
-    comparison: Comparison, methods: Sequence[ComparedMethod], styles: Mapping[str, Style]
+def _draw_curves(
+    comparison: Comparison, name: str, metric: str, position: str, labels: tuple[str, str], note: str
 ) -> Picture | None:
+    """Draw a metric of all methods over training.
+
+    Args:
+        comparison: what to draw.
+        name: name of the picture.
+        metric: key of the runs' histories.
+        position: horizontal axis: ``FLOPs``, or the plural of a symbol.
+        labels: label of the vertical axis, and beginning of the caption.
+        note: end of the caption.
+
+    Returns:
+        None if no method has the metric.
+    """
+    bands = {m.name: compute_band(m, metric, by_flops=position == "FLOPs") for m in sort_methods(comparison)}
+    curves = {method: band for method, band in bands.items() if band is not None}
+
+    def finish(axes: Axes) -> None:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set(xlabel=f"training {position}", ylabel=labels[0])
+        if name.startswith("loss-"):
+            _limit_to_late_part(axes, curves)
+            return
+        for rate in comparison.target_rates if name == "boundary-rate" else ():
+            axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
+        axes.set_ylim(bottom=0)
+
+    caption = f"{labels[1]}, mean over the seeds; {_BAND}. {note}".rstrip()
+    return draw_lines(comparison, name, caption, curves, finish) if curves else None
+
+
+def _draw_training(comparison: Comparison) -> Iterator[Picture | None]:
+    """Draw losses, boundary rates and the certainty of policies over training."""
+    metric, symbol = choose_loss_metric(comparison), comparison.words.symbol
+    kind = "validation" if metric.startswith("validation/") else "training (running mean)"
+    loss = f"{kind} {comparison.unit_in_words}"
+    cut = "The axis ends above the values after the first third of training."
+    for name, position in ((f"loss-{symbol}s", f"{symbol}s"), ("loss-flops", "FLOPs")):
+        labels = (loss, f"{loss.capitalize()} against training {position}")
+        yield _draw_curves(comparison, name, metric, position, labels, cut)
+    labels = (f"boundaries per {symbol}", f"Boundaries per {symbol} over training: running mean")
+    target = f"Thin dashes: target, {describe_target_rates(comparison)}."
+    yield _draw_curves(comparison, "boundary-rate", "train/boundary_rate", f"{symbol}s", labels, target)
+    labels = ("mean −log π, nats per decision", "Mean −log π of the decisions drawn, over training: running mean")
+    yield _draw_curves(comparison, "neg-log-prob", "train/neg_log_prob", f"{symbol}s", labels, "")
+
+
+def _draw_lengths(comparison: Comparison) -> Picture | None:
     words = comparison.words
-    shares = {method.name: compute_length_shares(comparison, method.name) for method in methods}
+    shares = {method.name: compute_length_shares(comparison, method.name) for method in sort_methods(comparison)}
     curves = {name: Band(np.arange(len(y)) + 1.0, y, y, y) for name, y in shares.items() if len(y)}
     if not curves:
         return None
@@ -236,16 +228,15 @@ def _draw_lengths(
     beyond = [f"{escape_line(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
 
     def finish(axes: Axes) -> None:
-        axes.set(
-            xlabel=f"{words.symbol}s of a {words.token} ({last}: that many or more)", ylabel=f"share of {words.tokens}"
-        )
+        label = f"{words.symbol}s of a {words.token} ({last}: that many or more)"
+        axes.set(xlabel=label, ylabel=f"share of {words.tokens}")
         axes.set_ylim(0, 1.1 * top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     caption = f"Length of {words.tokens} on held-out {words.data}, mean over the seeds."
     if beyond:
         caption += f" Beyond the axis: {'; '.join(beyond)}."
-    return draw_lines(f"{words.token}-lengths", caption, curves, styles, finish)
+    return draw_lines(comparison, f"{words.token}-lengths", caption, curves, finish)
 
 
 def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
@@ -256,17 +247,15 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
         ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``),
         ``window-1`` and so on, in this order; those without data are left out.
     """
-    methods, styles = sort_methods(comparison), assign_styles(comparison)
-    colours = {name: style.colour for name, style in styles.items()}
+    colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     pictures = [
-        _draw_losses(comparison, methods, styles),
-        _draw_differences(comparison, methods),
+        _draw_losses(comparison),
+        _draw_differences(comparison),
         draw_ranks(comparison),
-        draw_rates(comparison, styles),
+        draw_rates(comparison),
         draw_forecasts(comparison.forecasts, colours) if comparison.forecasts else None,
-        *_draw_loss_curves(comparison, methods, styles),
-        *_draw_policy_curves(comparison, methods, styles),
-        _draw_lengths(comparison, methods, styles),
+        *_draw_training(comparison),
+        _draw_lengths(comparison),
         *window_pictures(comparison),
     ]
     return {picture.name: picture for picture in pictures if picture}

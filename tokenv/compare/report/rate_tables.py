@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -12,7 +12,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tokenv.compare.comparison import Comparison
-from tokenv.compare.report.aggregate import Band, Style, draw_lines, format_number, format_with_error, style_class
+from tokenv.compare.report.aggregate import (
+    Band,
+    assign_styles,
+    draw_lines,
+    format_number,
+    format_with_error,
+    style_class,
+)
 from tokenv.compare.statistics import Difference, describe_difference
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN
 from tokenv.plotting.canvas import Picture
@@ -91,7 +98,7 @@ def rates_table(comparison: Comparison) -> Table:
     return table
 
 
-def draw_rates(comparison: Comparison, styles: Mapping[str, Style]) -> Picture | None:
+def draw_rates(comparison: Comparison) -> Picture | None:
     """Draw the loss against the cost of reading; return None if nothing was measured at several rates."""
     if not len(comparison.rates):
         return None
@@ -103,13 +110,14 @@ def draw_rates(comparison: Comparison, styles: Mapping[str, Style]) -> Picture |
     }
     trained = {method.name: method.runs[0].config.rate for method in comparison.methods}
     rings = [row for row in rates.itertuples() if row.asked == trained[row.method]]
+    colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     unit, symbol = comparison.unit_in_words, comparison.words.symbol
 
     def finish(axes: Axes) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel=f"FLOPs per {symbol}, forward", ylabel=f"held-out {unit}")
         for row in rings:
-            axes.plot(row.flops, row.loss, "o", color=styles[row.method].colour, ms=11, mfc="none", mew=1)
+            axes.plot(row.flops, row.loss, "o", color=colours[row.method], ms=11, mfc="none", mew=1)
 
     requested = ", ".join(name for name in rate_columns(comparison) if name != _OWN_RATE)
     caption = (
@@ -120,4 +128,4 @@ def draw_rates(comparison: Comparison, styles: Mapping[str, Style]) -> Picture |
         caption += " Logits are shifted until other held-out data have the rate."
     if rings:
         caption += " Rings: the rate for which a method was trained."
-    return draw_lines("rates", caption, curves, styles, finish)
+    return draw_lines(comparison, "rates", caption, curves, finish)
