@@ -282,14 +282,14 @@ def build_comparison(
     ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
     rates_reference = reference if reference in methods else next(ranged, "")
     evaluations = {name: {run.seed: run.evaluation for run in group} for name, group in methods.items()}
-    errors = table.methods[["mean", "seed_error", "document_error"]]
+    compared = []
+    for name, group in methods.items():
+        own = table.estimates[name]
+        compared.append(ComparedMethod(name, group, settings[name], own.mean, own.seed_error, own.document_error))
     return Comparison(
         title=title,
         facts={**_collect_facts([first, *others]), **(facts or {})},
-        methods=[
-            ComparedMethod(name, group, settings[name], *map(float, errors.loc[name]))
-            for name, group in methods.items()
-        ],
+        methods=compared,
         differences=table.differences,
         failed=failed,
         rates=tabulate_rates(evaluations, rates_reference),

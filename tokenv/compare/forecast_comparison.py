@@ -95,18 +95,18 @@ def compare_forecasts(
         if score != "inside":
             scores |= {name: error["mae" if score == "crps" else score] for name, error in first.peers.items()}
         compared = compare_scores(scores, documents=first.cluster, seeds=seeds, reference=known_reference)
-        tables[score] = compared.methods
+        tables[score] = compared.estimates
         if score != "inside":
             differences[score] = compared.differences
-    mse = tables["mse"]["mean"]
+    mse = {name: each.mean for name, each in tables["mse"].items()}
     rows = []
-    for name in sorted(mse.index, key=lambda name: (math.isnan(mse[name]), mse[name])):
+    for name in sorted(mse, key=lambda name: (math.isnan(mse[name]), mse[name])):
         row = {"forecaster": name, "is_method": name in methods, "seeds": len(methods.get(name, ()))}
         row |= {"horizon": first.horizon, "windows": len(first.cluster)}
-        for score, table in tables.items():
-            known = table.loc[name] if name in table.index else {}
-            row |= {score: known.get("mean", ""), f"{score}_seed_error": known.get("seed_error", "")}
-            row |= {f"{score}_window_error": known.get("document_error", "")}
+        for score, estimates in tables.items():
+            own = estimates.get(name)
+            row |= {score: own.mean if own else "", f"{score}_seed_error": own.seed_error if own else ""}
+            row[f"{score}_window_error"] = own.document_error if own else ""
         for peer in sorted(first.peers, key=lambda peer: (math.isnan(mse[peer]), mse[peer])):
             row[f"skill against {peer}"] = 1 - mse[name] / mse[peer] if mse[peer] > 0 else math.nan
         rows.append(row)
