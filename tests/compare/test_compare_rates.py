@@ -71,7 +71,8 @@ def check_halves(trained):
     assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
     every = {"document": [*range(len(batch))], "loss": [0.0] * len(batch)}
     table = tabulate_rates({"one": {0: replace(a_method("one").runs[0].evaluation, at_rates=found, **every)}})
-    assert table.loss[0] == pytest.approx(np.mean(found[0].loss))
+    assert list(table.way) == ["calibrated", "told"]
+    assert list(table.loss) == pytest.approx([np.mean(at.loss) for at in reversed(found)])
 
 
 @pytest.mark.parametrize(

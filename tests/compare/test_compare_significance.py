@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import a_method, changed
+from comparisons import a_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -189,12 +189,14 @@ def test_plain_arrays_give_the_numbers_of_a_report():
     """Scores by document with lengths, by sequence with documents, and a whole comparison agree."""
     length_C = np.array([1, 3, 2, 5, 1, 4])
     document_B = np.repeat(np.arange(len(length_C)), length_C)
-    methods = {name: a_method(name, bits, seeds=3).runs for name, bits in (("a", 2.0), ("b", 2.1), ("c", 2.2))}
-    losses = {name: GENERATOR.normal(place, 1, (3, len(document_B))) for place, name in enumerate(methods)}
-    measured = {name: [changed(run, document=document_B.tolist()) for run in runs] for name, runs in methods.items()}
-    for name, runs in measured.items():
-        for run, loss_B in zip(runs, losses[name], strict=True):
-            run.evaluation.loss[:] = loss_B.tolist()
+    losses = {name: GENERATOR.normal(place, 1, (3, len(document_B))) for place, name in enumerate("abc")}
+    measured = {}
+    for name, loss_SB in losses.items():
+        runs = a_method(name, seeds=3).runs
+        own = [{"loss": loss_B.tolist(), "document": document_B.tolist()} for loss_B in loss_SB]
+        measured[name] = [
+            replace(run, evaluation=replace(run.evaluation, **each)) for run, each in zip(runs, own, strict=True)
+        ]
     report = build_comparison(measured, "", {}, reference="b")
     table = tokenv.compare_scores(losses, documents=[f"file {i}" for i in document_B], reference="b")
     assert table.differences.keys() == report.differences.keys()

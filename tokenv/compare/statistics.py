@@ -169,17 +169,19 @@ def compare_scores(
     seeds: Mapping[str, Sequence[int]] | None = None,
     reference: str = "",
 ) -> ScoreTable:
-    """Compare methods by their held-out scores, lower being better::
+    """Compare methods by their held-out scores, lower being better.
+
+    For example::
 
         table = compare_scores({"ours": ours_SD, "theirs": theirs_SD}, lengths=length_D, reference="theirs")
         table.methods  # data frame: mean, standard errors over seeds and documents, 95% interval
         table.pairs  # data frame: difference, standard errors, 95% interval, p, p_holm, verdict
 
-    Errors over documents are CR2 with Bell and McCaffrey's degrees of freedom; methods which share seeds are paired seed
-    by seed. The intervals of differences cover 94% to 98% for any number of seeds from two on, and for 5 documents or
-    more (``estimate_difference`` has the formulas, ``examples/coverage.py`` measures the coverage). All pairs of methods
-    are compared, and p-values are corrected for their number by Holm's method; with ``reference``, for the number of
-    pairs which contain it, and the other pairs get no corrected p-value.
+    Errors over documents are CR2 with Bell and McCaffrey's degrees of freedom; methods which share seeds are paired
+    seed by seed. The intervals of differences cover 94% to 98% for any number of seeds from two on, and for 5 documents
+    or more (``estimate_difference`` has the formulas, ``examples/coverage.py`` measures the coverage). All pairs of
+    methods are compared, and p-values are corrected for their number by Holm's method; with ``reference``, for the
+    number of pairs which contain it, and the other pairs get no corrected p-value.
 
     Args:
         scores: name of a method to its losses, [seed, document]; of shape [document] for a baseline which has no seeds,
