@@ -78,7 +78,7 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
     assert {"loss-steps.png", "patch-lengths.png", "window-1.png", "window-2.png"} <= pictures
     body = (report / "report.html").read_text().partition("</style>")[2]
     seen = re.sub('base64,[^"]*', "", body)
-    assert "The same windows, as every method cuts them" in seen
+    assert "The same windows with the boundaries of every method" in seen
     assert "found within 2 steps" in seen
     assert not re.findall("byte|token|passage|text|document", seen)
     assert run_command("compare", ["with", *words, "-u"]) == told
