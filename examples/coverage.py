@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tokenv.compare.statistics import Difference, compare_scores
+from tokenv.compare.score_statistics import Difference, compare_scores
 
 RATIOS, SEEDS, DOCUMENTS = (0.0, 0.3, 1.0, 3.0, 10.0), (2, 3, 5, 10), 40
 FEW, SPREADS = (5, 10, 20, 40), (0.7, 1.0, 1.5)  # unequal documents; standard deviations of their lengths' logarithms

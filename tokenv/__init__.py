@@ -36,7 +36,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "core": ("keys",),
         "core.contracts": ("Sampling",),
-        "compare.statistics": ("compare_scores",),
+        "compare.score_statistics": ("compare_scores",),
         "env.generation": ("generate",),
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),

@@ -20,7 +20,7 @@ from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.rate_tables import rate_columns, rates_table
 from tokenv.compare.report.summary import write_report
 from tokenv.compare.run_evaluation import RateEvaluation, load_evaluation
-from tokenv.compare.statistics import Scores, adjust_p_values, estimate_difference
+from tokenv.compare.score_statistics import Scores, adjust_p_values, estimate_difference
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.corpus import load_corpus

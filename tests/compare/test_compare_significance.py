@@ -15,7 +15,7 @@ from scipy import stats
 
 import tokenv
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.statistics import (
+from tokenv.compare.score_statistics import (
     Difference,
     Scores,
     adjust_p_values,

@@ -17,7 +17,7 @@ from tokenv.compare.report.forecast_tables import draw_forecasts
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.summary import write_reports
 from tokenv.compare.run_evaluation import Forecasts, load_evaluation
-from tokenv.compare.statistics import Scores, add_reversed_pairs, estimate_difference
+from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
 from tokenv.core.errors import UserError
 
 WINDOWS = 40

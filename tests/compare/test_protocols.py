@@ -290,7 +290,8 @@ def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     starts = {method: Path(f"runs/{number}") for number, method in enumerate(methods)}
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CompareOptions, "make_task", lambda _, method, seed, *, start, changes: seen.append((method, start)))
+        remember = lambda _, method, seed, *, start, changes: seen.append((method, start))  # noqa: E731
+        patch.setattr(CompareOptions, "make_task", remember)
         list(of.make_tasks(starts))
     assert seen == list(starts.items())
     assert options(tiny_settings).make_pretraining_tasks() == {}

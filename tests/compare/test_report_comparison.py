@@ -41,7 +41,7 @@ from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.summary import write_report
 from tokenv.compare.run_evaluation import Agreement, Learned
-from tokenv.compare.statistics import Difference, describe_difference
+from tokenv.compare.score_statistics import Difference, describe_difference
 
 ALL = ["methods", "differences", "ranks", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
 FINITE = st.floats(-1e6, 1e6)

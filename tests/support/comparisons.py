@@ -10,7 +10,7 @@ import numpy as np
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
-from tokenv.compare.statistics import Difference, apply_holm
+from tokenv.compare.score_statistics import Difference, apply_holm
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.data.series.config import SeriesConfig

@@ -22,7 +22,7 @@ from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
 from tokenv.compare.rate_curves import tabulate_rates
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.statistics import Difference, Pair, add_reversed_pairs, compare_scores
+from tokenv.compare.score_statistics import Difference, Pair, add_reversed_pairs, compare_scores
 from tokenv.compare.store import StoredRun
 from tokenv.config.build import is_trainable
 from tokenv.config.schema import SETTINGS, Config

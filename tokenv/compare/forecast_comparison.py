@@ -12,7 +12,7 @@ import pandas as pd
 
 from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.compare.run_evaluation import Forecasts, RunEvaluation
-from tokenv.compare.statistics import Difference, Pair, compare_scores
+from tokenv.compare.score_statistics import Difference, Pair, compare_scores
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError

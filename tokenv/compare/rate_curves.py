@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.statistics import Scores, apply_holm, estimate_difference, tabulate_differences
+from tokenv.compare.score_statistics import Scores, apply_holm, estimate_difference, tabulate_differences
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN, TOLD
 
 PRECEDENCE = (CALIBRATED, TOLD, OWN)  # a method is compared by the first of these which it has: the most exact one

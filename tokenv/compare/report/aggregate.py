@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.statistics import Difference
+from tokenv.compare.score_statistics import Difference
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, legend_columns, short
 from tokenv.plotting.characters import Character, characters, escape_line
 from tokenv.plotting.console import write_csv

@@ -25,7 +25,7 @@ from tokenv.compare.report.aggregate import (
     style_class,
     write_frame,
 )
-from tokenv.compare.statistics import add_reversed_pairs, describe_difference, tabulate_differences
+from tokenv.compare.score_statistics import add_reversed_pairs, describe_difference, tabulate_differences
 from tokenv.evaluation.report import draw_windows
 from tokenv.evaluation.series_excerpts import SeriesExcerpt
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short

@@ -21,7 +21,7 @@ from tokenv.compare.report.aggregate import (
     write_frame,
 )
 from tokenv.compare.report.rate_tables import rates_table
-from tokenv.compare.statistics import describe_difference, tabulate_differences
+from tokenv.compare.score_statistics import describe_difference, tabulate_differences
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.text_report import readable
 from tokenv.plotting.characters import escape, escape_line

@@ -19,7 +19,7 @@ from tokenv.compare.report.aggregate import (
     style_class,
 )
 from tokenv.compare.report.method_tables import boundary_cells, method_cells
-from tokenv.compare.statistics import describe_difference
+from tokenv.compare.score_statistics import describe_difference
 from tokenv.plotting.canvas import Picture
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.html import coloured, legend, render

@@ -28,7 +28,7 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.report.forecast_tables import draw_forecasts, window_pictures
 from tokenv.compare.report.rate_tables import draw_rates
-from tokenv.compare.statistics import apply_holm
+from tokenv.compare.score_statistics import apply_holm
 from tokenv.plotting.canvas import Picture, draw_both, legend_below, short
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.theme import BLUE, GREY, ORANGE

@@ -20,7 +20,7 @@ from tokenv.compare.report.aggregate import (
     format_with_error,
     style_class,
 )
-from tokenv.compare.statistics import Difference, describe_difference
+from tokenv.compare.score_statistics import Difference, describe_difference
 from tokenv.evaluation.rate_curve import CALIBRATED, OWN
 from tokenv.plotting.canvas import Picture
 from tokenv.plotting.characters import escape_line

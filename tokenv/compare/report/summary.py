@@ -22,7 +22,7 @@ from tokenv.compare.report.forecast_tables import forecasts_by_protocol, write_p
 from tokenv.compare.report.method_tables import write_tables
 from tokenv.compare.report.page import comparison_page, describe_settings, embed
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
-from tokenv.compare.statistics import describe_difference
+from tokenv.compare.score_statistics import describe_difference
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.html import render
 from tokenv.storage.atomic import write_atomically
