@@ -12,7 +12,7 @@ import pandas as pd
 
 from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.compare.run_evaluation import Forecasts, RunEvaluation
-from tokenv.compare.score_statistics import Difference, Pair, compare_scores
+from tokenv.compare.score_statistics import Difference, Estimate, Pair, compare_scores
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -89,7 +89,8 @@ def compare_forecasts(
                 )
     seeds = {name: list(of) for name, of in methods.items()}
     known_reference = reference if reference in methods else ""
-    tables, differences = {}, {}
+    tables: dict[str, Mapping[str, Estimate]] = {}
+    differences: dict[str, Mapping[Pair, Difference]] = {}
     for score in (*SCORES, "inside"):
         scores: dict[str, Any] = {name: [each.error[score] for each in of.values()] for name, of in methods.items()}
         if score != "inside":
@@ -101,7 +102,7 @@ def compare_forecasts(
     mse = {name: each.mean for name, each in tables["mse"].items()}
     rows = []
     for name in sorted(mse, key=lambda name: (math.isnan(mse[name]), mse[name])):
-        row = {"forecaster": name, "is_method": name in methods, "seeds": len(methods.get(name, ()))}
+        row: dict[str, Any] = {"forecaster": name, "is_method": name in methods, "seeds": len(methods.get(name, ()))}
         row |= {"horizon": first.horizon, "windows": len(first.cluster)}
         for score, estimates in tables.items():
             own = estimates.get(name)

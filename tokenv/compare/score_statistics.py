@@ -208,9 +208,10 @@ def compare_scores(
         raise ValueError(f"reference = {reference!r}: expected one of {', '.join(arrays)}")
     document_B = np.arange(columns) if documents is None else np.unique(np.asarray(documents), return_inverse=True)[1]
     weight_B = None if lengths is None else np.asarray(lengths, dtype=float)
-    methods, baselines = {}, {}
+    methods: dict[str, Scores] = {}
+    baselines: dict[str, Scores] = {}
     for name, array in arrays.items():
-        rows = tuple((seeds or {}).get(name, range(len(array)))) if array.ndim == 2 else (0,)
+        rows: tuple[int, ...] = tuple((seeds or {}).get(name, range(len(array)))) if array.ndim == 2 else (0,)
         own = Scores(np.atleast_2d(array), document_B, rows, weight_B)
         if not len(set(rows)) == len(rows) == len(own.loss_SB):
             raise ValueError(f"seeds[{name!r}] = {rows}: expected {len(own.loss_SB)} different ones, one a row")
