@@ -80,9 +80,12 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     scale = compute_colour_scale(comparison)
     passages = {method.name: list_passages(method) for method in comparison.methods}
 
-    def colour_passage(method: ComparedMethod, index: int) -> list[tuple[str, str, str]]:
-        texts = passages[method.name]
-        return coloured(texts[index], scale) if index < len(texts) else []
+    def colour_passage(index: int) -> list[tuple[Any, ...]]:
+        def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
+            texts = passages[method.name]
+            return coloured(texts[index], scale) if index < len(texts) else []
+
+        return _rows(comparison, show)
 
     return render(
         "compare/report/comparison.html.jinja",
@@ -111,10 +114,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         references=[escape(name) for name in comparison.references],
         agreements=_rows(comparison, lambda method: _agreement_cells(method, comparison)),
         boundaries=_rows(comparison, lambda method: boundary_cells(comparison, method)),
-        passages=[
-            (f"held-out passage {i + 1}", _rows(comparison, lambda method, i=i: colour_passage(method, i)))
-            for i in range(max(map(len, passages.values())))
-        ],
+        passages=[(f"held-out passage {i + 1}", colour_passage(i)) for i in range(max(map(len, passages.values())))],
         notes=write_notes(comparison.words, comparison.unit),
         **legend(scale),
     )
