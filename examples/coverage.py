@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tokenv.compare.significance import Difference, Scores, difference
+from tokenv.compare.score_statistics import Difference, compare_scores
 
 RATIOS, SEEDS, DOCUMENTS = (0.0, 0.3, 1.0, 3.0, 10.0), (2, 3, 5, 10), 40
 FEW, SPREADS = (5, 10, 20, 40), (0.7, 1.0, 1.5)  # unequal documents; standard deviations of their lengths' logarithms
@@ -44,9 +44,9 @@ def draw(
         second_SB = np.repeat(generator.normal(0, math.sqrt(seeds / 2), (seeds, 1)), len(document_B), 1)
     effective = length_C.sum() ** 2 / np.square(length_C).sum()
     document_C = generator.normal(0, ratio * math.sqrt(effective), documents)
-    first = Scores(seed_S[:, None] + document_C[document_B], document_B, tuple(range(seeds)))
-    others = first.seeds if paired else tuple(range(seeds, 2 * seeds))
-    return difference(first, Scores(second_SB, document_B, others))
+    rows = {"first": range(seeds), "second": range(seeds) if paired else range(seeds, 2 * seeds)}
+    scores = {"first": seed_S[:, None] + document_C[document_B], "second": second_SB}
+    return compare_scores(scores, documents=document_B, seeds=rows).differences["first", "second"]
 
 
 def coverage(

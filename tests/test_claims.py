@@ -17,9 +17,9 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
+from tokenv.compare.config import resolve_comparison
 from tokenv.compare.job import JobResult
 from tokenv.compare.locks import LockHolder, RunLock, acquire_run
-from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import SILENT_SECONDS, StoredRun, read_run
 from tokenv.compare.worker import UNKNOWN_EXIT, WorkerProcess, describe_exit
@@ -220,7 +220,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
-    one, two = options.tasks()
+    one, two = options.make_tasks()
     held = acquire_run(one.config, Path("runs"))
     assert isinstance(held, RunLock)
     said: list[str] = []

@@ -10,9 +10,9 @@ import yaml
 
 import tokenv
 from tokenv.cli.main import run_command
+from tokenv.compare.config import resolve_comparison
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.evaluation_request import EvaluationRequest
-from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
 from tokenv.core.errors import UserError
@@ -127,7 +127,7 @@ def test_comparisons_read_what_their_user_names(
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     common = {"data": {"source": "books"}}
     options = resolve_comparison([], values | {"common": common, "methods": {"one": {}}})
-    tasks = list(options.tasks())
+    tasks = list(options.make_tasks())
     monkeypatch.setattr(trust, "remembered_paths", set)
     assert trust.granted() == [str(Path("books").resolve())]
     _, failed = run_all(tasks, options, progress=False)

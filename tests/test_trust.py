@@ -12,7 +12,7 @@ import yaml
 from tokenv.cli.main import run_command
 from tokenv.cli.options import stored_config
 from tokenv.cli.variance import resolve_variance
-from tokenv.compare.parsing import resolve_comparison
+from tokenv.compare.config import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry
@@ -178,7 +178,7 @@ def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, 
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine | {"seeds": [0]}))
     options = resolve_comparison(["mine.yaml"], {})
-    (folder,), failed = run_all(list(options.tasks()), options, progress=False)
+    (folder,), failed = run_all(list(options.make_tasks()), options, progress=False)
     assert failed == {}
     assert folder is not None
     assert finished_run(folder).config.estimator == estimator

@@ -8,6 +8,7 @@ Importing this package loads nothing heavy; its public names are imported when t
     env = tokenv.TokenizationEnv(lm, source, batch_size=8)
     td = env.one_pass(agent, estimator.sampling)
     tokenv.check_estimator("rloo", gamma=1.0)
+    tokenv.compare_scores({"a": losses, "b": others}).pairs  # losses [seed, document] → intervals and p-values
 
 Parts of estimators are in ``tokenv.estimators``, agents in ``tokenv.agents``.
 """
@@ -35,6 +36,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "core": ("keys",),
         "core.contracts": ("Sampling",),
+        "compare.score_statistics": ("compare_scores",),
         "env.generation": ("generate",),
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),

@@ -27,8 +27,7 @@ from tokenv.cli.options import (
     TrainOptions,
 )
 from tokenv.cli.outputs import check_output
-from tokenv.compare.config import CompareOptions
-from tokenv.compare.parsing import read_comparison_words
+from tokenv.compare.config import CompareOptions, parse_comparison_arguments
 from tokenv.config.conversion import SECTION_TEXTS, parameters
 from tokenv.config.files import config_path
 from tokenv.config.literals import read_words
@@ -114,7 +113,7 @@ def test_lists_of_texts(word: str, texts: Any) -> None:
 def test_methods_of_odd_names_take_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("methods: {v1.5: {}}\n")
-    values, _ = read_comparison_words([str(path), "methods.v1.5.data.source=1e3"], CompareOptions)
+    values, _ = parse_comparison_arguments([str(path), "methods.v1.5.data.source=1e3"], CompareOptions)
     assert values["methods"]["v1.5"]["data"]["source"] == "1e3"
 
 
@@ -227,7 +226,7 @@ def test_a_comparison_of_one_runs_configuration_says_what_is_needed(run_wrong_li
     written = re.search(r"a YAML file such as (\{.*\}), or", message)
     assert written is not None
     Path("mine.yaml").write_text(written[1])
-    options = read_comparison_words(["mine.yaml"], CompareOptions)
+    options = parse_comparison_arguments(["mine.yaml"], CompareOptions)
     assert options == ({}, ["mine.yaml"])
     for line in (["mine.yaml"], ["compare-quick", "base=small"]):
         run_command("compare", ["print_config", "with", *line])

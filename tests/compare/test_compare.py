@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
+from tokenv.compare.comparison import group_into_methods, load_compared_run
+from tokenv.compare.config import flatten, resolve_comparison
 from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
 from tokenv.compare.evaluation_request import EvaluationRequest
-from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.plan import compared_run
 from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.settings import flat, group_into_methods
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
@@ -48,7 +47,7 @@ def comparison(tiny_settings, tmp_path, monkeypatch):
 
 
 def train(**changes):
-    words = [f"{key}={value}" for key, value in flat(changes).items()]
+    words = [f"{key}={value}" for key, value in flatten(changes).items()]
     run_command("train", ["with", "tiny.yaml", *words])
 
 
@@ -84,7 +83,7 @@ def test_a_failed_run_does_not_stop_the_others(comparison):
     )
     changes = {"methods": {"broken": {"agent": {"name": "broken:Broken"}}}, "jobs": 2}
     options = resolve_comparison(["both.yaml"], changes)
-    tasks = [task for task in options.tasks() if task.method in ("broken", "uniform")]
+    tasks = [task for task in options.make_tasks() if task.method in ("broken", "uniform")]
     folders, failed = run_all(tasks, options, progress=False)
     assert [folder is not None for folder in folders] == [True, False]
     assert failed == {"broken, seed 0": "OSError: the disk is full"}
@@ -110,10 +109,10 @@ def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
     threading.Thread(target=press, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
-            run_all(list(options.tasks()), options, progress=False)
+            run_all(list(options.make_tasks()), options, progress=False)
     finally:
         signal.signal(signal.SIGINT, before)
-    for task in options.tasks():
+    for task in options.make_tasks():
         found = find_run(task.config, comparison / "runs")
         assert found.status == "INTERRUPTED"
         assert found.is_resumable
@@ -222,7 +221,7 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
     evaluation_request = EvaluationRequest(0, 260)
-    some = [compared_run(finished_run(comparison / "runs" / name), evaluation_request) for name in ("1", "2")]
+    some = [load_compared_run(finished_run(comparison / "runs" / name), evaluation_request) for name in ("1", "2")]
     with pytest.raises(ValueError, match="are the same run, seed included"):
         group_into_methods(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):
@@ -266,5 +265,5 @@ def test_comparisons_that_come_with_tokenv_can_be_built(name):
 
 
 def test_the_aspect_study_is_that_of_the_single_configurations():
-    found = {task.method: identity(task.config) for task in resolve_comparison(["aspect"], {}).tasks()}
+    found = {task.method: identity(task.config) for task in resolve_comparison(["aspect"], {}).make_tasks()}
     assert found == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}

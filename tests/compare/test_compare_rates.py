@@ -11,16 +11,16 @@ from pages import Page
 from rated import rate_curve
 
 from tokenv.cli.main import run_command
+from tokenv.compare.comparison import build_comparison
+from tokenv.compare.config import resolve_comparison
 from tokenv.compare.evaluate_run import at_rates, evaluate_run
 from tokenv.compare.evaluation_request import EvaluationRequest
-from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.plan import build_comparison
-from tokenv.compare.rate_curves import rate_curves
+from tokenv.compare.rate_curves import DIFFERENCE, tabulate_rates
 from tokenv.compare.report.page import comparison_page
-from tokenv.compare.report.rate_tables import columns, rate_rows, rates_table
+from tokenv.compare.report.rate_tables import rate_columns, rates_table
 from tokenv.compare.report.summary import write_report
 from tokenv.compare.run_evaluation import RateEvaluation, load_evaluation
-from tokenv.compare.significance import Scores, difference, holm
+from tokenv.compare.score_statistics import Scores, adjust_p_values, estimate_difference
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.corpus import load_corpus
@@ -71,8 +71,9 @@ def check_halves(trained):
     assert [len(at.loss) for at in found] == [half, half]
     assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
     every = {"document": [*range(len(batch))], "loss": [0.0] * len(batch)}
-    (line, _) = rate_curves({"one": {0: replace(a_method("one").runs[0].assessment, at_rates=found, **every)}})
-    assert len(line.cells[0].scores.document_B) == half
+    table = tabulate_rates({"one": {0: replace(a_method("one").runs[0].evaluation, at_rates=found, **every)}})
+    assert list(table.way) == ["calibrated", "told"]
+    assert list(table.loss) == pytest.approx([np.mean(at.loss) for at in reversed(found)])
 
 
 @pytest.mark.parametrize(
@@ -102,11 +103,11 @@ def losses_at(shift, seed, way):
 
 
 def with_rates(method, found):
-    """The method, had its runs been measured so: seed to what was found."""
+    """Return the method with these measurements of its runs (``found``: from the seed)."""
     common = {"document": list(range(SEQUENCES))}
     runs = [
         replace(
-            run, assessment=replace(run.assessment, at_rates=found(run.seed), loss=[run.loss] * SEQUENCES, **common)
+            run, evaluation=replace(run.evaluation, at_rates=found(run.seed), loss=[run.loss] * SEQUENCES, **common)
         )
         for run in method.runs
     ]
@@ -128,21 +129,22 @@ def three():
 
 
 def compared(methods, reference):
-    told = {method.name: {run.seed: run.assessment for run in method.runs} for method in methods}
-    return a_comparison(methods, rates=rate_curves(told, reference), rates_against=reference)
+    evaluations = {method.name: {run.seed: run.evaluation for run in method.runs} for method in methods}
+    return a_comparison(methods, rates=tabulate_rates(evaluations, reference), rates_reference=reference)
 
 
-def test_methods_are_held_against_the_reference_at_every_rate(three):
-    lines = {(line.method, line.way): line for line in three.rates}
-    assert list(lines) == [
-        *(("every <b>", "calibrated"), ("every <b>", "told"), ("one", "calibrated"), ("whitespace", "own"))
+def test_methods_are_compared_with_the_reference_at_every_rate(three):
+    rates = three.rates
+    assert list(zip(rates.method, rates.way, rates.compared, strict=True)) == [
+        *(("every <b>", way, way == "calibrated") for way in ("calibrated", "told") for _ in ASKED),
+        *(("one", "calibrated", True) for _ in ASKED),
+        ("whitespace", "own", True),
     ]
-    assert [line.compared for line in three.rates] == [True, False, True, True]
-    (own,) = lines["whitespace", "own"].cells
-    assert (own.asked, own.rate, own.difference) == (pytest.approx(0.16), pytest.approx(0.16), None)
+    own = rates.loc[6]
+    assert (own.asked, own.drawn, own.difference) == (pytest.approx(0.16), pytest.approx(0.16), "")
     losses = {
         method.name: np.array(
-            [[at.loss for at in run.assessment.at_rates if at.way == "calibrated"] for run in method.runs]
+            [[at.loss for at in run.evaluation.at_rates if at.way == "calibrated"] for run in method.runs]
         )
         for method in three.methods[:2]
     }
@@ -150,12 +152,15 @@ def test_methods_are_held_against_the_reference_at_every_rate(three):
         [Scores(losses[name][:, place], np.arange(SEQUENCES), (0, 1, 2)) for name in ("one", "every <b>")]
         for place in range(len(ASKED))
     ]
-    wanted = [difference(*pair) for pair in scores]
-    found = [cell.difference for cell in lines["one", "calibrated"].cells]
-    assert [replace(each, p_holm=0.0) for each in found] == [replace(each, p_holm=0.0) for each in wanted]
-    assert [each.p_holm for each in found] == holm([each.p for each in wanted])
-    assert [each.verdict for each in found] == ["worse", "worse"]
-    assert all(cell.difference is None for way in ("told", "calibrated") for cell in lines["every <b>", way].cells)
+    wanted = [estimate_difference(*pair) for pair in scores]
+    for row, each, p_holm in zip(
+        rates.loc[[4, 5]].itertuples(), wanted, adjust_p_values([each.p for each in wanted]), strict=True
+    ):
+        assert (row.difference, row.low, row.high, row.p) == (each.mean, each.low, each.high, each.p)
+        errors = (row.difference_seed_error, row.difference_document_error)
+        assert errors == (each.seed_error, each.document_error)
+        assert (row.p_holm, row.verdict) == (p_holm, "worse")
+    assert (rates.loc[[0, 1, 2, 3, 6], DIFFERENCE] == "").all(axis=None)
 
 
 def test_the_reference_is_the_one_named_or_else_the_first_with_a_range(three):
@@ -163,41 +168,40 @@ def test_the_reference_is_the_one_named_or_else_the_first_with_a_range(three):
     ranged = [replace(run, config=replace(run.config, rate=RateRange(0.1, 0.6))) for run in every.runs]
     methods = {"one": one.runs, "every": ranged, "again": ranged, "whitespace": own.runs}
     for against, wanted in (("", "every"), ("one", "one"), ("unknown", "every")):
-        made = build_comparison(methods, "", {}, against=against)
-        assert made.rates_against == wanted
-        held = {line.method for line in made.rates if any(cell.difference for cell in line.cells)}
+        made = build_comparison(methods, "", {}, reference=against)
+        assert made.rates_reference == wanted
+        held = set(made.rates.method[made.rates.verdict != ""])
         assert held == {"one", "every", "again"} - {wanted}
     none = build_comparison({"one": one.runs, "whitespace": own.runs}, "", {})
-    assert none.rates_against == ""
-    assert len(none.rates) == 2
+    assert none.rates_reference == ""
+    assert list(none.rates.method) == ["one", "one", "whitespace"]
 
 
 def test_the_report_shows_them(three, tmp_path):
     paths = write_report(three, tmp_path)
     assert {"rates.csv", "rates.png"} <= {path.name for path in paths}
-    assert columns(three) == ["0.1", "0.2", "its own"]
+    assert rate_columns(three) == ["0.1", "0.2", "its own"]
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "At rates that are asked for" in page.headings
+    assert "At requested rates" in page.headings
     told = rows(tmp_path / "rates.csv")
     assert [(row["method"], row["way"], float(row["asked"])) for row in told[:5]] == [
         *(("every <b>", way, rate) for way in ("calibrated", "told") for rate in ASKED),
         ("one", "calibrated", 0.1),
     ]
-    cell = three.rates[2].cells[0]
-    assert float(told[4]["bits_per_byte"]) == cell.scores.mean
-    assert float(told[4]["p_holm"]) == cell.difference.p_holm
+    row = three.rates.loc[4]
+    assert float(told[4]["bits_per_byte"]) == row.loss
+    assert float(told[4]["p_holm"]) == row.p_holm
     assert told[0]["difference"] == ""
-    assert any(f"{cell.difference.mean:+.4f}" in text for text in page.cells)
+    assert any(f"{row.difference:+.4f}" in text for text in page.cells)
 
 
 def test_without_rates_nothing_is_said_of_them_and_one_seed_decides_nothing(three):
     plain = a_comparison([a_method("a"), a_method("b")])
-    assert "At rates that are asked for" not in Page(comparison_page(plain, {})).headings
+    assert "At requested rates" not in Page(comparison_page(plain, {})).headings
     first = [replace(method, runs=method.runs[:1]) for method in three.methods]
     alone = compared(first, "every <b>")
     page = Page(comparison_page(alone, {}))
-    assert "At rates that are asked for" in page.headings
+    assert "At requested rates" in page.headings
     assert any("± –" in cell for cell in page.cells)
-    _, told = rate_rows(alone)
-    assert {row[-1] for row in told} == {"", "not separable"}
+    assert set(alone.rates.verdict) == {"", "not separable"}
     assert rates_table(alone).row_count == 4

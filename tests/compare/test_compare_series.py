@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
+from tokenv.compare.comparison import build_comparison, load_compared_run
+from tokenv.compare.config import flatten
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.evaluation_request import EvaluationRequest
-from tokenv.compare.plan import build_comparison, compared_run
 from tokenv.compare.run_evaluation import load_evaluation
-from tokenv.compare.settings import flat
 from tokenv.compare.store import finished_run
 from tokenv.core import keys
 from tokenv.data.series.windows import load_series
@@ -44,7 +44,7 @@ def store(series_settings, tmp_path, monkeypatch):
 
 
 def train(*names, **changes):
-    words = [f"{key}={value}" for key, value in flat(changes).items()]
+    words = [f"{key}={value}" for key, value in flatten(changes).items()]
     return run_command("train", ["with", *(names or ("tiny.yaml",)), *words])
 
 
@@ -78,7 +78,7 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
     assert {"loss-steps.png", "patch-lengths.png", "window-1.png", "window-2.png"} <= pictures
     body = (report / "report.html").read_text().partition("</style>")[2]
     seen = re.sub('base64,[^"]*', "", body)
-    assert "The same windows, as every method cuts them" in seen
+    assert "The same windows with the boundaries of every method" in seen
     assert "found within 2 steps" in seen
     assert not re.findall("byte|token|passage|text|document", seen)
     assert run_command("compare", ["with", *words, "-u"]) == told
@@ -149,10 +149,10 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
-    first, second = (compared_run(finished_run(store / name), EvaluationRequest(0, 260)) for name in ("1", "2"))
+    first, second = (load_compared_run(finished_run(store / name), EvaluationRequest(0, 260)) for name in ("1", "2"))
     with pytest.raises(ValueError, match="measured on different held-out series"):
         build_comparison({"a": [first], "b": [second]}, "title", {})
-    other = replace(first, assessment=replace(first.assessment, unit="nats_per_symbol"))
+    other = replace(first, evaluation=replace(first.evaluation, unit="nats_per_symbol"))
     with pytest.raises(ValueError, match=r"is measured in nats per symbol and .* in nats per value"):
         build_comparison({"a": [first], "b": [other]}, "title", {})
 

@@ -19,10 +19,9 @@ import yaml
 
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods
-from tokenv.compare.config import CompareOptions
+from tokenv.compare.config import CompareOptions, resolve_comparison
 from tokenv.compare.executors import check_executor
 from tokenv.compare.job import JobResult
-from tokenv.compare.parsing import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import stored_runs
 from tokenv.core.errors import RunFailedError, UserError
@@ -84,8 +83,8 @@ def table(of: CompareOptions) -> dict[str, Any]:
     return {
         method.name: [
             (
-                run.assessment.loss,
-                run.assessment.boundary_rate,
+                run.evaluation.loss,
+                run.evaluation.boundary_rate,
                 {name: told for name, told in run.history.items() if name != "train/symbols_per_second"},
             )
             for run in method.runs
@@ -117,7 +116,7 @@ def test_every_executor_gives_the_same_table(executor: str, place: Path, of_loca
     """Check that a second comparison trains nothing, and that a failed run does not stop the others."""
     broken = {"broken": {"agent": {"name": "broken:Broken"}}}
     of = options(executor, methods=broken)
-    folders, failed = run_all(list(of.tasks()), of, progress=False)
+    folders, failed = run_all(list(of.make_tasks()), of, progress=False)
     assert failed == {"broken, seed 0": "OSError: the disk is full"}
     assert [folder is None for folder in folders] == [False, False, True]
     trained = len(list(stored_runs(place / "runs")))
@@ -262,7 +261,7 @@ def test_ctrl_c_saves_what_goes_on_and_drops_what_waits(executor: str, place: Pa
     presser.start()
     try:
         with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
-            run_all(list(of.tasks()), of, progress=False)
+            run_all(list(of.make_tasks()), of, progress=False)
     finally:
         signal.signal(signal.SIGINT, before)
     runs = list(stored_runs(place / "runs"))
@@ -303,7 +302,7 @@ def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: py
     monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("finished", "99"))
     monkeypatch.setattr("tokenv.compare.scheduler.VISIBLE_SECONDS", 0)
     of = options("local", only=["uniform"])
-    folders, failed = run_all(list(of.tasks()), of, progress=False)
+    folders, failed = run_all(list(of.make_tasks()), of, progress=False)
     assert folders == [None]
     assert "runs/99 is said to be finished, but cannot be read here" in failed["uniform, seed 0"]
 

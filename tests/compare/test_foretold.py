@@ -13,11 +13,11 @@ from tokenv.compare.config import CompareOptions
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.compare.forecast_comparison import compare_forecasts
-from tokenv.compare.report import pictures
+from tokenv.compare.report.forecast_tables import draw_forecasts
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.summary import write_reports
 from tokenv.compare.run_evaluation import Forecasts, load_evaluation
-from tokenv.compare.significance import Scores, difference
+from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
 from tokenv.core.errors import UserError
 
 WINDOWS = 40
@@ -44,7 +44,7 @@ def methods(**offsets):
         made = of_series(a_method(name))
         runs = [
             replace(
-                run, assessment=replace(run.assessment, forecast=forecasts(offset + 0.001 * run.seed, seed=run.seed))
+                run, evaluation=replace(run.evaluation, forecast=forecasts(offset + 0.001 * run.seed, seed=run.seed))
             )
             for run in made.runs
         ]
@@ -52,21 +52,25 @@ def methods(**offsets):
     return found
 
 
+def by_seed(runs):
+    return {name: {run.seed: run.evaluation for run in group} for name, group in runs.items()}
+
+
 @pytest.fixture(scope="module")
 def compared():
     of = methods(learned=0.0, fixed=0.2)
-    found = compare_forecasts({method.name: method.runs for method in of}, "")
+    found = compare_forecasts(by_seed({method.name: method.runs for method in of}), "")
     return a_comparison(of, forecasts=found)
 
 
 def test_pairs_are_those_of_the_windows_and_seeds(compared):
     found = compared.forecasts
-    assert [each.name for each in found.forecasters] == ["learned", "dlinear", "fixed", "last value"]
+    assert list(found.table.forecaster) == ["learned", "dlinear", "fixed", "last value"]
     learned, fixed = (
-        np.array([run.assessment.forecast.error["mse"] for run in method.runs]) for method in compared.methods
+        np.array([run.evaluation.forecast.error["mse"] for run in method.runs]) for method in compared.methods
     )
     cluster_W = np.arange(WINDOWS) // 4
-    expected = difference(Scores(learned, cluster_W, (0, 1)), Scores(fixed, cluster_W, (0, 1)))
+    expected = estimate_difference(Scores(learned, cluster_W, (0, 1)), Scores(fixed, cluster_W, (0, 1)))
     pair = found.differences["mse"]["learned", "fixed"]
     assert (pair.mean, pair.seed_error, pair.low, pair.p) == (
         expected.mean,
@@ -74,7 +78,7 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
         expected.low,
         expected.p,
     )
-    peer_W = np.array(compared.methods[0].runs[0].assessment.forecast.peers["dlinear"]["mse"])
+    peer_W = np.array(compared.methods[0].runs[0].evaluation.forecast.peers["dlinear"]["mse"])
     against = found.differences["mse"]["learned", "dlinear"]
     assert against.mean == pytest.approx((learned - peer_W).mean())
     assert against.seed_error == pytest.approx(learned.mean(1).std(ddof=1) / 2**0.5)
@@ -82,17 +86,16 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
         ("learned", "fixed"),
         *((name, peer) for name in ("learned", "fixed") for peer in ("last value", "dlinear")),
     }
-    best, dlinear = found.forecasters[:2]
-    assert best.skill["dlinear"] == pytest.approx(1 - best.figures["mse"].mean / dlinear.figures["mse"].mean)
-    assert dlinear.figures["crps"].mean == dlinear.figures["mae"].mean
-    assert found.oriented("mse")["fixed", "learned"].mean == -pair.mean
+    best, dlinear = found.table.to_dict("records")[:2]
+    assert best["skill against dlinear"] == pytest.approx(1 - best["mse"] / dlinear["mse"])
+    assert dlinear["crps"] == dlinear["mae"]
+    assert add_reversed_pairs(found.differences["mse"])["fixed", "learned"].mean == -pair.mean
 
 
 def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     def drawn(comparison):
         """Nothing else, which takes long."""
-        picture = pictures._forecasts(comparison, pictures.styles(comparison))
-        return {picture.name: picture} if picture else {}
+        return {"forecasts": draw_forecasts(comparison.forecasts, {})} if comparison.forecasts else {}
 
     monkeypatch.setattr("tokenv.compare.report.summary.draw_pictures", drawn)
     page = Page(comparison_page(compared, drawn(compared)))
@@ -104,9 +107,9 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     }
     every = rows(tmp_path / "forecasts.csv")
     assert [row["forecaster"] for row in every] == 2 * ["learned", "dlinear", "fixed", "last value"]
-    best = compared.forecasts.forecasters[0].figures
-    assert float(every[0]["mse"]) == best["mse"].mean
-    assert float(every[0]["mae_seed_error"]) == best["mae"].seed_error
+    best = compared.forecasts.table.loc[0]
+    assert float(every[0]["mse"]) == best.mse
+    assert float(every[0]["mae_seed_error"]) == best.mae_seed_error
     assert [row["is_method"] for row in every[:2]] == ["True", "False"]
     pairs = rows(tmp_path / "1-a-forecast-pairs.csv")
     assert len(pairs) == 3 * 5
@@ -118,16 +121,16 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
 
 def test_runs_that_forecast_other_windows_are_refused():
     (one,), (other,) = methods(learned=0.0), methods(fixed=0.2)
-    runs = [replace(run, assessment=replace(run.assessment, forecast=forecasts(horizon=4))) for run in other.runs]
+    runs = [replace(run, evaluation=replace(run.evaluation, forecast=forecasts(horizon=4))) for run in other.runs]
     with pytest.raises(UserError, match=r"forecasts 4 steps of 40 test windows and .* 8 of 40: expected the same"):
-        compare_forecasts({"a": one.runs, "b": runs}, "")
-    unasked = [replace(run, assessment=replace(run.assessment, forecast=None)) for run in other.runs]
-    assert compare_forecasts({"a": one.runs, "b": unasked}, "") is None
+        compare_forecasts(by_seed({"a": one.runs, "b": runs}), "")
+    unasked = [replace(run, evaluation=replace(run.evaluation, forecast=None)) for run in other.runs]
+    assert compare_forecasts(by_seed({"a": one.runs, "b": unasked}), "") is None
 
 
 @pytest.fixture
 def settings(tiny_settings, tmp_path, monkeypatch):
-    """A tiny run of bursts that forecasts 6 steps, as a comparison's common settings."""
+    """Return the settings of a tiny run on bursts which forecasts 6 steps, as a comparison's common settings."""
     monkeypatch.chdir(tmp_path)
     data = {
         "kind": "series",

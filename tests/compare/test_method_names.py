@@ -12,9 +12,8 @@ from comparisons import a_run
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenv.compare.config import CompareOptions
-from tokenv.compare.parsing import read_comparison_words, resolve_comparison
-from tokenv.compare.settings import LONGEST_NAME, group_into_methods
+from tokenv.compare.comparison import LONGEST_NAME, group_into_methods
+from tokenv.compare.config import CompareOptions, parse_comparison_arguments, resolve_comparison
 from tokenv.config.files import resolve
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]
@@ -22,7 +21,7 @@ ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/objec
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a comparison of methods with odd names, numbers among them."""
+    """Return a folder with a comparison of methods with odd names, numbers among them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shrunk.stand_ins(tmp_path)
@@ -33,12 +32,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compare(*words: str) -> CompareOptions:
-    updates, files = read_comparison_words(words, CompareOptions)
+    updates, files = parse_comparison_arguments(words, CompareOptions)
     return resolve_comparison(files, updates)
 
 
 def rates(options: CompareOptions) -> dict[str, float]:
-    return {task.method: task.config.rate for task in options.tasks()}
+    return {task.method: task.config.rate for task in options.make_tasks()}
 
 
 def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,12 @@ from comparisons import a_comparison, a_method
 from tokenv.cli.main import run_command
 from tokenv.compare import tuning
 from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.config import CompareOptions
-from tokenv.compare.parsing import resolve_comparison
-from tokenv.compare.plan import build_comparison
-from tokenv.compare.report.aggregate import conclusion, ranks
+from tokenv.compare.comparison import build_comparison
+from tokenv.compare.config import CompareOptions, resolve_comparison
+from tokenv.compare.report.aggregate import describe_result, rank_by_seed
 from tokenv.compare.report.summary import summary_page
 from tokenv.compare.store import find_run
-from tokenv.compare.tuning import choose, trials
+from tokenv.compare.tuning import make_trials, select_best_trials
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, named_configs
 from tokenv.config.registry import ESTIMATORS
@@ -45,7 +44,7 @@ def options(settings, **values):
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_compute=True)
-    plain, equal = options(tiny_settings).task(method, 0).config, of.task(method, 0).config
+    plain, equal = options(tiny_settings).make_task(method, 0).config, of.make_task(method, 0).config
     passes = build_components(equal, torch.device("meta"), pretrained=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
     assert equal.train.batch_size == plain.train.batch_size // samples
@@ -61,7 +60,7 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
     """Every learning method that does not say so itself tries all values on all tuning seeds; the lowest mean wins."""
     grid = {"train.agent_learning_rate": [0.1, 0.2], "loss.rate": [1.0, 2.0, 3.0]}
     of = options(tiny_settings, tune=grid, tune_seeds=[7, 8])
-    tried = trials(of, None)
+    tried = make_trials(of, None)
     assert {trial.method for trial in tried} == set(METHODS) - {"uniform"}
     numbers = {method: sum(trial.method == method for trial in tried) for method in METHODS}
     assert (numbers["reinforce"], numbers["pinned"]) == (6, 3)
@@ -73,14 +72,14 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
         """Seed 8 outweighs seed 7, at 0.2 and 3.0 together."""
         chosen = "agent_learning_rate=0.2" in str(folder) and "loss.rate=3.0" in str(folder)
         value = (0.0 if chosen else 3.0) if "seed 8" in str(folder) else (2.0 if chosen else 1.0)
-        return replace(a_method("m").runs[0].assessment, loss=[value])
+        return replace(a_method("m").runs[0].evaluation, loss=[value])
 
     monkeypatch.setattr(tuning, "load_evaluation", loss)
-    found = choose(tried, folders, of)
+    found = select_best_trials(tried, folders, of)
     assert found["rloo"] == {"train": {"agent_learning_rate": 0.2}, "loss": {"rate": 3.0}}
     failed = {label: None if "rate=0.2" in label else folder for label, folder in folders.items()}
-    assert choose(tried, failed, of)["rloo"]["train"] == {"agent_learning_rate": 0.1}
-    changed = of.task("rloo", 0, more=found["rloo"]).config
+    assert select_best_trials(tried, failed, of)["rloo"]["train"] == {"agent_learning_rate": 0.1}
+    changed = of.make_task("rloo", 0, changes=found["rloo"]).config
     assert (changed.train.agent_learning_rate, changed.loss.rate) == (0.2, 3.0)
 
 
@@ -89,20 +88,20 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
         "one": {"skip": ["uniform"], "common": {"rate": 0.3}, "methods": {"rloo": {"loss": {"rate": 9.0}}}},
         "two": {"seeds": [3], "only": "uniform"},
     }
-    parts = options(tiny_settings, protocols=protocols).parts()
+    parts = options(tiny_settings, protocols=protocols).split_protocols()
     assert list(parts) == ["one", "two"]
     one, two = parts.values()
-    assert set(one.chosen) == set(METHODS) - {"uniform"}
-    assert list(two.chosen) == ["uniform"]
-    assert {task.config.seed for task in two.tasks()} == {3}
-    rloo = one.task("rloo", 0).config
+    assert set(one.selected_methods) == set(METHODS) - {"uniform"}
+    assert list(two.selected_methods) == ["uniform"]
+    assert {task.config.seed for task in two.make_tasks()} == {3}
+    rloo = one.make_task("rloo", 0).config
     assert (rloo.rate, rloo.loss.rate, rloo.estimator["num_samples"]) == (0.3, 9.0, 2)
     assert rloo.data.seq_len == tiny_settings["data"]["seq_len"]
-    only = options(tiny_settings, protocols=protocols, only_protocols="two").parts()
+    only = options(tiny_settings, protocols=protocols, only_protocols="two").split_protocols()
     assert list(only) == ["two"]
-    assert list(options(tiny_settings).parts()) == [""]
+    assert list(options(tiny_settings).split_protocols()) == [""]
     skipping = {"one": {}, "two": {"skip": ["rloo"]}}
-    assert list(options(tiny_settings, protocols=skipping, only=["rloo"]).parts()) == ["one"]
+    assert list(options(tiny_settings, protocols=skipping, only=["rloo"]).split_protocols()) == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -135,16 +134,18 @@ def test_mistakes_are_told_before_work_starts(tiny_settings, values, message):
 
 def test_holm_counts_the_pairs_that_are_asked_for():
     methods = {name: a_method(name, 2 + place / 10).runs for place, name in enumerate("abcd")}
-    every, some = build_comparison(methods, "", {}), build_comparison(methods, "", {}, against="b")
+    every, some = build_comparison(methods, "", {}), build_comparison(methods, "", {}, reference="b")
     assert all(np.isfinite(found.p_holm) for found in every.differences.values())
     counted = {pair for pair, found in some.differences.items() if np.isfinite(found.p_holm)}
     assert counted == {pair for pair in some.differences if "b" in pair}
     assert len(counted) == 3
-    (told,) = [said for said in conclusion(some) if said.startswith("Against b, after Holm's correction for 3 pairs")]
+    (told,) = [
+        said for said in describe_result(some) if said.startswith("Against b, after Holm's correction for 3 pairs")
+    ]
     named = {name for name in "acd" if f"{name} " in told.partition(":")[2].replace(",", " ")}
     separable = {pair for pair in counted if some.differences[pair].p_holm < 0.05}
     assert named == {name for pair in separable for name in pair if name != "b"}
-    assert not [said for said in conclusion(every) if said.startswith("Against")]
+    assert not [said for said in describe_result(every) if said.startswith("Against")]
     for pair, found in some.differences.items():
         assert replace(found, p_holm=0) == replace(every.differences[pair], p_holm=0)
 
@@ -152,17 +153,19 @@ def test_holm_counts_the_pairs_that_are_asked_for():
 def test_ranks_are_seed_by_seed():
     better = a_method("better", 1.0)
     crossing = replace(better, name="crossing", runs=[a_method("", 2.0).runs[0], a_method("", 0.5).runs[1]])
-    found = ranks(a_comparison([better, crossing, a_method("worse", 3.0)]))
-    assert found == {"better": [1, 2], "crossing": [2, 1], "worse": [3, 3]}
-    assert ranks(a_comparison([better, replace(better, name="other", runs=better.runs[:1])])) == {
-        "better": [1.5],
-        "other": [1.5],
+    ranks = rank_by_seed(a_comparison([better, crossing, a_method("worse", 3.0)]))
+    assert {name: list(row) for name, row in ranks.iterrows()} == {
+        "better": [1, 2],
+        "crossing": [2, 1],
+        "worse": [3, 3],
     }
+    ranks = rank_by_seed(a_comparison([better, replace(better, name="other", runs=better.runs[:1])]))
+    assert {name: list(row) for name, row in ranks.iterrows()} == {"better": [1.5], "other": [1.5]}
 
 
 @pytest.fixture
 def place(tiny_settings, tmp_path, monkeypatch):
-    """A folder with a comparison in two protocols, of which the second one starts frozen."""
+    """Return a folder with a comparison in two protocols, the second of which starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
@@ -278,7 +281,7 @@ def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     """As long, as seeded and with the same agent; all others share one."""
     methods = METHODS | {"wide": {"model": {"window": 16}, "agent": {"name": "uniform"}}}
     of = options(tiny_settings, methods=methods, pretrain={"agent": {"name": "mixed"}})
-    found = {method: task.config for method, task in of.shared_tasks().items()}
+    found = {method: task.config for method, task in of.make_pretraining_tasks().items()}
     assert found.keys() == methods.keys()
     plain, wide = found["uniform"], found.pop("wide")
     assert all(config == plain for config in found.values())
@@ -287,10 +290,11 @@ def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     starts = {method: Path(f"runs/{number}") for number, method in enumerate(methods)}
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CompareOptions, "task", lambda _, method, seed, *, start, more: seen.append((method, start)))
-        list(of.tasks(starts))
+        remember = lambda _, method, seed, *, start, changes: seen.append((method, start))  # noqa: E731
+        patch.setattr(CompareOptions, "make_task", remember)
+        list(of.make_tasks(starts))
     assert seen == list(starts.items())
-    assert options(tiny_settings).shared_tasks() == {}
+    assert options(tiny_settings).make_pretraining_tasks() == {}
 
 
 def test_the_shared_run_that_fails_is_named(place):
@@ -304,8 +308,8 @@ def test_every_method_of_the_shipped_benchmark_fits(name):
     """All estimators of the box are in it, and none is refused."""
     of = resolve_comparison([name], {})
     check_methods(of)
-    used = {task.config.estimator["name"] for part in of.parts().values() for task in part.tasks()}
+    used = {task.config.estimator["name"] for part in of.split_protocols().values() for task in part.make_tasks()}
     assert set(ESTIMATORS) - used == {"path"}  # H-Net's own, whose model pools otherwise
     assert isinstance(of, CompareOptions)
-    assert find_run(of.parts()["A-words"].shared_task("uniform").config, Path("nowhere")) is None
+    assert find_run(of.split_protocols()["A-words"].make_pretraining_task("uniform").config, Path("nowhere")) is None
     assert merge({}, of.protocols).keys() == {"A-words", "A-python", "B-words", "B-python"}

@@ -26,24 +26,22 @@ from pages import Page
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.report.aggregate import (
-    agreement,
-    colour_scale,
-    conclusion,
-    length_shares,
-    loss_metric,
-    method_band,
-    oriented,
-    ranked,
-    seed_band,
-    styles,
-    to_flops,
+    assign_styles,
+    average_curves,
+    choose_loss_metric,
+    compute_band,
+    compute_colour_scale,
+    compute_length_shares,
+    describe_result,
+    interpolate_flops,
+    sort_methods,
 )
-from tokenv.compare.report.method_tables import cells, columns, print_comparison
+from tokenv.compare.report.method_tables import boundary_cells, print_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
 from tokenv.compare.report.summary import write_report
 from tokenv.compare.run_evaluation import Agreement, Learned
-from tokenv.compare.significance import Difference, sentence
+from tokenv.compare.score_statistics import Difference, describe_difference
 
 ALL = ["methods", "differences", "ranks", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
 FINITE = st.floats(-1e6, 1e6)
@@ -113,15 +111,16 @@ def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
     first, second = three.methods[1].runs
     half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
     comparison = a_comparison([three.methods[0], old, half])
-    shown = columns(comparison)
-    assert shown[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
-    told = dict(zip(("whole", "old", "half"), map(cells(comparison), comparison.methods), strict=True))
+    rows_of = [boundary_cells(comparison, method) for method in comparison.methods]
+    assert list(rows_of[0])[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
+    told = {name: list(row.values()) for name, row in zip(("whole", "old", "half"), rows_of, strict=True)}
     assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
     assert told["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
     assert told["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
     source = comparison_page(comparison, {})
     assert "ü␣&lt;b&gt;" in source
-    assert columns(a_comparison_of_series(three.methods)) == []
+    series = a_comparison_of_series(three.methods)
+    assert boundary_cells(series, series.methods[0]) == {}
 
 
 class Matrix(Page):
@@ -135,13 +134,13 @@ class Matrix(Page):
 
 def test_the_matrix_agrees_with_the_pairs(three):
     page = Matrix(comparison_page(three, {}))
-    names = [method.name for method in ranked(three)]
+    names = [method.name for method in sort_methods(three)]
     ordered = [(row, column) for row in names for column in names if row != column]
     assert len(page.found) == len(ordered)
-    pairs = oriented(three)
+    pairs = three.both_ways
     for (row, column), cell in zip(ordered, page.found, strict=True):
         difference = pairs[row, column]
-        assert sentence(row, column, difference, "bits per byte") in cell["title"]
+        assert describe_difference(row, column, difference, "bits per byte") in cell["title"]
         assert f"{row} − {column}" in cell["title"]
         assert cell["class"].split() == ["tip", difference.verdict.replace(" ", "-")]
         assert f"{difference.mean:+.4f}".replace("-", "−") in page.cells
@@ -150,7 +149,7 @@ def test_the_matrix_agrees_with_the_pairs(three):
 @given(FINITE, st.floats(0, 10))
 def test_a_pair_seen_from_the_other_side(gap, width):
     difference = Difference(gap, 0.1, 0.1, gap - width, gap + width, 0.5)
-    both = oriented(a_comparison([a_method("a"), a_method("b")], differences={("a", "b"): difference}))
+    both = a_comparison([a_method("a"), a_method("b")], differences={("a", "b"): difference}).both_ways
     there, back = both["a", "b"], both["b", "a"]
     assert there == difference
     assert back.mean == -gap
@@ -159,16 +158,16 @@ def test_a_pair_seen_from_the_other_side(gap, width):
 
 
 def test_the_conclusion_tells_who_is_best_and_how_sure(three):
-    said = " ".join(conclusion(three))
+    said = " ".join(describe_result(three))
     assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in said
     assert "Not separable from it at 95%: learned (+0.0100)" in said
     assert "better than uniform (difference: 0.2000)" in said
     assert "At 95%, after Holm's correction for 3 pairs, it is better than uniform" in said
     none = {pair: replace(found, p_holm=0.06) for pair, found in three.differences.items()}
-    assert "better than" not in " ".join(conclusion(replace(three, differences=none)))
+    assert "better than" not in " ".join(describe_result(replace(three, differences=none)))
     alone = {pair: replace(found, seed_error=math.nan) for pair, found in three.differences.items()}
-    assert "better than" not in " ".join(conclusion(replace(three, differences=alone)))
-    assert "cannot be told" in " ".join(conclusion(replace(three, differences={})))
+    assert "better than" not in " ".join(describe_result(replace(three, differences=alone)))
+    assert "the certainty of this is unknown" in " ".join(describe_result(replace(three, differences={})))
 
 
 def test_failed_runs_are_told(three, capsys):
@@ -181,17 +180,17 @@ def test_failed_runs_are_told(three, capsys):
 
 def test_tables_read_back_equal(three, written):
     folder, _ = written
-    for method, row in zip(ranked(three), rows(folder / "methods.csv"), strict=True):
+    for method, row in zip(sort_methods(three), rows(folder / "methods.csv"), strict=True):
         assert row["method"] == method.name
         assert float(row["bits_per_byte"]) == method.loss
         assert float(row["seed_error"]) == method.seed_error
-        assert float(row["whitespace_f1"]) == agreement(method, "whitespace").f1
-    runs = [(method, run) for method in ranked(three) for run in method.runs]
+        assert float(row["whitespace_f1"]) == three.mean(method.name, "whitespace f1")
+    runs = [(method, run) for method in sort_methods(three) for run in method.runs]
     for (method, run), row in zip(runs, rows(folder / "runs.csv"), strict=True):
         assert (row["method"], int(row["seed"]), row["folder"]) == (method.name, run.seed, run.folder)
-        assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (run.loss, run.loss_early)
-        for name in ("boundary_rate", "flops", "seconds"):
-            assert float(row[name]) == getattr(run, name)
+        assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (run.loss, run.evaluation.loss_early)
+        assert float(row["boundary_rate"]) == run.evaluation.boundary_rate
+        assert (float(row["flops"]), float(row["seconds"])) == (run.flops, run.seconds)
     for (pair, found), row in zip(three.differences.items(), rows(folder / "pairs.csv"), strict=True):
         assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (found.mean, found.low, found.high)
         assert (row["first"], row["second"], row["verdict"]) == (*pair, found.verdict)
@@ -201,25 +200,25 @@ def test_tables_read_back_equal(three, written):
 
 def test_flops_between_and_beyond_the_known_points():
     curve = ([100.0, 200.0], [1000.0, 4000.0])
-    assert to_flops([0, 50, 100, 150, 200, 400], curve).tolist() == [0, 500, 1000, 2500, 4000, 8000]
+    assert interpolate_flops([0, 50, 100, 150, 200, 400], curve).tolist() == [0, 500, 1000, 2500, 4000, 8000]
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=1, max_size=20, unique=True).map(sorted), st.floats(1, 1e6))
 def test_flops_in_proportion_stay_in_proportion(at, each):
-    found = to_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
+    found = interpolate_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
     assert found == pytest.approx([each * x / 2 for x in at] + [2 * each * at[-1]])
 
 
 def test_a_band_against_flops_keeps_its_values():
     method = a_method("m")
-    by_bytes, by_flops = (method_band(method, "validation/bits_per_byte", by_flops=flag) for flag in (False, True))
+    by_bytes, by_flops = (compute_band(method, "validation/bits_per_byte", by_flops=flag) for flag in (False, True))
     assert by_flops.x == pytest.approx(50 * by_bytes.x)
     assert by_flops.mean == pytest.approx(by_bytes.mean)
 
 
 @given(st.lists(st.lists(FINITE, min_size=1, max_size=12), min_size=1, max_size=4))
 def test_a_band_holds_its_mean_and_every_seed(values):
-    band = seed_band([(list(range(len(y))), y) for y in values])
+    band = average_curves([(list(range(len(y))), y) for y in values])
     shared = min(map(len, values))
     assert band.x.tolist() == list(range(shared))
     for i in range(shared):
@@ -229,30 +228,32 @@ def test_a_band_holds_its_mean_and_every_seed(values):
 
 
 def test_a_band_leaves_out_what_is_not_finite():
-    assert seed_band([([1, 2, 3], [1.0, math.nan, 3.0])]).mean.tolist() == [1, 3]
-    assert seed_band([([1], [math.inf]), ([], [])]) is None
-    assert seed_band([([1, 2], [1.0, 1.0]), ([3, 4], [1.0, 1.0])]) is None
+    assert average_curves([([1, 2, 3], [1.0, math.nan, 3.0])]).mean.tolist() == [1, 3]
+    assert average_curves([([1], [math.inf]), ([], [])]) is None
+    assert average_curves([([1, 2], [1.0, 1.0]), ([3, 4], [1.0, 1.0])]) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=9), min_size=1, max_size=3))
 def test_shares_of_lengths_add_up(counts):
     method = ComparedMethod("m", [a_run(token_lengths=c, history={}, passages=[]) for c in counts], {}, 1.0, 0.0, 0.0)
-    shares = length_shares(method)
-    assert bool(shares) == any(map(sum, counts))
-    assert sum(shares) == pytest.approx(1.0 if shares else 0.0)
+    shares = compute_length_shares(a_comparison([method]), "m")
+    assert bool(len(shares)) == any(map(sum, counts))
+    assert sum(shares) == pytest.approx(1.0 if len(shares) else 0.0)
 
 
 def test_the_validation_loss_is_drawn_where_there_are_points():
     both = a_comparison([a_method("a"), a_method("b")])
-    assert loss_metric(both) == "validation/bits_per_byte"
+    assert choose_loss_metric(both) == "validation/bits_per_byte"
     history = {"train/bits_per_byte": ([1, 2], [3.0, 2.0]), "validation/bits_per_byte": ([2], [2.0])}
-    assert loss_metric(a_comparison([a_method("a", history=history), a_method("b")])) == "train/bits_per_byte"
+    assert choose_loss_metric(a_comparison([a_method("a", history=history), a_method("b")])) == "train/bits_per_byte"
 
 
 def test_the_scale_is_the_range_of_uncertain_probabilities():
     certain = a_method("uniform", probability=1.0)
-    assert colour_scale(a_comparison([certain])) == (0.0, 1.0)
-    low, high = colour_scale(a_comparison([certain, a_method("a", probability=0.1), a_method("b", probability=0.4)]))
+    assert compute_colour_scale(a_comparison([certain])) == (0.0, 1.0)
+    low, high = compute_colour_scale(
+        a_comparison([certain, a_method("a", probability=0.1), a_method("b", probability=0.4)])
+    )
     assert (low, high) == pytest.approx((0.1, 0.4))
 
 
@@ -284,10 +285,10 @@ def test_one_method_with_one_seed(tmp_path, capsys):
 
 def test_twelve_methods_look_different_whatever_their_rank():
     methods = [a_method(f"m{i}", 2 + i / 10, seeds=1, history={}) for i in range(12)]
-    looks = styles(a_comparison(methods, differences={}))
+    looks = assign_styles(a_comparison(methods, differences={}))
     assert len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
     swapped = [replace(method, loss=-method.loss) for method in methods]
-    assert styles(a_comparison(swapped, differences={})) == looks
+    assert assign_styles(a_comparison(swapped, differences={})) == looks
 
 
 def test_nothing_is_cut_at_a_pictures_edge():

@@ -9,7 +9,7 @@ from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_se
 from matplotlib.image import imread
 from pages import Page
 
-from tokenv.compare.report.aggregate import agreement, ranked
+from tokenv.compare.report.aggregate import sort_methods
 from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_pictures
@@ -36,7 +36,7 @@ def test_the_report_of_series_speaks_of_series(three, written, capsys):
     source = paths[0].read_text(encoding="utf-8")
     page = Page(source)
     assert page.texts == []
-    assert page.headings[-2:] == ["The same windows, as every method cuts them", "Notes"]
+    assert page.headings[-2:] == ["The same windows with the boundaries of every method", "Notes"]
     headers = {"nats per value ± seeds", "error over groups", "test ± seeds", "boundaries / step", "change points"}
     assert headers <= set(page.cells)
     assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)  # validation and test of the best
@@ -50,13 +50,15 @@ def test_the_report_of_series_speaks_of_series(three, written, capsys):
 
 def test_tables_of_series_read_back_equal(three, written):
     folder, _ = written
-    for method, row in zip(ranked(three), rows(folder / "methods.csv"), strict=True):
+    for method, row in zip(sort_methods(three), rows(folder / "methods.csv"), strict=True):
         assert (row["method"], float(row["nats_per_value"])) == (method.name, method.loss)
-        assert float(row["test_nats_per_value"]) == pytest.approx(np.mean([run.loss_test for run in method.runs]))
-        assert float(row["change_points_f1"]) == agreement(method, "change points").f1
-    runs = [run for method in ranked(three) for run in method.runs]
+        assert float(row["test_nats_per_value"]) == pytest.approx(
+            np.mean([run.evaluation.loss_test for run in method.runs])
+        )
+        assert float(row["change_points_f1"]) == three.mean(method.name, "change points f1")
+    runs = [run for method in sort_methods(three) for run in method.runs]
     for run, row in zip(runs, rows(folder / "runs.csv"), strict=True):
-        assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (run.loss, run.loss_test)
+        assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (run.loss, run.evaluation.loss_test)
     assert rows(folder / "patch-lengths.csv")[0].keys() == {"method", "steps", "share"}
 
 
@@ -70,7 +72,7 @@ def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
 
 def test_a_window_has_a_row_for_every_method_that_knows_it(three):
     first, *others = three.methods
-    bare = replace(first, runs=[changed(run, windows=run.assessment.windows[:1]) for run in first.runs])
+    bare = replace(first, runs=[changed(run, windows=run.evaluation.windows[:1]) for run in first.runs])
     pictures = draw_pictures(replace(three, methods=[bare, *others]))
     heights = [imread(io.BytesIO(pictures[name].light)).shape[0] for name in WINDOWS]
     assert heights[0] > heights[1]

@@ -10,7 +10,7 @@ import numpy as np
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
-from tokenv.compare.significance import Difference, corrected
+from tokenv.compare.score_statistics import Difference, apply_holm
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig, SeriesConfig
 from tokenv.evaluation.boundary_stats import SeriesExcerpt
@@ -39,7 +39,7 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         "train/neg_log_prob": (x, [0.1 + 0.4 / (i + 1) for i in range(points)]),
         "validation/bits_per_byte": (x[9::10], [bits + 3 / (i + 1) for i in range(9, points, 10)]),
     }
-    assessment = RunEvaluation(
+    evaluation = RunEvaluation(
         version=VERSION,
         checkpoint="step-1",
         evaluation_request=EvaluationRequest(2, 0),
@@ -58,7 +58,7 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         learned=Learned({"space": (0.25, 0.9), "letter": (0.75, 0.05)}, [("def ", 7), ("\xc3\xbc <b>", 2)]),
     )
     config = Config(seed=seed, rate=0.1 if seed else 0.2)
-    return changed(ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, assessment), **changes)
+    return changed(ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, evaluation), **changes)
 
 
 def a_passage(text, probability=0.5):
@@ -70,7 +70,7 @@ def changed(run, **changes):
     if "loss" in changes:
         changes["loss"] = [changes["loss"]]
     assessed = {field.name: changes.pop(field.name) for field in fields(RunEvaluation) if field.name in changes}
-    return replace(run, assessment=replace(run.assessment, **assessed), **changes)
+    return replace(run, evaluation=replace(run.evaluation, **assessed), **changes)
 
 
 def a_method(name, bits=2.0, seeds=2, probability=0.3, **changes):
@@ -102,7 +102,7 @@ def of_series(method, **changes):
             "learned": None,
             "agreement": {"change points": Agreement(0.5, 0.25, 1 / 3)},
         }
-        losses = {"loss": run.loss - 3, "loss_early": run.loss_early - 3, "loss_test": run.loss - 2.5}
+        losses = {"loss": run.loss - 3, "loss_early": run.evaluation.loss_early - 3, "loss_test": run.loss - 2.5}
         of_run |= {
             "unit": "nats_per_value",
             "config": replace(run.config, data=OF_SERIES, codec={"name": "series"}),
@@ -121,7 +121,7 @@ def a_comparison(methods, **changes):
     for one, other in itertools.combinations(methods, 2):
         gap = one.loss - other.loss
         differences[one.name, other.name] = Difference(gap, 0.02, 0.02, gap - 0.05, gap + 0.05, 0.01)
-    return replace(Comparison("Title", {"budget": "4 MB"}, methods, corrected(differences)), **changes)
+    return replace(Comparison("Title", {"budget": "4 MB"}, methods, apply_holm(differences)), **changes)
 
 
 def rows(path):

@@ -7,9 +7,8 @@ from typing import Any
 
 from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.config import CompareOptions
+from tokenv.compare.config import CompareOptions, parse_comparison_arguments, resolve_comparison
 from tokenv.compare.executors import check_executor
-from tokenv.compare.parsing import read_comparison_words, resolve_comparison
 from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.summary import write_reports
 from tokenv.core.errors import RunFailedError
@@ -48,4 +47,6 @@ def compare_and_show(options: CompareOptions, record: Record) -> list[dict[str, 
     ]
 
 
-COMMAND = Command("compare", resolve_compare, compare_and_show, CompareOptions, stored=True, read=read_comparison_words)
+COMMAND = Command(
+    "compare", resolve_compare, compare_and_show, CompareOptions, stored=True, read=parse_comparison_arguments
+)

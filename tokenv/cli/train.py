@@ -18,7 +18,7 @@ import torch
 from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import ROOMS, Command, Record
-from tokenv.compare.settings import flat
+from tokenv.compare.config import flatten
 from tokenv.config.components import Components, build_components, check_components
 from tokenv.config.conversion import check_keys
 from tokenv.config.files import COMMAND_LINE, resolve
@@ -347,7 +347,7 @@ def _shared_facts(options: TrainOptions) -> dict[str, Any]:
     files = [path for spec in specs if spec and spec.origin for path in sorted(Path(spec.origin).parent.rglob("*.py"))]
     files += [path for plugin in plugins(values) for path in plugin.files]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    return flat(values) | {
+    return flatten(values) | {
         "resume": None if options.resume is None else Path(options.resume).name,
         "the digest of the code": code,
         "torch": torch.__version__,

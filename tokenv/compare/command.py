@@ -10,14 +10,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokenv.compare.comparison import Comparison
+from tokenv.compare.comparison import (
+    Comparison,
+    build_comparison,
+    check_same_kind,
+    group_into_methods,
+    load_compared_run,
+)
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.forecast_comparison import check_wish
-from tokenv.compare.plan import build_comparison, compared_run
+from tokenv.compare.forecast_comparison import check_forecast_request
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.settings import check_same_kind, group_into_methods
 from tokenv.compare.store import finished_run
-from tokenv.compare.tuning import choose, trials
+from tokenv.compare.tuning import make_trials, select_best_trials
 from tokenv.config.components import check_components
 from tokenv.core.errors import RunFailedError, UserError
 
@@ -31,21 +35,21 @@ def check_methods(options: CompareOptions) -> None:
         UserError: a method's configuration has an unknown key, a wrong value, or components which do not fit; or
             methods are of different kinds of data.
     """
-    for protocol, own in options.parts().items():
+    for protocol, own in options.split_protocols().items():
         where = f"protocols.{protocol}: " if protocol else ""
-        first = [own.task(method, seed) for method in own.chosen for seed in own.seeds[:1]]
+        first = [own.make_task(method, seed) for method in own.selected_methods for seed in own.seeds[:1]]
         configs = {f"{where}methods.{task.method}": task.config for task in first}
-        starts = {repr(task.config.as_dict()): task for task in own.shared_tasks().values()}
+        starts = {repr(task.config.as_dict()): task for task in own.make_pretraining_tasks().values()}
         configs |= {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in configs.items():
             try:
                 check_components(config)
                 if own.forecast is not None and name != f"{where}shared":
-                    check_wish(config, own.forecast)
+                    check_forecast_request(config, own.forecast)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         check_same_kind(configs)
-        trials(own, None)
+        make_trials(own, None)
 
 
 def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Comparison]:
@@ -65,11 +69,11 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
     """
     if options.runs:
         return {"": _compare_stored(options, progress)}
-    protocols = options.parts()
+    protocols = options.split_protocols()
     starts = _train_shared(protocols, options, progress)
     tuned = _tune(protocols, starts, options, progress)
     tasks = {
-        name: [replace(task, protocol=name) for task in own.tasks(starts.get(name), tuned.get(name))]
+        name: [replace(task, protocol=name) for task in own.make_tasks(starts.get(name), tuned.get(name))]
         for name, own in protocols.items()
     }
     folders, failed = run_all(list(itertools.chain(*tasks.values())), options, progress=progress)
@@ -85,7 +89,7 @@ def _compare_stored(options: CompareOptions, progress: bool) -> Comparison:
     stored = [finished_run(Path(folder)) for folder in options.runs]
     check_same_kind({str(run.folder): run.config for run in stored})
     shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-    methods = group_into_methods([compared_run(run, options.evaluation_request) for run in shown])
+    methods = group_into_methods([load_compared_run(run, options.evaluation_request) for run in shown])
     return build_comparison(methods, f"{len(options.runs)} runs", {})
 
 
@@ -93,7 +97,7 @@ def _train_shared(
     protocols: Mapping[str, CompareOptions], options: CompareOptions, progress: bool
 ) -> dict[str, StartFolders]:
     """Train the runs which methods start from, each once, and return their folders by protocol and method."""
-    tasks = {name: own.shared_tasks() for name, own in protocols.items()}
+    tasks = {name: own.make_pretraining_tasks() for name, own in protocols.items()}
     distinct: dict[str, Task] = {}
     for task in itertools.chain.from_iterable(of_protocol.values() for of_protocol in tasks.values()):
         distinct.setdefault(repr(task.config.as_dict()), task)
@@ -114,11 +118,11 @@ def _tune(
     progress: bool,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Train the trials of tuning, and return by protocol and method what the best one changes."""
-    candidates = {name: trials(own, starts.get(name), name) for name, own in protocols.items()}
+    candidates = {name: make_trials(own, starts.get(name), name) for name, own in protocols.items()}
     tasks = [task for of_protocol in candidates.values() for trial in of_protocol for task in trial.tasks]
     folders, _ = run_all(tasks, options, progress=progress) if tasks else ([], {})
     folder_of = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
-    return {name: choose(candidates[name], folder_of, own) for name, own in protocols.items()}
+    return {name: select_best_trials(candidates[name], folder_of, own) for name, own in protocols.items()}
 
 
 def _compare_protocol(
@@ -132,12 +136,13 @@ def _compare_protocol(
     methods: dict[str, list[Any]] = {}
     for task, folder in runs:
         if folder is not None:
-            methods.setdefault(task.method, []).append(compared_run(finished_run(folder), options.evaluation_request))
+            run = load_compared_run(finished_run(folder), options.evaluation_request)
+            methods.setdefault(task.method, []).append(run)
     errors = {task.label: failed[task.label] for task, _ in runs if task.label in failed}
     if not methods:
         raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in errors.items()))
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
-    return build_comparison(methods, title, errors, against=options.reference, facts=_facts(options))
+    return build_comparison(methods, title, errors, reference=options.reference, facts=_facts(options))
 
 
 def _facts(options: CompareOptions) -> dict[str, str]:
@@ -151,7 +156,7 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     if options.equal_compute:
         facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:
-        sizes = len({repr(task.config.as_dict()) for task in options.shared_tasks().values()})
+        sizes = len({repr(task.config.as_dict()) for task in options.make_pretraining_tasks().values()})
         facts["start"] = (
             "all from one trained model" if sizes == 1 else f"from {sizes} trained models, by model and codec"
         )

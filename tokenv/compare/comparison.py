@@ -1,35 +1,56 @@
-"""Several methods held against one another: plain figures, which no model is needed to read."""
+"""Compare methods: their runs, what distinguishes them, and the tables from which a report is made."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
 
-from tokenv.compare.forecast_comparison import ForecastComparison
-from tokenv.compare.rate_curves import MethodRateCurve
+from tokenv.compare.config import flatten
+from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
+from tokenv.compare.rate_curves import tabulate_rates
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.significance import Difference
-from tokenv.config.schema import Config
-from tokenv.core.rates import mean_rate
+from tokenv.compare.score_statistics import Difference, Pair, add_reversed_pairs, compare_scores
+from tokenv.compare.store import StoredRun
+from tokenv.config.build import is_trainable
+from tokenv.config.schema import SETTINGS, Config
+from tokenv.core.errors import UserError
+from tokenv.core.rates import RateRange, mean_rate
+from tokenv.evaluation.run_state import RunState
 from tokenv.plotting.theme import TERMINOLOGY, Terminology, in_words
+from tokenv.storage import checkpoints
+
+AGREEMENT = ("precision", "recall", "f1")
+LEARNERS_SETTING = ("estimator", "rate_target")
+LEARNERS_LOSS = ("policy", "rate")
+LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A finished run and what was measured of it.
+    """A finished run and its evaluation.
 
     Attributes:
-        folder: where it is stored.
-        config: of the run.
-        flops: of the whole training.
-        seconds: of the whole training.
+        folder: folder in which it is stored.
+        config: its configuration.
+        flops: FLOPs of the whole training.
+        seconds: seconds of the whole training.
         history: metric to training symbols and values, such as ``train/flops``, ``train/boundary_rate``,
             ``train/neg_log_prob`` (nats per decision), and under the unit's name ``train/bits_per_byte`` and
             ``validation/bits_per_byte``; each may be missing.
-        assessment: its figures on held-out data.
+        evaluation: figures on held-out data.
     """
 
     folder: str
@@ -37,52 +58,25 @@ class ComparedRun:
     flops: float
     seconds: float
     history: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-    assessment: RunEvaluation
+    evaluation: RunEvaluation
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """Seed of the run."""
         return self.config.seed
 
     @property
     def loss(self) -> float:
-        """On held-out data, mean over all that is predicted."""
-        return float(np.mean(self.assessment.loss))
-
-    @property
-    def loss_early(self) -> float:
-        """The early exit's; NaN where the run has no use for one."""
-        return math.nan if self.assessment.loss_early is None else self.assessment.loss_early
-
-    @property
-    def loss_test(self) -> float:
-        """On the test split; NaN where there is none."""
-        return math.nan if self.assessment.loss_test is None else self.assessment.loss_test
-
-    @property
-    def boundary_rate(self) -> float:
-        """Boundaries per symbol, as drawn on held-out data."""
-        return self.assessment.boundary_rate
-
-    @property
-    def loss_raw(self) -> float:
-        """The loss before calibration; NaN where there was none."""
-        before = self.assessment.calibration
-        return math.nan if before is None else before.loss
-
-    @property
-    def boundary_rate_raw(self) -> float:
-        """Boundaries per symbol before calibration; NaN where there was none."""
-        before = self.assessment.calibration
-        return math.nan if before is None else before.boundary_rate
+        """Loss on held-out data, mean over all predicted symbols."""
+        return float(np.mean(self.evaluation.loss))
 
     @property
     def area(self) -> float:
-        """Mean held-out loss over training: the area under the curve of the validations, calibrated where they are.
+        """Mean held-out loss over training: the area under the curve of the validations, calibrated if they were.
 
-        NaN with fewer than two.
+        NaN with fewer than two validations.
         """
-        unit = self.assessment.unit
+        unit = self.evaluation.unit
         curve = self.history.get(f"calibrated/{unit}") or self.history.get(f"validation/{unit}", ((), ()))
         symbols, losses = curve
         if len(symbols) < 2:
@@ -92,15 +86,15 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """The runs of one method, and what they say together.
+    """Runs of one method, and their mean loss.
 
     Attributes:
-        name: of the method.
-        runs: one a seed, at least one.
-        settings: what distinguishes it, such as ``agent.name`` to ``uniform``.
-        loss: mean over the seeds.
+        name: name of the method.
+        runs: one run a seed, at least one.
+        settings: settings which distinguish it, such as ``agent.name`` to ``uniform``.
+        loss: mean loss over the seeds.
         seed_error: standard error of that mean over the seeds; NaN for one.
-        document_error: its standard error over held-out documents.
+        document_error: standard error of that mean over held-out documents.
     """
 
     name: str
@@ -113,42 +107,42 @@ class ComparedMethod:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that a report shows.
+    """Everything which a report shows.
 
     Attributes:
-        title: of the page.
+        title: title of the page.
         facts: name to value: data, budget, seeds, machine and so on.
         methods: at least one, of different names, all of one kind of data, measured in one unit; their order gives them
             their colours, reports show the best first.
         differences: every pair of methods, once, to the first one's loss minus the second one's.
-        failed: run to what went wrong, for runs that did not finish.
-        rates: the methods at rates that they were asked for; empty where nobody asked.
-        rates_against: the method that ``rates`` are held against; empty for none.
-        forecasts: of test windows; None where nobody asked for them.
+        failed: run to the reason of its failure, for runs which did not finish.
+        rates: results at the requested rates: see ``tokenv.compare.rate_curves.tabulate_rates``.
+        rates_reference: method with which ``rates`` are compared; empty for none.
+        forecasts: scores of forecasts of test windows; None if there are none.
     """
 
     title: str
     facts: Mapping[str, str]
     methods: Sequence[ComparedMethod]
-    differences: Mapping[tuple[str, str], Difference]
+    differences: Mapping[Pair, Difference]
     failed: Mapping[str, str] = field(default_factory=dict)
-    rates: Sequence[MethodRateCurve] = ()
-    rates_against: str = ""
+    rates: pd.DataFrame = field(default_factory=pd.DataFrame)
+    rates_reference: str = ""
     forecasts: ForecastComparison | None = None
 
     @property
     def unit(self) -> str:
-        """What losses are measured in, as metrics are named."""
-        return self.methods[0].runs[0].assessment.unit
+        """Unit of the losses, as metrics are named."""
+        return self.methods[0].runs[0].evaluation.unit
 
     @property
     def unit_in_words(self) -> str:
-        """Such as ``bits per byte``."""
+        """Unit of the losses for people, such as ``bits per byte``."""
         return in_words(self.unit)
 
     @property
     def words(self) -> Terminology:
-        """What symbols, tokens and so on are called."""
+        """Names of symbols, tokens and so on."""
         return TERMINOLOGY[self.methods[0].runs[0].config.data.kind]
 
     @property
@@ -159,9 +153,253 @@ class Comparison:
     @property
     def calibrated(self) -> bool:
         """Whether any run was calibrated."""
-        return any(run.assessment.calibration is not None for method in self.methods for run in method.runs)
+        return any(run.evaluation.calibration is not None for method in self.methods for run in method.runs)
 
     @property
     def target_rates(self) -> list[float]:
-        """Boundaries per symbol that methods with a choice aim at, each once."""
+        """Target rates of the methods, boundaries per symbol, each once."""
         return sorted({mean_rate(run.config.rate) for method in self.methods for run in method.runs})
+
+    @property
+    def both_ways(self) -> dict[Pair, Difference]:
+        """Differences of every pair in both orders."""
+        return add_reversed_pairs(self.differences)
+
+    @property
+    def references(self) -> list[str]:
+        """Names of the boundaries with which drawn ones were compared, in the order of the first run which has them."""
+        every = (name for m in self.methods for run in m.runs for name in run.evaluation.agreement)
+        return list(dict.fromkeys(every))
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row a run and one column a variable; all tables, pictures and CSV files read it.
+
+        Columns: ``method``, ``seed``, ``folder``; ``loss``, ``loss_early`` (the early exit's), ``loss_test``, ``area``,
+        ``boundary_rate``, ``loss_raw`` and ``boundary_rate_raw`` (before calibration), ``flops``, ``seconds``;
+        ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; ``share of CLASS``
+        and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L symbols, the last for longer ones,
+        too. Values which were not measured are NaN.
+        """
+        runs = [(method.name, run) for method in self.methods for run in method.runs]
+        table = pd.DataFrame([_tabulate_run(name, run) for name, run in runs])
+        # As objects: a folder's name may be no valid Unicode, which pandas' type for text does not accept.
+        table.insert(2, "folder", pd.Series([run.folder for _, run in runs], dtype=object))
+        return table
+
+    @cached_property
+    def means(self) -> pd.DataFrame:
+        """Means of the columns of ``runs`` over the seeds which have a value, one row a method (its index)."""
+        columns = [name for name in self.runs.columns if name not in ("method", "seed", "folder")]
+        return self.runs.groupby("method", sort=False)[columns].agg(finite_mean)
+
+    def mean(self, method: str, column: str) -> float:
+        """Return the mean of a column of ``runs`` over the seeds of a method; NaN if it was not measured."""
+        return float(self.means.at[method, column]) if column in self.means else math.nan
+
+
+def finite_mean(values: Iterable[float]) -> float:
+    """Return the mean of the finite values; NaN without any."""
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
+    evaluation = run.evaluation
+    raw, learned = evaluation.calibration, evaluation.learned
+    row: dict[str, Any] = {
+        "method": method,
+        "seed": run.seed,
+        "loss": run.loss,
+        "loss_early": math.nan if evaluation.loss_early is None else evaluation.loss_early,
+        "loss_test": math.nan if evaluation.loss_test is None else evaluation.loss_test,
+        "area": run.area,
+        "boundary_rate": evaluation.boundary_rate,
+        "loss_raw": math.nan if raw is None else raw.loss,
+        "boundary_rate_raw": math.nan if raw is None else raw.boundary_rate,
+        "flops": run.flops,
+        "seconds": run.seconds,
+    }
+    for reference, agreement in evaluation.agreement.items():
+        row |= {f"{reference} {score}": getattr(agreement, score) for score in AGREEMENT}
+    for name, (share, boundaries) in (learned.classes if learned else {}).items():
+        row |= {f"share of {name}": share, f"boundaries after {name}": boundaries}
+    total = sum(evaluation.token_lengths)
+    row |= {f"length {n}": count / total for n, count in enumerate(evaluation.token_lengths, 1) if total}
+    return row
+
+
+def load_compared_run(stored: StoredRun, evaluation_request: EvaluationRequest) -> ComparedRun:
+    """Return a finished run with its evaluation, which is made unless it is stored."""
+    evaluation = evaluate_run(stored.folder, evaluation_request)
+    state = RunState.read(checkpoints.find(stored.folder))
+    return ComparedRun(
+        folder=str(stored.folder),
+        config=stored.config,
+        flops=state.flops,
+        seconds=_training_seconds(*state.history["train/symbols_per_second"]),
+        history=state.history,
+        evaluation=evaluation,
+    )
+
+
+def _training_seconds(symbols: Sequence[int], symbols_per_second: Sequence[float]) -> float:
+    steps = zip(symbols, [0, *symbols[:-1]], symbols_per_second, strict=True)
+    return sum((now - before) / speed for now, before, speed in steps)
+
+
+def build_comparison(
+    methods: Mapping[str, Sequence[ComparedRun]],
+    title: str,
+    failed: Mapping[str, str],
+    *,
+    reference: str = "",
+    facts: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Compare methods.
+
+    Args:
+        methods: name to its runs, one a seed and at least one.
+        title: title of the report.
+        failed: runs which did not finish, and why.
+        reference: method whose pairs Holm's correction counts, and with which others are compared at requested rates;
+            empty, or of no run, for all pairs and the first method with a range of rates.
+        facts: facts to show besides those of the runs.
+
+    Raises:
+        UserError: runs were measured on different data, or in different units.
+    """
+    first, *others = [run for group in methods.values() for run in group]
+    for run in others:
+        _check_comparable(run, first)
+    table = compare_scores(
+        {name: [run.evaluation.loss for run in group] for name, group in methods.items()},
+        documents=first.evaluation.document,
+        seeds={name: [run.seed for run in group] for name, group in methods.items()},
+        reference=reference if reference in methods else "",
+    )
+    settings = differing_settings({name: group[0].config for name, group in methods.items()})
+    ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
+    rates_reference = reference if reference in methods else next(ranged, "")
+    evaluations = {name: {run.seed: run.evaluation for run in group} for name, group in methods.items()}
+    compared = []
+    for name, group in methods.items():
+        own = table.estimates[name]
+        compared.append(ComparedMethod(name, group, settings[name], own.mean, own.seed_error, own.document_error))
+    return Comparison(
+        title=title,
+        facts={**_collect_facts([first, *others]), **(facts or {})},
+        methods=compared,
+        differences=table.differences,
+        failed=failed,
+        rates=tabulate_rates(evaluations, rates_reference),
+        rates_reference=rates_reference,
+        forecasts=compare_forecasts(evaluations, reference),
+    )
+
+
+def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
+    own, wanted = run.evaluation, first.evaluation
+    if own.unit != wanted.unit:
+        raise UserError(
+            f"{run.folder} is measured in {in_words(own.unit)} and {first.folder} in {in_words(wanted.unit)}: "
+            "expected runs whose codec has the same unit"
+        )
+    if (own.fingerprint, own.document) != (wanted.fingerprint, wanted.document):
+        raise UserError(
+            f"{run.folder} and {first.folder} were measured on different held-out {run.config.data.kind}: expected "
+            "runs of the same data section and the same validation.sequences"
+        )
+
+
+def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
+    data, evaluation = runs[0].config.data, runs[0].evaluation
+    words = TERMINOLOGY[data.kind]
+    budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
+    source = data.source if "/" not in data.source else Path(data.source).name
+    tolerance = {"change points": f"found within {data.tolerance} steps"}
+    return {
+        "data": f"{source}, sequences of {data.seq_len} {words.symbol}s",
+        f"training {words.symbol}s": " or ".join(budgets),
+        "held out": f"{len(evaluation.loss):,} sequences of {len(set(evaluation.document)):,} {words.document}s",
+        **(tolerance if "change points" in evaluation.agreement else {}),
+        "seeds": ", ".join(map(str, sorted({run.config.seed for run in runs}))),
+        "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+    }
+
+
+def check_same_kind(configs: Mapping[str, Config]) -> None:
+    """Raise an error unless all configurations are of one kind of data.
+
+    Args:
+        configs: name of a run or method to its configuration.
+
+    Raises:
+        UserError: two of them are of different kinds of data; the message names both.
+    """
+    firsts: dict[str, str] = {}
+    for name, config in configs.items():
+        firsts.setdefault(config.data.kind, name)
+    if len(firsts) > 1:
+        (kind, name), (other_kind, other) = firsts.items()
+        raise UserError(
+            f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
+            "are in different units; compare them separately"
+        )
+
+
+def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
+    """Return the settings in which each configuration differs from some other: key to value, as text."""
+    every = {name: _comparable_settings(config) for name, config in configs.items()}
+    keys = dict.fromkeys(itertools.chain.from_iterable(every.values()))
+    varying = [key for key in keys if len({repr(values.get(key)) for values in every.values()}) > 1]
+    return {name: {key: str(values[key]) for key in varying if key in values} for name, values in every.items()}
+
+
+def _comparable_settings(config: Config) -> dict[str, Any]:
+    """Return all settings which have an effect, with dotted keys; an agent which does not learn has no estimator."""
+    trainable = is_trainable(config.agent)
+    effective = [key for key in SETTINGS if trainable or key not in LEARNERS_SETTING]
+    values = {key: value for key, value in config.as_dict().items() if key in effective}
+    if not trainable:
+        values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
+    return flatten(values)
+
+
+def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    """Group runs which differ in nothing but the seed into methods, named by the settings which distinguish them.
+
+    Instead of a name which is too long for a table, a method is named by the folder of its first run; the settings
+    which distinguish it are shown beside.
+
+    Raises:
+        UserError: two runs are the same, seed included.
+    """
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
+        same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
+        if same:
+            raise UserError(f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one")
+        groups.setdefault(key, []).append(run)
+    settings = differing_settings({key: group[0].config for key, group in groups.items()})
+    agents = [group[0].config.agent["name"] for group in groups.values()]
+    brief = _shorten_keys(key for each in settings.values() for key in each)
+    folders = {key: Path(group[0].folder) for key, group in groups.items()}
+    short = {key: "/".join(folder.parts[-2:]) for key, folder in folders.items()}
+    names = {}
+    for key, group in groups.items():
+        name = group[0].config.agent["name"]
+        others = [f"{brief[k]}={v}" for k, v in settings[key].items() if k != "agent.name"]
+        names[key] = name if agents.count(name) == 1 else ", ".join([name, *others])
+        if len(names[key]) > LONGEST_NAME:
+            unique = list(short.values()).count(short[key]) == 1
+            names[key] = f"{name}, {short[key] if unique else folders[key]}"
+    return {names[key]: group for key, group in groups.items()}
+
+
+def _shorten_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return dotted keys to their last components, or to themselves where others end alike."""
+    every = set(keys)
+    ends = [key.rpartition(".")[2] for key in every]
+    return {key: end if ends.count(end) == 1 else key for key in every for end in [key.rpartition(".")[2]]}

@@ -1,33 +1,34 @@
-"""What to compare: a comparison's keys and their meaning."""
+"""Options of a comparison, and how they are read from YAML files and the command line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.config.conversion import check_keys, from_dict
-from tokenv.config.files import merge, resolve
+from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
+from tokenv.config.literals import read_words
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import check_rate
 
-LOADED_SECTIONS = ("model", "codec")  # what a run takes of the one that ``init_from`` names
+LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run to be had.
+    """A run which a comparison needs.
 
     Attributes:
-        method: its method's name.
-        config: the whole run.
-        evaluation_request: what is to be measured of it; None for nothing.
-        protocol: the part of the comparison that it belongs to; empty where there is but one.
+        method: name of its method.
+        config: configuration of the run.
+        evaluation_request: what is to be measured of the run; None for nothing.
+        protocol: protocol to which the run belongs; empty for a comparison without protocols.
     """
 
     method: str
@@ -37,7 +38,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the run for messages."""
         return f"{self.protocol}: {self.method}, seed {self.config.seed}".removeprefix(": ")
 
 
@@ -46,43 +47,43 @@ class CompareOptions:
     """Options of ``tokenv compare``.
 
     Args:
-        base: configuration that all methods share: a file or name, or several.
-        common: what all methods change of it.
-        methods: method to what it alone changes. A name may hold any character.
-        seeds: runs of every method.
-        only: methods to run and show; all where empty.
-        skip: methods that are not.
-        jobs: runs at a time on this machine, each on a GPU of its own where runs take any; schedulers of other machines
+        base: configuration which all methods share: a file or name, or several.
+        common: changes of it for all methods.
+        methods: name of a method to its own changes. A name may hold any character.
+        seeds: seeds of the runs of every method.
+        only: methods to run and show; all if empty.
+        skip: methods to leave out.
+        jobs: runs at a time on this machine, each on a GPU of its own if runs use GPUs; schedulers of other machines
             decide themselves.
         executor: where runs are trained: ``local``, on this machine; ``dask:ADDRESS``, by the workers of a dask
             scheduler; ``slurm:FILE``, as jobs of Slurm, whose parameters are in a YAML file. See ``docs/scale.md``.
         ranks: processes of one run, each with a GPU, started by torchrun; 1 for a plain process.
-        store: folder of Sacred runs, where finished runs are looked for and new ones are put.
+        store: folder of Sacred runs, in which finished runs are looked up and new ones are stored.
         runs: folders of existing runs to compare instead; then nothing is trained, and ``base``, ``common``,
             ``methods`` and ``seeds`` are not read.
-        passages: held-out sequences to show as every method cuts them: text coloured, series drawn.
-        bpe_vocabulary: size of the BPE vocabulary that boundaries in text are held against.
-        calibrate: hold learning methods against one another at exactly their target rate, and show their raw figures
+        passages: held-out sequences to show with the boundaries of every method: text coloured, series drawn.
+        bpe_vocabulary: size of the BPE vocabulary with which boundaries in text are compared.
+        calibrate: compare learning methods at exactly their target rate, and show the figures before calibration
             beside; see ``tokenv.evaluation.calibration``.
-        rates: measure every method at each of these boundaries per symbol besides, such as [0.05, 0.1, 0.2], and draw
-            the loss against what reading costs: told the rate where a run has a range, logits shifted until held-out
-            data of their own have it, half of them where there are no others (docs/rates.md). Empty for none.
-        forecast: forecasts of test windows to score, of series, beside yardsticks and DLinear: a section of horizon
-            (null for all that a run's direct head predicts), windows (0 for all), direct, samples, season and peers, as
-            in ``tokenv forecast``; null for none.
-        reference: a method that all others are tested against, so that Holm's correction counts these pairs alone;
+        rates: boundaries per symbol, such as [0.05, 0.1, 0.2], at which every method is measured, too, to draw the loss
+            against the cost of reading: conditioned on the rate if a run has a range, and with logits shifted until
+            other held-out data have it, or half of the data if there are no others (docs/rates.md). Empty for none.
+        forecast: forecasts of test windows to score, of series, beside naive baselines and DLinear: a section of
+            horizon (null for all which a run's direct head predicts), windows (0 for all), direct, samples, season and
+            peers, as in ``tokenv forecast``; null for none.
+        reference: method against which all others are tested, so that Holm's correction counts these pairs alone;
             empty for every pair.
-        equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of
-            a text reads ``batch_size`` / K texts in an update, and makes as many updates.
-        pretrain: a run whose language model all methods start from (``init_from``), as what it changes of ``base``;
-            trained once, and found again in ``store``. Methods that change ``model`` or ``codec`` start from another,
-            trained alike. Empty for none.
-        tune: dotted key to the values that are tried for every learning method that does not set it, on
-            ``tune_seeds``; the one with the lowest mean loss is taken.
-        tune_seeds: seeds that nothing but tuning sees.
-        protocols: name to what it changes of all of the above; each is a comparison of its own with the same methods,
-            and a summary says how methods fare in all of them. Empty for one comparison.
-        only_protocols: protocols to run and show; all where empty.
+        equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method which draws K samples
+            of a text reads ``batch_size`` / K texts in an update, and makes as many updates.
+        pretrain: run whose language model all methods start from (``init_from``), as changes of ``base``; trained
+            once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained
+            alike. Empty for none.
+        tune: dotted key to the values to try for every learning method which does not set it, on ``tune_seeds``; the
+            value with the lowest mean loss is taken.
+        tune_seeds: seeds used for tuning only.
+        protocols: name to changes of all of the above; each is a comparison of its own with the same methods, and a
+            summary compares the methods in all of them. Empty for one comparison.
+        only_protocols: protocols to run and show; all if empty.
 
     Raises:
         UserError: there is nothing to compare, or a value is out of range.
@@ -163,16 +164,16 @@ class CompareOptions:
         return EvaluationRequest(self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast)
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """The methods to be run, in order."""
+    def selected_methods(self) -> dict[str, Any]:
+        """Methods to run, in order."""
         return {
             name: changes
             for name, changes in self.methods.items()
             if (not self.only or name in self.only) and name not in self.skip
         }
 
-    def parts(self) -> dict[str, CompareOptions]:
-        """One comparison a protocol that has methods, by its name; this one under an empty name where there are none.
+    def split_protocols(self) -> dict[str, CompareOptions]:
+        """Return the options of each protocol which has methods, by its name; without protocols, these under "".
 
         Raises:
             UserError: a protocol has an unknown key or a wrong value, or none has a method to run.
@@ -180,80 +181,107 @@ class CompareOptions:
         if not self.protocols:
             return {"": self}
         values = asdict(self) | {"protocols": {}, "only_protocols": []}
-        found = {}
+        protocols = {}
         for name, changes in self.protocols.items():
             if self.only_protocols and name not in self.only_protocols:
                 continue
             if not isinstance(changes, dict):
                 raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
             check_keys(changes, f"protocols.{name}", CompareOptions)
-            part = from_dict(CompareOptions, merge(values, as_lists(changes)))
-            if part.chosen:
-                found[name] = part
-        if not found:
+            options = from_dict(CompareOptions, merge(values, as_lists(changes)))
+            if options.selected_methods:
+                protocols[name] = options
+        if not protocols:
             raise UserError(f"only = {self.only!r}: skip leaves out all of these in every protocol; name others")
-        return found
+        return protocols
 
-    def task(self, method: str, seed: int, *, start: Path | None = None, more: Mapping[str, Any] | None = None) -> Task:
-        """One run.
+    def make_task(
+        self, method: str, seed: int, *, start: Path | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Task:
+        """Return one run.
 
         Args:
-            method: which.
-            seed: of the run.
-            start: folder of the shared run; None before there is one.
-            more: what is changed besides.
+            method: name of its method.
+            seed: seed of the run.
+            start: folder of the pretrained run; None before it is trained.
+            changes: further changes of the configuration.
 
         Raises:
             ValueError: the method's configuration has an unknown key or a wrong value.
         """
         check_keys(self.methods[method], f"methods.{method}", Config)
-        changes = merge(merge(merge(self.common, self.methods[method]), more or {}), {"seed": seed})
+        values = merge(merge(merge(self.common, self.methods[method]), changes or {}), {"seed": seed})
         if start is not None:
-            changes = merge(changes, {"init_from": str(start)})
+            values = merge(values, {"init_from": str(start)})
         elif self.pretrain:
-            changes = merge(changes, {"init_from": None, "freeze_lm": False})
-        config = resolve(self.base, changes)
+            values = merge(values, {"init_from": None, "freeze_lm": False})
+        config = resolve(self.base, values)
         if self.equal_compute:
-            from tokenv.compare.plan import with_equal_compute  # it takes torch, and --help reads this file
-
             config = with_equal_compute(config)
         return Task(method, config, self.evaluation_request)
 
-    def tasks(
-        self, starts: Mapping[str, Path] | None = None, more: Mapping[str, Mapping[str, Any]] | None = None
+    def make_tasks(
+        self, starts: Mapping[str, Path] | None = None, changes: Mapping[str, Mapping[str, Any]] | None = None
     ) -> Iterator[Task]:
-        """All runs: every method with the first seed, then with the second, so that an early look compares all.
+        """Yield all runs: every method with the first seed, then with the second, so that early results show all.
 
         Args:
-            starts: method to the folder of its shared run; None before there are any.
-            more: method to what is changed of it besides.
+            starts: method to the folder of its pretrained run; None before these are trained.
+            changes: method to further changes of its configuration.
 
         Raises:
             ValueError: a method's configuration has an unknown key or a wrong value.
         """
         for seed in self.seeds:
-            for method in self.chosen:
-                yield self.task(method, seed, start=(starts or {}).get(method), more=(more or {}).get(method))
+            for method in self.selected_methods:
+                start, own = (starts or {}).get(method), (changes or {}).get(method)
+                yield self.make_task(method, seed, start=start, changes=own)
 
-    def shared_task(self, method: str) -> Task:
-        """The run that a method starts from, of its own model and codec."""
+    def make_pretraining_task(self, method: str) -> Task:
+        """Return the run from which a method starts, with the method's own model and codec."""
         check_keys(self.pretrain, "pretrain", Config)
         own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
         label = f"shared model of {method}" if own else "shared model"
-        early_exit = {"loss": {"early": EARLY_WEIGHT}}  # which methods that start from it may need
+        early_exit = {"loss": {"early": EARLY_WEIGHT}}  # methods which start from it may need one
         return Task(label, resolve(self.base, merge(early_exit, merge(self.pretrain, own))), None)
 
-    def shared_tasks(self) -> dict[str, Task]:
-        """Methods to the runs that they start from; none where there is no ``pretrain``."""
-        return {method: self.shared_task(method) for method in self.chosen} if self.pretrain else {}
+    def make_pretraining_tasks(self) -> dict[str, Task]:
+        """Return the run from which each method starts; none without ``pretrain``."""
+        return {method: self.make_pretraining_task(method) for method in self.selected_methods} if self.pretrain else {}
 
     def as_dict(self) -> dict[str, Any]:
-        """What Sacred stores: names are values in lists, for it refuses keys with ``=``, ``.`` or a leading ``$``."""
+        """Return the options with names as values, for Sacred refuses keys with ``=``, ``.`` or a leading ``$``."""
         protocols = [
             {"name": name} | changes | _storable(changes.get("methods"), changes.get("tune"))
             for name, changes in self.protocols.items()
         ]
         return asdict(self) | _storable(self.methods, self.tune) | {"protocols": protocols}
+
+
+def with_equal_compute(config: Config) -> Config:
+    """Return the same run with ``train.batch_size`` passes through the decoder in an update, for any number a text.
+
+    Args:
+        config: configuration of a run whose batch size counts passes.
+    """
+    # Imported here, for --help reads this module and needs neither.
+    import torch
+
+    from tokenv.config.components import build_components
+
+    train, passes = config.train, build_components(config, torch.device("meta"), pretrained=False).passes
+    texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
+
+    def scale(symbols: int) -> int:
+        return max(symbols * texts // train.batch_size, 1)
+
+    return replace(
+        config,
+        train=replace(
+            train, batch_size=texts, symbols=scale(train.symbols), warmup_symbols=scale(train.warmup_symbols)
+        ),
+        validation=replace(config.validation, every_symbols=scale(config.validation.every_symbols)),
+    )
 
 
 def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
@@ -271,21 +299,98 @@ def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Seq
 
 
 def _storable(methods: Mapping[str, Any] | None, tune: Mapping[str, Any] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if methods is not None:
-        found["methods"] = [{"name": name} | changes for name, changes in methods.items()]
+        values["methods"] = [{"name": name} | changes for name, changes in methods.items()]
     if tune is not None:
-        found["tune"] = [{"key": key, "values": values} for key, values in tune.items()]
-    return found
+        values["tune"] = [{"key": key, "values": each} for key, each in tune.items()]
+    return values
 
 
 def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with one value as a list where a list is expected, and names as text."""
-    made = dict(values)
+    """Return the values with single values as lists where a list is expected, and names as text."""
+    values = dict(values)
     for key in LISTS:
-        if key in made and not isinstance(made[key], list | tuple):
-            made[key] = [made[key]]
+        if key in values and not isinstance(values[key], list | tuple):
+            values[key] = [values[key]]
     for key in ("only", "skip", "only_protocols"):
-        if key in made:
-            made[key] = [str(name) for name in made[key]]
-    return made | ({"reference": str(made["reference"])} if "reference" in made else {})
+        if key in values:
+            values[key] = [str(name) for name in values[key]]
+    return values | ({"reference": str(values["reference"])} if "reference" in values else {})
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with dotted keys."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        pairs |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return pairs
+
+
+def parse_comparison_arguments(arguments: Sequence[str], kind: type) -> tuple[dict[str, Any], list[str]]:
+    """Parse the arguments of a command line; in ``methods.NAME.key=value``, NAME may hold dots and equals signs.
+
+    Args:
+        arguments: arguments as typed.
+        kind: dataclass of a comparison's options.
+
+    Returns:
+        Nested values, and names of files, as ``read_words`` returns them.
+
+    Raises:
+        UserError: a file does not exist, or a value has no place in a configuration.
+    """
+    _, files = read_words(arguments, kind)
+    sections = (load_yaml(config_path(file)).get("methods") for file in files)
+    names = [str(name) for methods in sections if isinstance(methods, dict) for name in methods]
+    names.sort(key=len, reverse=True)  # the longest name which fits, if one begins like another
+    others: list[str] = []
+    methods: dict[str, Any] = {}
+    for argument in arguments:
+        rest = {name: argument.removeprefix(f"methods.{name}.") for name in names}
+        name = next((name for name in names if rest[name] != argument and "=" in rest[name]), None)
+        if name is None:
+            others.append(argument)
+        else:
+            methods = merge(methods, {name: read_words([rest[name]], Config)[0]})
+    updates, files = read_words(others, kind)
+    return (merge(updates, {"methods": methods}) if methods else updates), files
+
+
+def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
+    """Return the options of comparison files and the command line.
+
+    Args:
+        names: files or names of comparisons, later ones overriding earlier ones.
+        updates: nested values of the command line, which override all files.
+
+    Raises:
+        UserError: an unknown file, key or value.
+    """
+    config_keys, comparison_keys = ({item.name for item in fields(kind)} for kind in (Config, CompareOptions))
+    values: dict[str, Any] = {}
+    for name in names:
+        path = config_path(name)
+        section = load_yaml(path)
+        if "methods" not in section and section.keys() <= config_keys and not section.keys() <= comparison_keys:
+            raise UserError(
+                f"{name} is the configuration of one run, and a comparison needs methods: write a YAML file such as "
+                f"{{base: {name}, methods: {{learned: {{}}, uniform: {{agent: {{name: uniform}}}}}}}}, or take the "
+                f"methods of another comparison: tokenv compare with compare-quick base={name}"
+            )
+        check_keys(section, str(path), CompareOptions)
+        values = merge(values, _name_methods(section))
+    check_keys(updates, COMMAND_LINE, CompareOptions)
+    values = merge(values, _name_methods(updates))
+    if isinstance(values.get("tune"), dict):  # the command line reads dotted keys as nested ones
+        values["tune"] = flatten(values["tune"])
+    options = from_dict(CompareOptions, as_lists(values))
+    check_keys(options.common, "common", Config)
+    options.split_protocols()
+    return options
+
+
+def _name_methods(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with names of methods as text, which YAML or the command line may have read as numbers."""
+    methods = values.get("methods")
+    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values

@@ -2,91 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.compare.run_evaluation import Forecasts, RunEvaluation
-from tokenv.compare.significance import Difference, Scores, corrected, difference
+from tokenv.compare.score_statistics import Difference, Estimate, Pair, compare_scores
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.series.windows import SeriesData
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
-from tokenv.forecasting.contexts import Array, held_out_windows
+from tokenv.forecasting.contexts import held_out_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
-from tokenv.forecasting.scores import ScoreAccumulator as ForecastScores
+from tokenv.forecasting.scores import ScoreAccumulator
 
 SCORES = ("mse", "mae", "crps")
-Pair = tuple[str, str]
-
-
-class Run(Protocol):
-    """What is read of a run."""
-
-    @property
-    def folder(self) -> str:
-        """Where it is stored."""
-
-    @property
-    def seed(self) -> int:
-        """Of the run."""
-
-    @property
-    def assessment(self) -> RunEvaluation:
-        """Its figures."""
-
-
-@dataclass(frozen=True)
-class ScoreStatistics:
-    """A score of one forecaster.
-
-    Attributes:
-        mean: over windows and seeds.
-        seed_error: standard error over seeds; NaN for one, or for a forecaster without.
-        window_error: standard error over windows, those of one cluster depending on one another.
-        each: of every seed.
-    """
-
-    mean: float
-    seed_error: float
-    window_error: float
-    each: list[float]
-
-
-@dataclass(frozen=True)
-class Forecaster:
-    """A method, yardstick or peer.
-
-    Attributes:
-        name: of it.
-        is_method: whether it is a method of the comparison.
-        figures: ``mse``, ``mae``, ``crps`` and ``inside``; of others than methods no ``inside``, and a ``crps`` that is
-            the ``mae``, as that of every single value is.
-        skill: yardstick or peer to 1 - MSE / its MSE.
-    """
-
-    name: str
-    is_method: bool
-    figures: Mapping[str, ScoreStatistics]
-    skill: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ForecastComparison:
-    """All that is told of forecasts.
+    """Scores of forecasts of test windows.
 
     Attributes:
-        horizon: steps of each.
-        windows: test windows that were forecast.
-        total: those that there are.
-        forecasters: lowest MSE first.
+        horizon: steps of each forecast.
+        windows: number of forecast test windows.
+        total: number of test windows in the data.
+        table: one row a forecaster (a method, naive baseline or DLinear), lowest MSE first: ``forecaster``,
+            ``is_method``, ``seeds``, ``horizon``, ``windows``; each of ``SCORES`` and ``inside`` (share of values in
+            the 80% interval; empty for others than methods, and the CRPS of others is their MAE), with
+            ``..._seed_error`` and ``..._window_error``, windows of one cluster being dependent; and ``skill against
+            NAME``, 1 - MSE / the MSE of that baseline.
+        seed_mse: method to the MSE of every seed.
         differences: score to pairs (two methods, or a method and another forecaster) to their difference, window by
             window and seed by seed.
     """
@@ -94,166 +47,130 @@ class ForecastComparison:
     horizon: int
     windows: int
     total: int
-    forecasters: Sequence[Forecaster]
+    table: pd.DataFrame
+    seed_mse: Mapping[str, list[float]]
     differences: Mapping[str, Mapping[Pair, Difference]]
 
     @property
-    def peers(self) -> list[str]:
-        """Names of those that are no methods, in the order of their MSE."""
-        return [each.name for each in self.forecasters if not each.is_method]
-
-    def oriented(self, score: str) -> dict[Pair, Difference]:
-        """Every pair from both sides."""
-        found = self.differences[score]
-        return {**found, **{(second, first): -each for (first, second), each in found.items()}}
+    def baselines(self) -> list[str]:
+        """Names of the forecasters which are no methods, by their MSE."""
+        return list(self.table.forecaster[~self.table.is_method])
 
 
-def compare_forecasts(methods: Mapping[str, Sequence[Run]], against: str) -> ForecastComparison | None:
-    """Compare what runs foretold.
+def compare_forecasts(
+    evaluations: Mapping[str, Mapping[int, RunEvaluation]], reference: str
+) -> ForecastComparison | None:
+    """Compare the forecasts of runs.
 
     Args:
-        methods: name to its runs, one a seed.
-        against: the method whose pairs Holm's correction counts; empty, or of no run, for all pairs.
+        evaluations: method to seed to the evaluation of that run.
+        reference: method whose pairs Holm's correction counts; empty, or of no run, for all pairs.
 
     Returns:
-        None where a run has not been asked to forecast.
+        None if a run has no forecasts.
 
     Raises:
         UserError: runs have forecast other steps or windows.
     """
-    asked = [(run, run.assessment.forecast) for group in methods.values() for run in group]
-    known = [(run, found) for run, found in asked if found is not None]
-    if len(known) < len(asked):
-        return None
-    first_run, first = known[0]
-    for run, found in known:
-        if (found.horizon, found.cluster) != (first.horizon, first.cluster):
-            raise UserError(
-                f"{run.folder} forecasts {found.horizon} steps of {len(found.cluster):,} test windows and "
-                f"{first_run.folder} {first.horizon} of {len(first.cluster):,}: expected the same windows; name one "
-                "forecast.horizon, and compare runs of the same data section"
-            )
-    forecasters = [_method(name, group, first) for name, group in methods.items()]
-    forecasters += [_peer(name, first) for name in first.peers]
-    forecasters.sort(key=lambda each: (math.isnan(each.figures["mse"].mean), each.figures["mse"].mean))
-    differences = {score: _differences(methods, first, score, against) for score in SCORES}
-    return ForecastComparison(first.horizon, len(first.cluster), first.total, forecasters, differences)
-
-
-def _scores(group: Sequence[Run], name: str) -> Scores:
-    found = [run.assessment.forecast for run in group]
-    error_SW = np.array([each.error[name] for each in found if each is not None])
-    cluster = next(each.cluster for each in found if each is not None)
-    return Scores(error_SW, np.array(cluster), tuple(run.seed for run in group))
-
-
-def _of_peer(found: Forecasts, peer: str, name: str, seeds: tuple[int, ...]) -> Scores:
-    """A peer has no seeds: it is the same with each of a method's."""
-    error_W = found.peers[peer]["mae" if name == "crps" else name]
-    return Scores(np.array([error_W] * len(seeds)), np.array(found.cluster), seeds)
-
-
-def _method(name: str, group: Sequence[Run], first: Forecasts) -> Forecaster:
-    figures = {}
+    methods: dict[str, dict[int, Forecasts]] = {}
+    for name, runs in evaluations.items():
+        methods[name] = {seed: run.forecast for seed, run in runs.items() if run.forecast is not None}
+        if len(methods[name]) < len(runs):
+            return None
+    first_label, first = next(
+        (f"{name}, seed {seed}", each) for name, of in methods.items() for seed, each in of.items()
+    )
+    for name, runs_forecasts in methods.items():
+        for seed, each in runs_forecasts.items():
+            if (each.horizon, each.cluster) != (first.horizon, first.cluster):
+                raise UserError(
+                    f"{name}, seed {seed} forecasts {each.horizon} steps of {len(each.cluster):,} test windows and "
+                    f"{first_label} {first.horizon} of {len(first.cluster):,}: expected the same windows; name one "
+                    "forecast.horizon, and compare runs of the same data section"
+                )
+    seeds = {name: list(of) for name, of in methods.items()}
+    known_reference = reference if reference in methods else ""
+    tables: dict[str, Mapping[str, Estimate]] = {}
+    differences: dict[str, Mapping[Pair, Difference]] = {}
     for score in (*SCORES, "inside"):
-        found = _scores(group, score)
-        each = [float(value) for value in found.loss_SB.mean(1)]
-        figures[score] = ScoreStatistics(found.mean, found.seed_error, found.document_error, each)
-    return Forecaster(name, True, figures, _skill(figures["mse"].mean, first))
+        scores: dict[str, Any] = {name: [each.error[score] for each in of.values()] for name, of in methods.items()}
+        if score != "inside":
+            scores |= {name: error["mae" if score == "crps" else score] for name, error in first.peers.items()}
+        compared = compare_scores(scores, documents=first.cluster, seeds=seeds, reference=known_reference)
+        tables[score] = compared.estimates
+        if score != "inside":
+            differences[score] = compared.differences
+    mse = {name: each.mean for name, each in tables["mse"].items()}
+    rows = []
+    for name in sorted(mse, key=lambda name: (math.isnan(mse[name]), mse[name])):
+        row: dict[str, Any] = {"forecaster": name, "is_method": name in methods, "seeds": len(methods.get(name, ()))}
+        row |= {"horizon": first.horizon, "windows": len(first.cluster)}
+        for score, estimates in tables.items():
+            own = estimates.get(name)
+            row |= {score: own.mean if own else "", f"{score}_seed_error": own.seed_error if own else ""}
+            row[f"{score}_window_error"] = own.document_error if own else ""
+        for peer in sorted(first.peers, key=lambda peer: (math.isnan(mse[peer]), mse[peer])):
+            row[f"skill against {peer}"] = 1 - mse[name] / mse[peer] if mse[peer] > 0 else math.nan
+        rows.append(row)
+    seed_mse = {name: [float(np.mean(each.error["mse"])) for each in of.values()] for name, of in methods.items()}
+    return ForecastComparison(first.horizon, len(first.cluster), first.total, pd.DataFrame(rows), seed_mse, differences)
 
 
-def _peer(name: str, first: Forecasts) -> Forecaster:
-    figures = {}
-    for score in SCORES:
-        found = _of_peer(first, name, score, (0,))
-        figures[score] = ScoreStatistics(found.mean, math.nan, found.document_error, [])
-    return Forecaster(name, False, figures, _skill(figures["mse"].mean, first))
+QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
 
 
-def _skill(mse: float, first: Forecasts) -> dict[str, float]:
-    other = {name: float(np.mean(errors["mse"])) for name, errors in first.peers.items()}
-    return {name: 1 - mse / value if value > 0 else math.nan for name, value in other.items()}
-
-
-def _differences(
-    methods: Mapping[str, Sequence[Run]], first: Forecasts, score: str, against: str
-) -> dict[Pair, Difference]:
-    own = {name: _scores(group, score) for name, group in methods.items()}
-    found = {(one, other): difference(own[one], own[other]) for one, other in itertools.combinations(own, 2)}
-    for name, scores in own.items():
-        for peer in first.peers:
-            found[name, peer] = difference(scores, _of_peer(first, peer, score, scores.seeds))
-    tested = {pair: each for pair, each in found.items() if against in pair or against not in methods}
-    return found | corrected(tested)
-
-
-QUANTILES = (0.1, 0.5, 0.9)  # the outermost bound the interval whose coverage is told
-OF_MODEL, OF_PEER = ("mse", "mae", "crps", "inside"), ("mse", "mae")
-
-
-def check_wish(config: Config, wish: ForecastRequest) -> int:
-    """Steps of history that forecasts go on from; refuses what a run of this configuration could not be asked.
+def check_forecast_request(config: Config, request: ForecastRequest) -> int:
+    """Return the steps of history which forecasts continue; raise an error if a run could not make the forecasts.
 
     Raises:
-        UserError: it is of text, its direct head does not reach so far, its sequences or memory are too short, or the
-            season is longer than a history.
+        UserError: the data are text, the direct head predicts fewer steps, the sequences or the memory are too short,
+            or the season is longer than a history.
     """
     if config.data.kind != "series":
         raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
-    horizon = _horizon(config, wish)
-    return check_forecast(config, horizon, samples=wish.samples, direct=wish.direct, season=wish.season)
+    horizon = _resolve_horizon(config, request)
+    return check_forecast(config, horizon, samples=request.samples, direct=request.direct, season=request.season)
 
 
-def _horizon(config: Config, wish: ForecastRequest) -> int:
-    if wish.horizon is None and not config.model.horizon:
+def _resolve_horizon(config: Config, request: ForecastRequest) -> int:
+    if request.horizon is None and not config.model.horizon:
         raise UserError(
             "forecast.horizon is null and model.horizon = 0: expected one of them, the steps to forecast or those that "
             "a direct head predicts"
         )
-    return wish.horizon or config.model.horizon
+    return request.horizon or config.model.horizon
 
 
 def score_forecasts(
-    config: Config, parts: Components, data: SeriesData, wish: ForecastRequest, logit_bias: float = 0.0
+    config: Config, parts: Components, data: SeriesData, request: ForecastRequest, logit_bias: float = 0.0
 ) -> Forecasts:
-    """Forecast test windows.
+    """Forecast test windows, and return the errors.
 
     Args:
-        config: of the run.
-        parts: of the run, in evaluation mode.
-        data: of the run.
-        wish: what to forecast.
+        config: configuration of the run.
+        parts: components of the run, in evaluation mode.
+        data: data of the run.
+        request: what to forecast.
         logit_bias: see ``tokenv.forecasting.forecaster.forecast``.
 
     Raises:
-        UserError: see ``check_wish``; or there are too few test steps.
+        UserError: see ``check_forecast_request``; or there are too few test steps.
     """
-    known, horizon = check_wish(config, wish), _horizon(config, wish)
-    season = wish.season or find_season(data.series, known)
-    histories, points = held_out_windows(data, horizon, wish.windows), naive_baselines(horizon, season)
-    points |= fit_peers(wish.peers, data, horizon)
-    scores = ForecastScores(QUANTILES)
-    every = make_forecasts(
-        parts,
-        histories,
-        points,
-        QUANTILES,
-        EvalOptions(logit_bias=logit_bias),
-        samples=wish.samples,
-        direct=wish.direct,
-    )
-    for made in every:
-        scores.add(made.forecast.distribution, made.quantile_BQHC, made.batch, made.point_BHC)
+    history, horizon = check_forecast_request(config, request), _resolve_horizon(config, request)
+    season = request.season or find_season(data.series, history)
+    contexts, points = held_out_windows(data, horizon, request.windows), naive_baselines(horizon, season)
+    points |= fit_peers(request.peers, data, horizon)
+    scores = ScoreAccumulator(QUANTILES)
+    samples, direct = request.samples, request.direct
+    for batch in make_forecasts(
+        parts, contexts, points, QUANTILES, EvalOptions(logit_bias=logit_bias), samples=samples, direct=direct
+    ):
+        scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
     error, cluster_W = scores.each()
-
-    def listed(name: str) -> list[float]:
-        value_W: Array = error[name]
-        return [float(value) for value in value_W]
-
     return Forecasts(
         horizon=horizon,
-        total=histories.total,
+        total=contexts.total,
         cluster=cluster_W.tolist(),
-        error={name: listed(name) for name in OF_MODEL},
-        peers={peer: {name: listed(f"{name} {peer}") for name in OF_PEER} for peer in points},
+        error={name: error[name].tolist() for name in (*SCORES, "inside")},
+        peers={peer: {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")} for peer in points},
     )

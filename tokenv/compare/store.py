@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenv.compare.settings import flat
+from tokenv.compare.config import flatten
 from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
@@ -128,7 +128,7 @@ def find_contradiction(run: StoredRun) -> str:
     checkpoint = complete[-1]
     state = checkpoints.load_state(checkpoint)
     own: Config = from_dict(Config, migrate_keys(Config, state["config"]))
-    there, here = flat(own.as_dict()), flat(run.config.as_dict())
+    there, here = flatten(own.as_dict()), flatten(run.config.as_dict())
     for key in {**here, **there}:
         values = here.get(key), there.get(key)
         if key.partition(".")[0] in IDENTITY and len({json.dumps(value, default=str) for value in values}) > 1:

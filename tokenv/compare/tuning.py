@@ -1,4 +1,4 @@
-"""Every method gets the step that suits it: values tried on seeds that the comparison does not see."""
+"""Tune the methods of a comparison on seeds of its own."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from tokenv.compare.config import CompareOptions, Task
+from tokenv.compare.config import CompareOptions, Task, flatten
 from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import load_evaluation
-from tokenv.compare.settings import flat
 from tokenv.config.build import is_trainable
 from tokenv.config.files import merge, nest_key
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of values for a method.
+    """A choice of tuned values for a method.
 
     Attributes:
-        method: whose.
-        changes: nested, as a configuration's.
+        method: name of the method.
+        changes: chosen values, nested as in a configuration.
         tasks: its runs, one a seed.
     """
 
@@ -33,58 +32,56 @@ class Trial:
     tasks: list[Task]
 
 
-def trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = "") -> list[Trial]:
-    """All choices that are to be tried.
+def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = "") -> list[Trial]:
+    """Return all choices of values to try.
 
     Args:
-        options: of the comparison.
-        starts: method to the folder of its shared run.
-        protocol: the comparison's name among others.
+        options: options of the comparison.
+        starts: method to the folder of its pretrained run.
+        protocol: name of the comparison among others.
     """
-    found = []
-    for method, changes in options.chosen.items():
-        own = flat(merge(options.common, changes)) if options.tune else {}
-        keys = {key: values for key, values in options.tune.items() if key not in own}
-        if not keys or not is_trainable(options.task(method, options.tune_seeds[0]).config.agent):
+    trials = []
+    for method, changes in options.selected_methods.items():
+        own = flatten(merge(options.common, changes)) if options.tune else {}
+        grid = {key: values for key, values in options.tune.items() if key not in own}
+        if not grid or not is_trainable(options.make_task(method, options.tune_seeds[0]).config.agent):
             continue
-        for values in itertools.product(*keys.values()):
-            chosen = dict(zip(keys, values, strict=True))
-            name = ", ".join([method, *(f"{key}={value}" for key, value in chosen.items())])
-            more: dict[str, Any] = {}
-            for key, value in chosen.items():
-                more = merge(more, nest_key(key, value))
+        for values in itertools.product(*grid.values()):
+            name, tuned = method, dict[str, Any]()
+            for key, value in zip(grid, values, strict=True):
+                name, tuned = f"{name}, {key}={value}", merge(tuned, nest_key(key, value))
             start = (starts or {}).get(method)
-            tasks = [options.task(method, seed, start=start, more=more) for seed in options.tune_seeds]
-            found.append(Trial(method, more, [_briefly(task, name, protocol) for task in tasks]))
-    return found
+            tasks = [options.make_task(method, seed, start=start, changes=tuned) for seed in options.tune_seeds]
+            trials.append(Trial(method, tuned, [_simplify(task, name, protocol) for task in tasks]))
+    return trials
 
 
-def _briefly(task: Task, name: str, protocol: str) -> Task:
-    """The same without what only a report shows: nothing but the last loss counts."""
+def _simplify(task: Task, name: str, protocol: str) -> Task:
+    """Return the task without what only a report shows: tuning reads nothing but the last loss."""
     config, evaluation_request = task.config, task.evaluation_request
     assert evaluation_request is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(name, replace(config, validation=validation), _loss_alone(evaluation_request), protocol)
+    return Task(name, replace(config, validation=validation), _loss_only(evaluation_request), protocol)
 
 
-def _loss_alone(evaluation_request: EvaluationRequest) -> EvaluationRequest:
+def _loss_only(evaluation_request: EvaluationRequest) -> EvaluationRequest:
     return replace(evaluation_request, passages=0, rates=[], forecast=None)
 
 
-def choose(
-    tried: Sequence[Trial], folders: Mapping[str, Path | None], options: CompareOptions
+def select_best_trials(
+    trials: Sequence[Trial], folders: Mapping[str, Path | None], options: CompareOptions
 ) -> dict[str, dict[str, Any]]:
-    """The changes with the lowest mean loss, of every method that was tuned.
+    """Return the changes with the lowest mean loss, for every tuned method.
 
     Args:
-        tried: all trials.
-        folders: of their runs, by their tasks' labels; None for one that failed, whose trial is not taken.
-        options: of the comparison.
+        trials: all trials.
+        folders: folders of their runs, by the labels of the tasks; None for a run which failed: its trial is not taken.
+        options: options of the comparison.
     """
     best: dict[str, tuple[float, dict[str, Any]]] = {}
-    for trial in tried:
-        found = [folders[task.label] for task in trial.tasks]
-        measured = [folder and load_evaluation(folder, _loss_alone(options.evaluation_request)) for folder in found]
+    for trial in trials:
+        runs = [folders[task.label] for task in trial.tasks]
+        measured = [folder and load_evaluation(folder, _loss_only(options.evaluation_request)) for folder in runs]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:

@@ -1,20 +1,22 @@
-"""Aggregate a comparison for its pictures, page and tables: order, means, wording, line styles."""
+"""Aggregate a comparison for its pictures, page and tables: order, wording, bands of curves, line styles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
+from matplotlib.ticker import MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.run_evaluation import Agreement
-from tokenv.compare.significance import Difference
+from tokenv.compare.score_statistics import Difference
 from tokenv.plotting.characters import Character, characters, escape_line
+from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import (
     Curve,
     Picture,
@@ -27,12 +29,12 @@ from tokenv.plotting.figures import (
 )
 from tokenv.plotting.theme import LINES, MARKERS, colour_ends
 
-_SMOOTHING = 25  # a running mean spans one part in so many of its curve
-_NAMED = 3  # methods that a sentence names
+_SMOOTHING = 25  # a curve's length over the span of its running mean
+_MAX_NAMES = 3  # methods named in a sentence
 
 
 class Band(NamedTuple):
-    """A curve's mean over seeds, with the lowest and the highest seed; arrays of one length."""
+    """Mean of a curve over seeds, with the lowest and the highest seed; arrays of one length."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -40,111 +42,108 @@ class Band(NamedTuple):
     high: np.ndarray
 
 
-def number(value: float, form: str = ".4f") -> str:
-    """A value for people; a dash where there is none."""
+def format_number(value: float, form: str = ".4f") -> str:
+    """Return a value for people; a dash for one which is not finite."""
     if not math.isfinite(value):
         return "–"
     return format(value, form).replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
-def with_error(value: float, error: float) -> str:
-    """A value and its standard error for people."""
-    return f"{number(value)} ± {number(error)}"
+def format_with_error(value: float, error: float) -> str:
+    """Return a value and its standard error for people."""
+    return f"{format_number(value)} ± {format_number(error)}"
 
 
-def mean(values: Iterable[float]) -> float:
-    """Mean of the finite ones, NaN without any."""
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+def style_class(difference: Difference) -> str:
+    """Return the style class of a table's cell for a difference."""
+    return difference.verdict.replace(" ", "-")
 
 
-def targets(comparison: Comparison) -> str:
-    """The rates that methods aim at, for people."""
-    return _listed([f"{rate:g}" for rate in comparison.target_rates])
+def write_frame(path: Path, frame: pd.DataFrame) -> Path:
+    """Write a data frame without its index as a CSV file (see ``tokenv.plotting.console.write_csv``)."""
+    return write_csv(path, list(frame.columns), frame.itertuples(index=False, name=None))
 
 
-def ranked(comparison: Comparison) -> list[ComparedMethod]:
-    """The methods by loss, best first, unknown ones last."""
+def sort_methods(comparison: Comparison) -> list[ComparedMethod]:
+    """Return the methods by loss, best first, unknown ones last."""
     return sorted(comparison.methods, key=lambda m: (math.isnan(m.loss), m.loss))
 
 
-def oriented(comparison: Comparison) -> dict[tuple[str, str], Difference]:
-    """Every pair from both sides: (first, second) to the first's loss minus the second's."""
-    turned = {(second, first): -difference for (first, second), difference in comparison.differences.items()}
-    return {**comparison.differences, **turned}
-
-
-def _listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
+    """Return names as an enumeration in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def conclusion(comparison: Comparison) -> list[str]:
-    """Two or three sentences: which method is best, and how sure that is."""
-    best, *others = ranked(comparison)
-    value, unit = number(best.loss), comparison.unit_in_words
+def describe_target_rates(comparison: Comparison) -> str:
+    """Return the target rates of the methods for people."""
+    return join_names([f"{rate:g}" for rate in comparison.target_rates])
+
+
+def describe_result(comparison: Comparison) -> list[str]:
+    """Return two or three sentences: which method is best, and how certain that is."""
+    best, *others = sort_methods(comparison)
+    value, unit = format_number(best.loss), comparison.unit_in_words
     if math.isfinite(best.seed_error):
-        value = f"{with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
+        value = f"{format_with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
         return [f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."]
-    said = [f"{escape_line(best.name)} has the lowest {unit}: {value}."]
-    pairs = oriented(comparison)
-    seen = [(other, pairs.get((other.name, best.name))) for other in others]
-    tied = [f"{escape_line(m.name)} ({number(d.mean, '+.4f')})" for m, d in seen if d and d.verdict == "not separable"]
-    worse = [(m, d) for m, d in seen if d and d.verdict == "worse"]
+    sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}."]
+    pairs = comparison.both_ways
+    known = [(escape_line(m.name), pairs[m.name, best.name]) for m in others if (m.name, best.name) in pairs]
+    tied = [f"{name} ({format_number(d.mean, '+.4f')})" for name, d in known if d.verdict == "not separable"]
+    worse = [(name, d) for name, d in known if d.verdict == "worse"]
     if tied:
-        said.append(f"Not separable from it at 95%: {_listed(tied)}.")
+        sentences.append(f"Not separable from it at 95%: {join_names(tied)}.")
     if worse:
-        which = _listed([escape_line(m.name) for m, _ in worse]) if len(worse) <= _NAMED else f"{len(worse)} others"
-        least = number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
-        said.append(f"At 95%{_corrected(comparison)} it is better than {which} (difference: {least}).")
-    said += _tested(comparison)
+        names = join_names([name for name, _ in worse]) if len(worse) <= _MAX_NAMES else f"{len(worse)} others"
+        least = format_number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
+        sentences.append(f"At 95%{_describe_correction(comparison)} it is better than {names} (difference: {least}).")
+    sentences += _describe_tests(comparison)
     if not tied and not worse:
-        said.append("It was not held against the others, so how sure that is cannot be told.")
+        sentences.append("It was not compared with the others, so the certainty of this is unknown.")
     if any(len(method.runs) == 1 for method in comparison.methods):
-        said.append("Methods with a single seed are separable from no other: how much another would change is unknown.")
-    return said
+        sentences.append(
+            "Methods with a single seed are separable from no other: how much another would change is unknown."
+        )
+    return sentences
 
 
-def ranks(comparison: Comparison) -> dict[str, list[float]]:
-    """Place of every method among all, seed by seed, 1 being the lowest loss and ties sharing theirs.
-
-    Only seeds that all methods have count; empty without any.
-    """
-    losses = {method.name: {run.seed: run.loss for run in method.runs} for method in comparison.methods}
-    seeds = sorted(set.intersection(*(set(of) for of in losses.values())))
-    if not seeds:
-        return {}
-    rank_MS = rankdata([[of[seed] for seed in seeds] for of in losses.values()], axis=0)
-    return {name: row.tolist() for name, row in zip(losses, rank_MS, strict=True)}
-
-
-def _corrected(comparison: Comparison) -> str:
-    """Name the correction for the number of pairs; empty where it was not made for all of them."""
+def _describe_correction(comparison: Comparison) -> str:
+    """Name the correction for the number of pairs; return nothing if it was not made for all of them."""
     pairs = sum(math.isfinite(difference.p_holm) for difference in comparison.differences.values())
-    if pairs < 2 or _against(comparison):
+    if pairs < 2 or _find_reference(comparison):
         return ""
     return f", after Holm's correction for {pairs} pairs,"
 
 
-def _against(comparison: Comparison) -> str:
-    """The method whose pairs alone Holm's correction counts; empty where it counts all."""
-    counted = [set(pair) for pair, found in comparison.differences.items() if math.isfinite(found.p_holm)]
+def _find_reference(comparison: Comparison) -> str:
+    """Return the method whose pairs alone Holm's correction counts; empty if it counts all."""
+    counted = [set(pair) for pair, each in comparison.differences.items() if math.isfinite(each.p_holm)]
     common = set.intersection(*counted) if 1 < len(counted) < len(comparison.differences) else set()
     return common.pop() if len(common) == 1 else ""
 
 
-def _tested(comparison: Comparison) -> list[str]:
-    """A sentence on who is better and worse than the method that all others were tested against, if there is one."""
-    name = _against(comparison)
+def _describe_tests(comparison: Comparison) -> list[str]:
+    """Return a sentence on the methods which are better and worse than the reference, if there is one."""
+    name = _find_reference(comparison)
     if not name:
         return []
-    pairs = oriented(comparison)
-    tested = [(method, pairs[method.name, name]) for method in ranked(comparison) if (method.name, name) in pairs]
+    pairs = comparison.both_ways
+    tested = [(m.name, pairs[m.name, name]) for m in sort_methods(comparison) if (m.name, name) in pairs]
     sides = []
     for verdict in ("better", "worse"):
-        left = [escape_line(m.name) for m, d in tested if d.verdict == verdict]
-        sides.append(f"{_listed(left) if left else 'none'} {'are' if len(left) > 1 else 'is'} {verdict}")
+        names = [escape_line(other) for other, d in tested if d.verdict == verdict]
+        sides.append(f"{join_names(names) if names else 'none'} {'are' if len(names) > 1 else 'is'} {verdict}")
     return [f"Against {escape_line(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
+
+
+def rank_by_seed(comparison: Comparison) -> pd.DataFrame:
+    """Return the rank of every method among all, [method, seed], 1 being the lowest loss; equal losses share theirs.
+
+    Only seeds which all methods have are counted.
+    """
+    losses = comparison.runs.pivot(index="method", columns="seed", values="loss")
+    return losses.loc[[method.name for method in comparison.methods]].dropna(axis=1).rank()
 
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -153,14 +152,14 @@ def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return x[known], y[known]
 
 
-def smoothed(curve: Curve) -> Curve:
-    """The curve's running mean; a short curve as it is."""
+def _smooth(curve: Curve) -> Curve:
+    """Return the running mean of a curve; a short curve as it is."""
     span = len(curve[1]) // _SMOOTHING
     return curve if span < 2 else (curve[0], running_mean(np.asarray(curve[1], dtype=float), span).tolist())
 
 
-def to_flops(positions: Sequence[float] | np.ndarray, flops: Curve) -> np.ndarray:
-    """FLOPs spent when so many training symbols were seen.
+def interpolate_flops(positions: Sequence[float] | np.ndarray, flops: Curve) -> np.ndarray:
+    """Return the FLOPs spent when so many training symbols were read.
 
     Args:
         positions: training symbols.
@@ -175,14 +174,14 @@ def to_flops(positions: Sequence[float] | np.ndarray, flops: Curve) -> np.ndarra
     return np.where(where > at[-1], where * (spent[-1] / max(at[-1], 1.0)), inside)
 
 
-def seed_band(curves: Sequence[Curve]) -> Band | None:
-    """Mean, lowest and highest of one curve a seed, where all of them are known.
+def average_curves(curves: Sequence[Curve]) -> Band | None:
+    """Return mean, lowest and highest of one curve a seed, where all of them are known.
 
     Args:
         curves: positions, ascending, and values; positions may differ from seed to seed.
 
     Returns:
-        The band at the first curve's positions; None if there is nothing finite that all seeds share.
+        The band at the first curve's positions; None if there is nothing finite which all seeds share.
     """
     cleaned = [(x, y) for x, y in map(_clean, curves) if len(x)]
     if not cleaned:
@@ -196,88 +195,66 @@ def seed_band(curves: Sequence[Curve]) -> Band | None:
     return Band(grid, values.mean(0), values.min(0), values.max(0))
 
 
-def method_band(method: ComparedMethod, metric: str, by_flops: bool = False) -> Band | None:
-    """A metric's band over the method's seeds; training metrics smoothed.
+def compute_band(method: ComparedMethod, metric: str, by_flops: bool = False) -> Band | None:
+    """Return a metric's band over the method's seeds; training metrics are smoothed.
 
     Args:
-        method: whose runs are read; those without the metric count for nothing.
+        method: method whose runs are read; runs without the metric are left out.
         metric: key of the runs' histories.
-        by_flops: positions are FLOPs, their mean over the seeds, instead of training symbols.
+        by_flops: whether positions are FLOPs, their mean over the seeds, instead of training symbols.
     """
     curves = [run.history.get(metric, ((), ())) for run in method.runs]
     if metric.startswith("train/"):
-        curves = [smoothed(curve) for curve in curves]
-    band = seed_band(curves)
+        curves = [_smooth(curve) for curve in curves]
+    band = average_curves(curves)
     if band is None or not by_flops:
         return band
     spent = [run.history.get("train/flops", ((), ())) for run in method.runs]
-    flops = [to_flops(band.x, curve) for curve in spent if len(_clean(curve)[0])]
+    flops = [interpolate_flops(band.x, curve) for curve in spent if len(_clean(curve)[0])]
     return band._replace(x=np.mean(flops, axis=0)) if flops else None
 
 
-def loss_metric(comparison: Comparison) -> str:
-    """The loss to draw: the validation's, unless more methods have a curve of the training's."""
+def choose_loss_metric(comparison: Comparison) -> str:
+    """Return the loss to draw: the validation's, unless more methods have a curve of the training's."""
 
-    def drawable(metric: str) -> int:
+    def count_methods(metric: str) -> int:
         return sum(any(len(run.history.get(metric, ((),))[0]) > 1 for run in m.runs) for m in comparison.methods)
 
-    return max(f"validation/{comparison.unit}", f"train/{comparison.unit}", key=drawable)
+    return max(f"validation/{comparison.unit}", f"train/{comparison.unit}", key=count_methods)
 
 
-def length_shares(method: ComparedMethod) -> list[float]:
-    """Share of tokens by length: entry l - 1 is for l symbols, the last for those at least so long; mean over seeds.
+def compute_length_shares(comparison: Comparison, method: str) -> np.ndarray:
+    """Return the share of tokens by length, mean over seeds; empty if no run has tokens.
 
-    Empty if no run has tokens.
+    Entry l - 1 is the share of tokens of l symbols, the last one that of all longer ones, too.
     """
-    counts = [run.assessment.token_lengths for run in method.runs if sum(run.assessment.token_lengths) > 0]
-    if not counts:
-        return []
-    last = min(map(len, counts))
-    folded = [np.append(np.asarray(c[: last - 1], dtype=float), sum(c[last - 1 :])) for c in counts]
-    return np.mean([c / c.sum() for c in folded], axis=0).tolist()
+    runs = comparison.runs
+    shares = runs[runs.method == method].filter(regex=r"^length \d+$").dropna(how="all")
+    return shares.fillna(0.0).to_numpy().mean(0) if shares.size else np.zeros(0)
 
 
-def references(comparison: Comparison) -> list[str]:
-    """What boundaries were held against, in the order of the first run that names it."""
-    return list(dict.fromkeys(name for m in comparison.methods for run in m.runs for name in run.assessment.agreement))
+def compute_test_error(comparison: Comparison, method: str) -> float:
+    """Return the standard error over seeds of the loss on the test split; NaN if fewer than two are known."""
+    losses = comparison.runs.loss_test[comparison.runs.method == method].dropna()
+    return float(np.std(losses, ddof=1)) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
 
 
-def agreement(method: ComparedMethod, reference: str) -> Agreement | None:
-    """Mean over the method's seeds; None if it was not held against this."""
-    every = [run.assessment.agreement for run in method.runs]
-    found = [known[reference] for known in every if reference in known]
-    if not found:
-        return None
-    return Agreement(mean(a.precision for a in found), mean(a.recall for a in found), mean(a.f1 for a in found))
-
-
-def over_seeds(method: ComparedMethod, figure: str) -> float:
-    """Mean of a figure, an attribute of ``ComparedRun``, over the method's runs."""
-    return mean(getattr(run, figure) for run in method.runs)
-
-
-def error_on_test(method: ComparedMethod) -> float:
-    """Standard error over seeds of the loss on the test split; NaN where fewer than two are known."""
-    known = [run.loss_test for run in method.runs if math.isfinite(run.loss_test)]
-    return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-
-
-def passages(method: ComparedMethod) -> list[list[Character]]:
-    """The passages as the method's first seed cut them."""
+def list_passages(method: ComparedMethod) -> list[list[Character]]:
+    """Return the passages with the boundaries of the method's first seed."""
     return [
         characters(passage.text.encode("latin-1"), passage.boundary_prob, [bool(action) for action in passage.action])
-        for passage in method.runs[0].assessment.passages
+        for passage in method.runs[0].evaluation.passages
     ]
 
 
-def colour_scale(comparison: Comparison) -> tuple[float, float]:
-    """Ends of the colour scale of all passages: the range that methods use which are not always certain.
+def compute_colour_scale(comparison: Comparison) -> tuple[float, float]:
+    """Return the ends of the colour scale of all passages: the range used by methods which are not always certain.
 
     Returns:
         1st and 99th percentile of the probabilities other than 0 and 1; all of [0, 1] if there are none or if they
         are alike.
     """
-    texts = [text for method in comparison.methods for text in passages(method)]
+    texts = [text for method in comparison.methods for text in list_passages(method)]
     return colour_ends([c.probability for text in texts for c in text if 0 < c.probability < 1])
 
 
@@ -285,46 +262,55 @@ _DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 class Style(NamedTuple):
-    """How a method's lines look: colour as ``#rrggbb``, line style by its CSS-like name, marker."""
+    """Style of a method's lines: colour as ``#rrggbb``, line style by its CSS-like name, marker."""
 
     colour: str
     line: str
     marker: str
 
 
-def styles(comparison: Comparison) -> dict[str, Style]:
-    """Method to its look in all pictures, by its place in the comparison."""
+def assign_styles(comparison: Comparison) -> dict[str, Style]:
+    """Return the style of each method in all pictures, by its position in the comparison."""
     return {
         method.name: Style(LINES[i % len(LINES)], _DASHES[i // len(LINES) % len(_DASHES)], MARKERS[i % len(MARKERS)])
         for i, method in enumerate(comparison.methods)
     }
 
 
-def line_picture(
-    name: str, caption: str, curves: Mapping[str, Band], looks: Mapping[str, Style], finish: Callable[[Axes], None]
+def label_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Label one row a name, the first on top."""
+    axes.set_yticks(range(len(names)), [short(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def draw_lines(
+    comparison: Comparison, name: str, caption: str, curves: Mapping[str, Band], finish: Callable[[Axes], None]
 ) -> Picture:
-    """Lines with bands, one a method, and a legend.
+    """Draw lines with bands, one a method, and a legend.
 
     Args:
-        name: of the picture.
-        caption: of the picture.
-        curves: method to what is drawn; at least one.
-        looks: method to style.
-        finish: sets the axes' labels, limits and formats.
+        comparison: comparison of all methods.
+        name: name of the picture.
+        caption: caption of the picture.
+        curves: method to its band; at least one.
+        finish: function which sets the axes' labels, limits and formats.
     """
-    names = [short(method) for method in curves]
+    names, styles = [short(method) for method in curves], assign_styles(comparison)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         handles = []
         for method, band in curves.items():
-            look = looks[method]
+            style = styles[method]
             each = max(1, len(band.x) // 8)
-            # Markers of different methods stand at different places, or they would hide one another.
-            first = list(looks).index(method) * each // len(looks)
-            axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, lw=0)
+            # Markers of different methods are at different positions, or they would hide one another.
+            first = list(styles).index(method) * each // len(styles)
+            axes.fill_between(band.x, band.low, band.high, color=style.colour, alpha=0.15, lw=0)
             handles += axes.plot(
-                band.x, band.mean, color=look.colour, ls=look.line, marker=look.marker, markevery=(first, each)
+                band.x, band.mean, color=style.colour, ls=style.line, marker=style.marker, markevery=(first, each)
             )
         finish(axes)
         legend_below(figure, handles, names)

@@ -1,109 +1,93 @@
-"""Write a comparison of methods as tables: what policies learned, CSV files, the terminal."""
+"""Write a comparison of methods as tables: CSV files, the terminal, and statistics of learned boundaries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
+from tokenv.compare.rate_curves import DIFFERENCE
 from tokenv.compare.report import forecast_tables
 from tokenv.compare.report.aggregate import (
-    agreement,
-    conclusion,
-    error_on_test,
-    length_shares,
-    mean,
-    number,
-    over_seeds,
-    ranked,
-    references,
-    with_error,
+    compute_length_shares,
+    compute_test_error,
+    describe_result,
+    format_number,
+    format_with_error,
+    sort_methods,
+    write_frame,
 )
-from tokenv.compare.report.rate_tables import rate_rows, rates_table
-from tokenv.compare.significance import sentence
+from tokenv.compare.report.rate_tables import rates_table
+from tokenv.compare.score_statistics import describe_difference, tabulate_differences
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.text_report import show_whitespace
 from tokenv.plotting.characters import escape, escape_line
-from tokenv.plotting.console import console, write_csv
+from tokenv.plotting.console import console
 
-_TOKENS = 12  # of the most frequent ones
-
-
-def columns(comparison: Comparison) -> list[str]:
-    """What is told of a method; nothing where nobody has measured it, as of series.
-
-    Boundaries by class have a column for each class of byte that the text holds, with its share in it.
-    """
-    if not _classes(comparison):
-        return []
-    shares = [f"{name} ({number(100 * _mean(comparison.methods, name, 0), '.0f')}%)" for name in _classes(comparison)]
-    return ["bytes per token", "F1 with whitespace", *shares, "most frequent tokens"]
+_TOKENS = 12  # most frequent tokens shown
 
 
-def cells(comparison: Comparison) -> Callable[[ComparedMethod], list[str]]:
-    """Method to one text for each of ``columns``; a dash where nothing was measured."""
-    classes = _classes(comparison)
+def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return header and text of the cells on a method's losses, rate and cost."""
 
-    def told(method: ComparedMethod) -> list[str]:
-        spaces, rate = agreement(method, "whitespace"), over_seeds(method, "boundary_rate")
-        return [
-            number(1 / rate, ".2f") if rate > 0 else "–",
-            number(spaces.f1, ".3f") if spaces else "–",
-            *(number(_mean([method], name, 1), ".3f") for name in classes),
-            _tokens(method),
-        ]
+    def mean(column: str, form: str = ".4f") -> str:
+        return format_number(comparison.mean(method.name, column), form)
 
-    return told
-
-
-def _classes(comparison: Comparison) -> list[str]:
-    known = {
-        name for m in comparison.methods for run in m.runs if (of := run.assessment.learned) for name in of.classes
+    cells = {
+        f"{escape(comparison.unit_in_words)} ± seeds": format_with_error(method.loss, method.seed_error),
+        f"error over {comparison.words.document}s": format_number(method.document_error),
+        "each seed": " ".join(format_number(run.loss) for run in method.runs),
     }
-    return [name for name in CLASSES if name in known]
+    if comparison.has_test:
+        error = compute_test_error(comparison, method.name)
+        cells["test ± seeds"] = format_with_error(comparison.mean(method.name, "loss_test"), error)
+    cells |= {"mean over training": mean("area"), "early exit": mean("loss_early")}
+    cells[f"boundaries / {comparison.words.symbol}"] = mean("boundary_rate", ".3f")
+    if comparison.calibrated:
+        cells |= {"before calibration": mean("loss_raw"), "its rate": mean("boundary_rate_raw", ".3f")}
+    return cells | {"FLOPs": mean("flops", ".2e"), "seconds": mean("seconds", ",.0f")}
 
 
-def _mean(methods: Sequence[ComparedMethod], name: str, which: int) -> float:
-    """Share (0) or boundaries per byte (1) of a class, mean over all runs that know it."""
-    every = [run.assessment.learned for method in methods for run in method.runs]
-    return mean(learned.classes[name][which] for learned in every if learned and name in learned.classes)
+def boundary_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return header and text of the cells on a method's boundaries; a dash where nothing was measured.
+
+    Boundaries by class have a column for each class of byte in the text, with its share. There are no cells if nothing
+    was measured of any method, as of series.
+    """
+    classes = [name for name in CLASSES if f"share of {name}" in comparison.runs]
+    if not classes:
+        return {}
+    rate, learned = comparison.mean(method.name, "boundary_rate"), method.runs[0].evaluation.learned
+    tokens = [
+        escape(show_whitespace(token.encode("latin-1"))) for token, _ in (learned.tokens if learned else [])[:_TOKENS]
+    ]
+    cells = {
+        "bytes per token": format_number(1 / rate, ".2f") if rate > 0 else "–",
+        "F1 with whitespace": format_number(comparison.mean(method.name, "whitespace f1"), ".3f"),
+    }
+    for name in classes:
+        share = format_number(100 * finite_mean(comparison.runs[f"share of {name}"]), ".0f")
+        cells[f"{name} ({share}%)"] = format_number(comparison.mean(method.name, f"boundaries after {name}"), ".3f")
+    return cells | {"most frequent tokens": "  ".join(tokens) or "–"}
 
 
-def _tokens(method: ComparedMethod) -> str:
-    """Those of the first seed, as its passages are."""
-    learned = method.runs[0].assessment.learned
-    if learned is None or not learned.tokens:
-        return "–"
-    return "  ".join(escape(show_whitespace(token.encode("latin-1"))) for token, _ in learned.tokens[:_TOKENS])
-
-
-_SCORES = ("precision", "recall", "f1")
-
-
-def _figures(comparison: Comparison) -> dict[str, str]:
-    """Column to attribute of ``ComparedRun``, beside the loss."""
-    test = {f"test_{comparison.unit}": "loss_test"} if comparison.has_test else {}
-    early = {f"{comparison.unit}_early": "loss_early"}
-    raw = (
-        {f"{comparison.unit}_raw": "loss_raw", "boundary_rate_raw": "boundary_rate_raw"}
-        if comparison.calibrated
-        else {}
-    )
-    return (
-        test
-        | early
-        | {"area": "area", "boundary_rate": "boundary_rate"}
-        | raw
-        | {"flops": "flops", "seconds": "seconds"}
-    )
+def _csv_columns(comparison: Comparison) -> dict[str, str]:
+    """Return the columns of ``Comparison.runs`` which are written beside the loss, and their names in the files."""
+    unit = comparison.unit
+    names = {"loss_test": f"test_{unit}"} if comparison.has_test else {}
+    names |= {"loss_early": f"{unit}_early", "area": "area", "boundary_rate": "boundary_rate"}
+    if comparison.calibrated:
+        names |= {"loss_raw": f"{unit}_raw", "boundary_rate_raw": "boundary_rate_raw"}
+    names |= {"flops": "flops", "seconds": "seconds"}
+    every = [(reference, score) for reference in comparison.references for score in AGREEMENT]
+    return names | {f"{name} {score}": f"{name.replace(' ', '_')}_{score}" for name, score in every}
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write every figure, in full precision; one that is missing is ``nan`` or empty.
+    """Write every figure in full precision; a missing one is ``nan`` or empty.
 
     Args:
         comparison: what to write.
@@ -111,100 +95,84 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method; ``rates.csv`` where methods were asked for rates,
-        ``forecast_tables.csv``
-        and ``forecast-pairs.csv`` where there are any. Losses are in columns of their unit's name.
+        ``patch-lengths.csv``), shares by method; ``rates.csv`` if methods were measured at requested rates,
+        ``forecasts.csv`` and ``forecast-pairs.csv`` if there are forecasts. Losses are in columns of their unit's name.
     """
-    held, figures, words = references(comparison), _figures(comparison), comparison.words
-    scored = [f"{reference.replace(' ', '_')}_{score}" for reference in held for score in _SCORES]
-
-    def scores(found: Iterable[Any]) -> list[Any]:
-        return [getattr(one, score) if one else "" for one in found for score in _SCORES]
-
-    methods = ranked(comparison)
-    rows = [
-        [
-            method.name,
-            len(method.runs),
-            method.loss,
-            method.seed_error,
-            method.document_error,
-            *(over_seeds(method, name) for name in figures.values()),
-            *scores(agreement(method, reference) for reference in held),
-        ]
-        for method in methods
+    unit, words, names = comparison.unit, comparison.words, _csv_columns(comparison)
+    methods = sort_methods(comparison)
+    order = [method.name for method in methods]
+    compared = [f"{reference} {score}" for reference in comparison.references for score in AGREEMENT]
+    own = {
+        "method": order,
+        "seeds": [len(method.runs) for method in methods],
+        unit: [method.loss for method in methods],
+        "seed_error": [method.seed_error for method in methods],
+        "document_error": [method.document_error for method in methods],
+    }
+    means = _blank_missing(comparison.means.loc[order, list(names)], compared).rename(columns=names)
+    runs = _blank_missing(comparison.runs.set_index("method").loc[order].reset_index(), compared)
+    pairs = tabulate_differences(comparison.differences).reset_index()
+    pairs["sentence"] = [
+        describe_difference(*pair, each, comparison.unit_in_words) for pair, each in comparison.differences.items()
     ]
-    errors = ("seed_error", "document_error")
-    paths = [write_csv(folder / "methods.csv", ["method", "seeds", comparison.unit, *errors, *figures, *scored], rows)]
+    lengths = [(name, i, share) for name in order for i, share in enumerate(compute_length_shares(comparison, name), 1)]
+    frames = {
+        "methods.csv": pd.concat([pd.DataFrame(own), means.reset_index(drop=True)], axis=1),
+        "runs.csv": runs[["method", "seed", "folder", "loss", *names]].rename(columns={"loss": unit, **names}),
+        "pairs.csv": pairs,
+        f"{words.token}-lengths.csv": pd.DataFrame(lengths, columns=["method", f"{words.symbol}s", "share"]),
+    }
+    if len(comparison.rates):
+        columns = ["method", "way", "asked", "drawn", "flops", "seeds", "loss", "seed_error", "document_error"]
+        frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(columns={"loss": unit})
+    if comparison.forecasts is not None:
+        frames["forecasts.csv"] = comparison.forecasts.table
+        frames["forecast-pairs.csv"] = forecast_tables.tabulate_pairs(comparison.forecasts)
+    return [write_frame(folder / name, frame) for name, frame in frames.items()]
 
-    rows = [
-        [
-            method.name,
-            run.seed,
-            run.folder,
-            run.loss,
-            *(getattr(run, name) for name in figures.values()),
-            *scores(run.assessment.agreement.get(reference) for reference in held),
-        ]
-        for method in methods
-        for run in method.runs
-    ]
-    paths.append(write_csv(folder / "runs.csv", ["method", "seed", "folder", comparison.unit, *figures, *scored], rows))
 
-    header = ["first", "second", "difference", *errors, "low", "high", "p", "p_holm", "verdict", "sentence"]
-    rows = [
-        [
-            *(*pair, d.mean, d.seed_error, d.document_error, d.low, d.high, d.p, d.p_holm, d.verdict),
-            sentence(*pair, d, comparison.unit_in_words),
-        ]
-        for pair, d in comparison.differences.items()
-    ]
-    paths.append(write_csv(folder / "pairs.csv", header, rows))
-
-    rows = [[m.name, i, share] for m in methods for i, share in enumerate(length_shares(m), 1)]
-    paths.append(write_csv(folder / f"{words.token}-lengths.csv", ["method", f"{words.symbol}s", "share"], rows))
-    if comparison.rates:
-        paths.append(write_csv(folder / "rates.csv", *rate_rows(comparison)))
-    return (
-        paths if comparison.forecasts is None else [*paths, *forecast_tables.write_tables(comparison.forecasts, folder)]
-    )
+def _blank_missing(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Return the frame with empty cells for missing values of some columns."""
+    return frame.assign(**{name: frame[name].astype(object).where(frame[name].notna(), "") for name in columns})
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line a method, best first, for a rich console."""
+    """Return a table for a rich console, one line a method, best first."""
+    methods = sort_methods(comparison)
+    rows = [method_cells(comparison, method) for method in methods]
+    wanted = (
+        f"{escape(comparison.unit_in_words)} ± seeds",
+        "test ± seeds",
+        "early exit",
+        "boundaries /",
+        "FLOPs",
+        "seconds",
+    )
+    names = [name for name in rows[0] if name.startswith(wanted)]
     table = Table(title=Text(escape(comparison.title)), title_justify="left")
     table.add_column("method", overflow="fold")
-    test = ("test ± seeds",) if comparison.has_test else ()
-    for name in (f"{comparison.unit_in_words} ± seeds", *test, "early exit", "rate", "FLOPs", "seconds"):
-        table.add_column(name, justify="right")
-    for method in ranked(comparison):
-        table.add_row(
-            Text(escape_line(method.name)),
-            with_error(method.loss, method.seed_error),
-            *(with_error(over_seeds(method, "loss_test"), error_on_test(method)) for _ in test),
-            number(over_seeds(method, "loss_early")),
-            number(over_seeds(method, "boundary_rate"), ".3f"),
-            number(over_seeds(method, "flops"), ".2e"),
-            number(over_seeds(method, "seconds"), ",.0f"),
-        )
+    for name in names:
+        table.add_column("rate" if name.startswith("boundaries") else name, justify="right")
+    for method, row in zip(methods, rows, strict=True):
+        table.add_row(Text(escape_line(method.name)), *(row[name] for name in names))
     return table
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the table, who is best, and the sentences on the best method's pairs."""
-    shown = console(wide=120)
-    shown.print(comparison_table(comparison))
-    if comparison.rates:
-        shown.print(rates_table(comparison))
-    for said in conclusion(comparison):
-        shown.print(said)
-    best = ranked(comparison)[0].name
+    """Print the tables, which method is best, and the sentences on the best method's pairs."""
+    terminal = console(wide=120)
+    terminal.print(comparison_table(comparison))
+    if len(comparison.rates):
+        terminal.print(rates_table(comparison))
+    for line in describe_result(comparison):
+        terminal.print(line)
+    best = sort_methods(comparison)[0].name
     for pair, difference in comparison.differences.items():
         if best in pair:
-            shown.print(f"- {sentence(*pair, difference, comparison.unit_in_words)}")
+            terminal.print(f"- {describe_difference(*pair, difference, comparison.unit_in_words)}")
     if comparison.forecasts is not None:
-        shown.print(forecast_tables.table(comparison.forecasts))
-        for said in forecast_tables.conclusion(comparison.forecasts):
-            shown.print(said)
+        terminal.print(forecast_tables.forecast_table(comparison.forecasts))
+        for line in forecast_tables.describe_forecasts(comparison.forecasts):
+            terminal.print(line)
     for run, reason in comparison.failed.items():
-        shown.print(f"did not finish: {escape_line(run)}: {reason}")
+        terminal.print(f"did not finish: {escape_line(run)}: {reason}")

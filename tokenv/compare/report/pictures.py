@@ -1,4 +1,4 @@
-"""A comparison of methods as pictures, each for light and for dark pages."""
+"""Draw a comparison of methods, each picture for light and for dark pages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tokenv.compare.comparison import ComparedMethod, Comparison
-from tokenv.compare.report import forecast_tables
+from tokenv.compare.comparison import Comparison
 from tokenv.compare.report.aggregate import (
     Band,
-    Style,
-    length_shares,
-    line_picture,
-    loss_metric,
-    method_band,
-    oriented,
-    ranked,
-    ranks,
-    styles,
-    targets,
+    assign_styles,
+    choose_loss_metric,
+    compute_band,
+    compute_length_shares,
+    describe_target_rates,
+    draw_lines,
+    label_rows,
+    rank_by_seed,
+    sort_methods,
 )
-from tokenv.compare.report.forecast_tables import window_pictures
-from tokenv.compare.report.rate_tables import rate_picture
-from tokenv.compare.significance import corrected
+from tokenv.compare.report.forecast_tables import draw_forecasts, window_pictures
+from tokenv.compare.report.rate_tables import draw_rates
+from tokenv.compare.score_statistics import apply_holm
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short
 from tokenv.plotting.theme import BLUE, GREY, ORANGE
@@ -38,20 +36,12 @@ from tokenv.plotting.theme import BLUE, GREY, ORANGE
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
 _BAND = "band from the lowest to the highest seed"
-_SPIKE = 0.5  # a share of tokens of one length that would press all other methods flat
+_SPIKE = 0.5  # larger shares of tokens of one length would flatten all other methods' lines
 
 
-def _rows(axes: Axes, methods: Sequence[ComparedMethod]) -> None:
-    """One row a method, the first on top."""
-    axes.set_yticks(range(len(methods)), [short(method.name) for method in methods])
-    axes.set_ylim(len(methods) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-
-
-def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
-    """The loss of every method and seed."""
+def _draw_losses(comparison: Comparison) -> Picture | None:
+    """Draw the loss of every method and seed."""
+    methods, styles = sort_methods(comparison), assign_styles(comparison)
     unit, documents = comparison.unit_in_words, f"{comparison.words.document}s"
     if not any(math.isfinite(method.loss) for method in methods):
         return None
@@ -59,15 +49,15 @@ def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapp
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row, method in enumerate(methods):
-            look = looks[method.name]
+            style = styles[method.name]
             for error, width, alpha in ((method.document_error, 1.2, 1.0), (method.seed_error, 6.0, 0.35)):
                 if math.isfinite(error):
                     ends = (method.loss - error, method.loss + error)
-                    axes.plot(ends, (row, row), color=look.colour, lw=width, alpha=alpha, solid_capstyle="butt")
+                    axes.plot(ends, (row, row), color=style.colour, lw=width, alpha=alpha, solid_capstyle="butt")
             seeds = [run.loss for run in method.runs]
-            axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=look.colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(method.loss, row, look.marker, color=look.colour, ms=6)
-        _rows(axes, methods)
+            axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=style.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(method.loss, row, style.marker, color=style.colour, ms=6)
+        label_rows(axes, [method.name for method in methods])
         axes.set_xlabel(f"held-out {unit} (left is better)")
         ink = mpl.rcParams["text.color"]
         handles = (
@@ -80,75 +70,82 @@ def _dots(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapp
 
     caption = (
         f"{unit.capitalize()}: mean, each seed, and standard errors over seeds and over {documents}. All methods are "
-        f"held against the same {documents}, so most of that error is common to them: whether two differ is told by "
-        "the intervals of their difference."
+        f"evaluated on the same {documents}, so most of that error is common to them: the intervals of their "
+        "difference show whether two methods differ."
     )
     return draw_both("methods", caption, 1.2 + 0.34 * len(methods), draw)
 
 
-def _differences(comparison: Comparison, methods: Sequence[ComparedMethod]) -> Picture | None:
-    """Every method minus the best, with 95% intervals."""
-    best, pairs = methods[0], oriented(comparison)
-    against = [pairs.get((method.name, best.name)) for method in methods]
-    if not any(difference and math.isfinite(difference.mean) for difference in against):
+def _draw_differences(comparison: Comparison) -> Picture | None:
+    """Draw every method's difference from the best, with 95% intervals."""
+    methods, pairs = sort_methods(comparison), comparison.both_ways
+    best = methods[0]
+    differences = [pairs.get((method.name, best.name)) for method in methods]
+    if not any(difference and math.isfinite(difference.mean) for difference in differences):
         return None
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         axes.axvline(0, color=mpl.rcParams["text.color"], lw=0.8)
         axes.plot(0, 0, "D", color=mpl.rcParams["text.color"], ms=5)
-        for row, difference in enumerate(against):
+        for row, difference in enumerate(differences):
             if difference:
                 colour, interval = VERDICTS[difference.verdict], (difference.low, difference.high)
                 if all(map(math.isfinite, interval)):
                     axes.plot(interval, (row, row), color=colour, lw=2, marker="|", ms=7)
                 axes.plot(difference.mean, row, "o", color=colour, ms=5)
-        _rows(axes, methods)
+        label_rows(axes, [method.name for method in methods])
         axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
-        names = [name for name in VERDICTS if any(difference and difference.verdict == name for difference in against)]
+        names = [
+            name for name in VERDICTS if any(difference and difference.verdict == name for difference in differences)
+        ]
         handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
         legend_below(figure, handles, names)
 
     caption = (
-        f"Difference from {escape_line(best.name)}, with its 95% interval. Not separable: the interval holds 0, or "
+        f"Difference from {escape_line(best.name)}, with its 95% interval. Not separable: the interval contains 0, or "
         "would after Holm's correction for the number of pairs. "
         f"One seed decides nothing; its interval is of the {comparison.words.document}s alone."
     )
     return draw_both("differences", caption, 1.2 + 0.34 * len(methods), draw)
 
 
-def _ranks(comparison: Comparison, looks: Mapping[str, Style]) -> Picture | None:
-    """Mean rank of every method over the seeds, and which of them cannot be told apart."""
-    found = ranks(comparison)
-    if len(found) < 3 or len(next(iter(found.values()))) < 2:
+def draw_ranks(comparison: Comparison) -> Picture | None:
+    """Draw the mean rank of every method over the seeds, and which methods are not separable.
+
+    Returns:
+        None with fewer than three methods or two seeds in common.
+    """
+    ranks, styles = rank_by_seed(comparison), assign_styles(comparison)
+    if len(ranks) < 3 or len(ranks.columns) < 2:
         return None
-    methods = sorted((m for m in comparison.methods if m.name in found), key=lambda m: np.mean(found[m.name]))
-    bars = _inseparable(comparison, [method.name for method in methods])
+    mean = ranks.mean(axis=1).sort_values(kind="stable")
+    bars = _find_inseparable(comparison, list(mean.index))
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for row, method in enumerate(methods):
-            look, rank_S = looks[method.name], found[method.name]
-            axes.plot(rank_S, [row] * len(rank_S), "o", color=look.colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(np.mean(rank_S), row, look.marker, color=look.colour, ms=7)
-        for place, (first, last) in enumerate(bars):
-            x = len(methods) + 0.6 + 0.35 * place
+        for row, name in enumerate(mean.index):
+            style, rank_S = styles[name], list(ranks.loc[name])
+            axes.plot(rank_S, [row] * len(rank_S), "o", color=style.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(mean[name], row, style.marker, color=style.colour, ms=7)
+        for number, (first, last) in enumerate(bars):
+            x = len(mean) + 0.6 + 0.35 * number
             axes.plot((x, x), (first - 0.2, last + 0.2), color=mpl.rcParams["text.color"], lw=2.5, clip_on=False)
-        _rows(axes, methods)
-        axes.set_xlim(0.6, len(methods) + 0.8 + 0.35 * len(bars))
+        label_rows(axes, list(mean.index))
+        axes.set_xlim(0.6, len(mean) + 0.8 + 0.35 * len(bars))
         axes.set_xlabel("rank, seed by seed, and its mean (left is better)")
 
     caption = (
-        "Rank of every method among all, for each seed, and its mean. Upright bars join methods no two of which can be "
-        "told apart at 95% after Holm's correction for all pairs."
+        "Rank of every method among all, for each seed, and its mean. Vertical bars join methods no two of which are "
+        "separable at 95% after Holm's correction for all pairs."
     )
-    return draw_both("ranks", caption, 1.2 + 0.34 * len(methods), draw)
+    return draw_both("ranks", caption, 1.2 + 0.34 * len(mean), draw)
 
 
-def _inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int, int]]:
-    """Longest runs of neighbours, by first and last place, no two of which differ by Holm over all pairs."""
-    every = oriented(comparison)
-    counted = corrected({pair: every[pair] for pair in itertools.combinations(names, 2) if pair in every})
+def _find_inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the longest runs of neighbours, by first and last index, no two of which differ by Holm over all pairs."""
+    every = comparison.both_ways
+    counted = apply_holm({pair: every[pair] for pair in itertools.combinations(names, 2) if pair in every})
 
     def tied(first: int, last: int) -> bool:
         pairs = itertools.combinations(names[first : last + 1], 2)
@@ -156,75 +153,72 @@ def _inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int
 
     spans: list[tuple[int, int]] = []
     for first in range(len(names)):
-        last = max(place for place in range(first, len(names)) if tied(first, place))
+        last = max(index for index in range(first, len(names)) if tied(first, index))
         if last > first and not any(last <= end for _, end in spans):
             spans.append((first, last))
     return spans
 
 
-def _bands(methods: Sequence[ComparedMethod], metric: str, by_flops: bool = False) -> dict[str, Band]:
-    found = ((method.name, method_band(method, metric, by_flops)) for method in methods)
-    return {name: band for name, band in found if band is not None}
-
-
-def _show_the_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
-    """Set limits by what comes after each first third: the first steps' losses would press all else flat."""
+def _limit_to_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
+    """Set limits by the values after each first third: the first steps' losses would flatten all else."""
     late = [band.mean[band.x >= band.x[-1] / 3] for band in curves.values()]
     low, high = min(map(np.min, late)), max(map(np.max, late))
     margin = 0.06 * (high - low) or 0.1
     axes.set_ylim(low - margin, high + margin)
 
 
-def _losses(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Iterator[Picture]:
-    metric = loss_metric(comparison)
+def _draw_curves(
+    comparison: Comparison, name: str, metric: str, position: str, labels: tuple[str, str], note: str
+) -> Picture | None:
+    """Draw a metric of all methods over training.
+
+    Args:
+        comparison: what to draw.
+        name: name of the picture.
+        metric: key of the runs' histories.
+        position: horizontal axis: ``FLOPs``, or the plural of a symbol.
+        labels: label of the vertical axis, and beginning of the caption.
+        note: end of the caption.
+
+    Returns:
+        None if no method has the metric.
+    """
+    bands = {m.name: compute_band(m, metric, by_flops=position == "FLOPs") for m in sort_methods(comparison)}
+    curves = {method: band for method, band in bands.items() if band is not None}
+
+    def finish(axes: Axes) -> None:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set(xlabel=f"training {position}", ylabel=labels[0])
+        if name.startswith("loss-"):
+            _limit_to_late_part(axes, curves)
+            return
+        for rate in comparison.target_rates if name == "boundary-rate" else ():
+            axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
+        axes.set_ylim(bottom=0)
+
+    caption = f"{labels[1]}, mean over the seeds; {_BAND}. {note}".rstrip()
+    return draw_lines(comparison, name, caption, curves, finish) if curves else None
+
+
+def _draw_training(comparison: Comparison) -> Iterator[Picture | None]:
+    """Draw losses, boundary rates and the certainty of policies over training."""
+    metric, symbol = choose_loss_metric(comparison), comparison.words.symbol
     kind = "validation" if metric.startswith("validation/") else "training (running mean)"
-    loss, symbols = comparison.unit_in_words, f"{comparison.words.symbol}s"
-    for name, by_flops, spent in ((f"loss-{symbols}", False, symbols), ("loss-flops", True, "FLOPs")):
-        curves = _bands(methods, metric, by_flops)
-        if not curves:
-            continue
-
-        def finish(axes: Axes, curves: Mapping[str, Band] = curves, spent: str = spent) -> None:
-            _show_the_late_part(axes, curves)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel=f"training {spent}", ylabel=f"{kind} {loss}")
-
-        caption = (
-            f"{kind.capitalize()} {loss} against training {spent}: mean over the seeds; {_BAND}. "
-            "The axis is cut above what the first third of training leaves behind."
-        )
-        yield line_picture(name, caption, curves, looks, finish)
+    loss = f"{kind} {comparison.unit_in_words}"
+    cut = "The axis ends above the values after the first third of training."
+    for name, position in ((f"loss-{symbol}s", f"{symbol}s"), ("loss-flops", "FLOPs")):
+        labels = (loss, f"{loss.capitalize()} against training {position}")
+        yield _draw_curves(comparison, name, metric, position, labels, cut)
+    labels = (f"boundaries per {symbol}", f"Boundaries per {symbol} over training: running mean")
+    target = f"Thin dashes: target, {describe_target_rates(comparison)}."
+    yield _draw_curves(comparison, "boundary-rate", "train/boundary_rate", f"{symbol}s", labels, target)
+    labels = ("mean −log π, nats per decision", "Mean −log π of the decisions drawn, over training: running mean")
+    yield _draw_curves(comparison, "neg-log-prob", "train/neg_log_prob", f"{symbol}s", labels, "")
 
 
-def _policies(
-    comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]
-) -> Iterator[Picture]:
-    symbol = comparison.words.symbol
-    kinds = (
-        ("boundary-rate", "train/boundary_rate", f"boundaries per {symbol}", f"Boundaries per {symbol}"),
-        ("neg-log-prob", "train/neg_log_prob", "mean −log π, nats per decision", "Mean −log π of the decisions drawn"),
-    )
-    for name, metric, unit, what in kinds:
-        curves = _bands(methods, metric)
-        if not curves:
-            continue
-
-        def finish(axes: Axes, unit: str = unit, has_target: bool = name == "boundary-rate") -> None:
-            if has_target:
-                for rate in comparison.target_rates:
-                    axes.axhline(rate, color=mpl.rcParams["text.color"], ls=(0, (6, 4)), lw=1)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set(xlabel=f"training {symbol}s", ylabel=unit)
-            axes.set_ylim(bottom=0)
-
-        target = f" Thin dashes: aimed at, {targets(comparison)}." if name == "boundary-rate" else ""
-        caption = f"{what} over training: running mean, mean over the seeds; {_BAND}.{target}"
-        yield line_picture(name, caption, curves, looks, finish)
-
-
-def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: Mapping[str, Style]) -> Picture | None:
+def _draw_lengths(comparison: Comparison) -> Picture | None:
     words = comparison.words
-    shares = {method.name: np.array(length_shares(method)) for method in methods}
+    shares = {method.name: compute_length_shares(comparison, method.name) for method in sort_methods(comparison)}
     curves = {name: Band(np.arange(len(y)) + 1.0, y, y, y) for name, y in shares.items() if len(y)}
     if not curves:
         return None
@@ -234,47 +228,34 @@ def _lengths(comparison: Comparison, methods: Sequence[ComparedMethod], looks: M
     beyond = [f"{escape_line(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
 
     def finish(axes: Axes) -> None:
-        axes.set(
-            xlabel=f"{words.symbol}s of a {words.token} ({last}: that many or more)", ylabel=f"share of {words.tokens}"
-        )
+        label = f"{words.symbol}s of a {words.token} ({last}: that many or more)"
+        axes.set(xlabel=label, ylabel=f"share of {words.tokens}")
         axes.set_ylim(0, 1.1 * top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    caption = f"How long {words.tokens} are on held-out {words.data}, mean over the seeds."
+    caption = f"Length of {words.tokens} on held-out {words.data}, mean over the seeds."
     if beyond:
         caption += f" Beyond the axis: {'; '.join(beyond)}."
-    return line_picture(f"{words.token}-lengths", caption, curves, looks, finish)
-
-
-def _forecasts(comparison: Comparison, looks: Mapping[str, Style]) -> Picture | None:
-    if comparison.forecasts is None:
-        return None
-    return forecast_tables.draw(comparison.forecasts, {name: look.colour for name, look in looks.items()})
-
-
-def draw_ranks(comparison: Comparison) -> Picture | None:
-    """The methods' ranks; None with fewer than three methods or two seeds in common."""
-    return _ranks(comparison, styles(comparison))
+    return draw_lines(comparison, f"{words.token}-lengths", caption, curves, finish)
 
 
 def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
-    """Draw everything there is something to draw of.
+    """Draw all pictures for which there are data.
 
     Returns:
         Name to picture: ``methods``, ``differences``, ``ranks``, ``rates``, ``forecasts``, ``loss-bytes`` (of series
         ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``),
-        ``window-1`` and so on, in this order, those without anything to show left out.
+        ``window-1`` and so on, in this order; those without data are left out.
     """
-    methods, looks = ranked(comparison), styles(comparison)
+    colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     pictures = [
-        _dots(comparison, methods, looks),
-        _differences(comparison, methods),
-        _ranks(comparison, looks),
-        rate_picture(comparison, looks),
-        _forecasts(comparison, looks),
-        *_losses(comparison, methods, looks),
-        *_policies(comparison, methods, looks),
-        _lengths(comparison, methods, looks),
+        _draw_losses(comparison),
+        _draw_differences(comparison),
+        draw_ranks(comparison),
+        draw_rates(comparison),
+        draw_forecasts(comparison.forecasts, colours) if comparison.forecasts else None,
+        *_draw_training(comparison),
+        _draw_lengths(comparison),
         *window_pictures(comparison),
     ]
     return {picture.name: picture for picture in pictures if picture}
