@@ -59,7 +59,7 @@ class Learned(Policy):
         window: w >= 0 earlier boundaries that a decision reads.
         scale: divides the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
-        flat: start with the rate as the probability everywhere, instead of near it.
+        zero_init: start with the rate as the probability everywhere, instead of near it.
         rates: range of the rates that it is told; ``rate`` then counts for nothing.
 
     Raises:
@@ -75,7 +75,7 @@ class Learned(Policy):
         window: int = 8,
         scale: float = 16.0,
         softcap: float = 15.0,
-        flat: bool = False,
+        zero_init: bool = False,
         rates: RateRange | None = None,
     ) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Learned(Policy):
         self.bias = math.log(rate / (1 - rate))
         self._foresee: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.projection = nn.Linear(width, window + 1, bias=False)
-        if flat:
+        if zero_init:
             nn.init.zeros_(self.projection.weight)
         if rates is not None:
             self.rates, self.bias = rates, 0.0

@@ -80,7 +80,7 @@ def parts(scratch: Path, books: list[str], small: bool) -> list[Part]:
         Part("`pytest -m gpu`", 8, tests),
         bench("fineweb-147m", "train.batch_size=32"),
         bench("aspect-4"),
-        bench("aspect-4", "hardware.small_blocks=True"),
+        bench("aspect-4", "hardware.small_flex_blocks=True"),
         Part(f"`tokenv {' '.join(compare[1:])}`", 30, [*compare, f"store={scratch / 'compare'}"]),
     ]
 

@@ -97,9 +97,7 @@ def main(pretraining: int = 150, batches: int = 60, seed: int = 0) -> dict[str, 
     """Train a policy with each loss and print what became of it."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    corpus = load_corpus(
-        DataConfig(source="words", seq_len=LENGTH, words_lexicon=40, words_documents=2000, cut="chunk")
-    )
+    corpus = load_corpus(DataConfig(source="words", seq_len=LENGTH, lexicon_size=40, words_documents=2000, cut="chunk"))
     lm = UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8))
     env = TokenizationEnv(lm, corpus.train(seed=seed), BATCH, window=1)
     pretrain(env, Learned(WIDTH, rate=RATE, window=1), pretraining)

@@ -28,7 +28,7 @@ def test_so_does_every_agent_that_is_told_its_rate(name):
     check_agent(name, rates=RateRange(0.3, 0.6))
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "flat": True}, {"scale": 0.5}])
+@pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "zero_init": True}, {"scale": 0.5}])
 def test_options_reach_the_agent(options):
     check_agent("learned", **options)
 
@@ -49,7 +49,7 @@ def test_the_conditional_law_passes_as_what_reads_ahead():
 
 def test_an_agent_that_reads_ahead_passes_if_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    corpus = load_corpus(DataConfig(source="words", seq_len=64, words_documents=40, words_lexicon=10, validation=0.1))
+    corpus = load_corpus(DataConfig(source="words", seq_len=64, words_documents=40, lexicon_size=10, validation=0.1))
     tokenizer = str(train_bpe(corpus, 300))
     check_agent("bpe", reads_ahead=True, tokenizer=tokenizer)
     with pytest.raises(AssertionError, match=r"agent bpe: (forward|boundaries depend on later symbols)"):

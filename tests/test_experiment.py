@@ -197,7 +197,7 @@ def test_a_configuration_by_name_a_store_and_an_observer(tiny_settings: dict[str
         "words",
         store=tmp_path / "there",
         observers=[mine],
-        data={"seq_len": 32, "words_documents": 80, "words_lexicon": 20, "validation": 0.1},
+        data={"seq_len": 32, "words_documents": 80, "lexicon_size": 20, "validation": 0.1},
         **small,
     )
     assert model.config.data.source == "words"

@@ -88,21 +88,21 @@ def test_no_command_reads_what_only_a_stored_run_names(
     lines = [(command, ["with", *given]) for command, given in READERS.items()]
     for command, line in [*lines, ("train", ["with", "runs/1/config.json", "-u"])]:
         another_process(monkeypatch)
-        with pytest.raises(UserError, match=rf"runs/1.* names {private}, .* add trust={private}"):
+        with pytest.raises(UserError, match=rf"runs/1.* names {private}, .* add trust_code={private}"):
             run_command(command, line)
     another_process(monkeypatch)
     with pytest.raises(UserError, match="which would be read as its data"):
         TrainedModelBytesEnv(run="runs/1").reset(seed=0)
     another_process(monkeypatch)
     run_command("segment", ["with", "run=runs/1", "text=abc", "out=null"])  # reads nothing of it
-    for word in (f"trust={private}", "trust=True", "trust=['a:b','~/x','" + str(private) + "']"):
+    for word in (f"trust_code={private}", "trust_code=True", "trust_code=['a:b','~/x','" + str(private) + "']"):
         another_process(monkeypatch)
         run_command("evaluate", ["with", *READERS["evaluate"], word])
     another_process(monkeypatch)
     with pytest.raises(UserError, match="names"):  # the word held for that command
         run_command("evaluate", ["with", *READERS["evaluate"]])
     run_command("evaluate", ["with", *READERS["evaluate"], f"data.{key}=others"])
-    assert TrainedModelBytesEnv(run="runs/1", trust=str(private)).reset(seed=0)
+    assert TrainedModelBytesEnv(run="runs/1", trust_code=str(private)).reset(seed=0)
 
 
 def test_what_is_named_in_python_is_the_users(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,9 @@ def test_a_folder_of_the_hub_names_no_files_outside(file: str, words: list[str])
     config = DataConfig(source="hub:set", seq_len=16, validation=0.2)
     load_corpus(config)
     Path("set/README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {file}\n---\n")
-    with pytest.raises(UserError, match=r"hub data set 'set' (names .*private/1\.txt.* add trust=|cannot be opened)"):
+    with pytest.raises(
+        UserError, match=r"hub data set 'set' (names .*private/1\.txt.* add trust_code=|cannot be opened)"
+    ):
         load_corpus(config)
     if "zip" not in file:
         trust.allow([str(Path("private/1.txt").resolve())])

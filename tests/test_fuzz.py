@@ -32,7 +32,7 @@ def place(tmp_path_factory):
         "validation": {"sequences": 2, "batch_size": 2},
         "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
     }
-    words = {"data": {"source": "words", "seq_len": 16, "words_documents": 20, "words_lexicon": 10, "validation": 0.2}}
+    words = {"data": {"source": "words", "seq_len": 16, "words_documents": 20, "lexicon_size": 10, "validation": 0.2}}
     series = {
         "kind": "series",
         "source": "regimes",

@@ -236,7 +236,10 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
     parts = build_components(config)
     parts.train()
-    team, passes = Ranks().team(config.train, together=parts.has_cross_step_state), config.train.accumulate
+    team, passes = (
+        Ranks().team(config.train, together=parts.has_cross_step_state),
+        config.train.gradient_accumulation_steps,
+    )
 
     class Pinned(TensorSource):
         def next(self, count):
@@ -252,7 +255,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
         with update.skip_if_nonfinite(optimizer, figures.found_inf):
-            update.optimizer_step(optimizer, parameters, config.train.clip)
+            update.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     for _ in range(3):
         one_update()

@@ -179,7 +179,7 @@ def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest
 
 def test_the_laboratory(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = "estimators=['reinforce', 'rloo', 'rebar']"
-    few = ["moments=2", "draws=8", "reference_draws=8", "batch_size=4", "timings=1", "warmup=1", "credit_draws=2"]
+    few = ["checkpoints=2", "draws=8", "reference_draws=8", "batch_size=4", "timings=1", "warmup=1", "credit_draws=2"]
 
     def line(folder: Path) -> Line:
         begun = sorted(folder.glob("runs/*/variance/options.json"))

@@ -26,9 +26,10 @@ LEFT_OUT = {
     ".venv/bin/python -m pytest": "these tests",
     "tokenv serve": "stays until it is stopped; test_app does that",
     "torchrun": "several processes; test_torchrun runs the like",
-    "tokenv compare with bench-estimators jobs=2": "its protocols, each with some methods, are in test_shipped_configs",
+    "tokenv compare with compare-estimators jobs=2": "its protocols, each with some methods, are in "
+    "test_shipped_configs",
     "tokenv compare with compare-rates": "test_shipped_configs runs two of its methods",
-    "tokenv compare with bench-estimators mine.yaml": "a method more is in test_protocols",
+    "tokenv compare with compare-estimators mine.yaml": "a method more is in test_protocols",
     "from stable_baselines3": "an extra; test_sb3 runs it",
     "import lm_eval": "an extra; test_harness runs the like",
     "td = env.one_pass(": "the method in three lines of somebody's function",
@@ -103,7 +104,7 @@ def with_our_runs(line: list[str]) -> list[str]:
     wanted: dict[str, Any] = {"kind": "series" if series else "text"}
     if line[0] == "forecast":
         wanted |= {"horizon": True, "direct": False}
-    if any(word.startswith("agent.load=") for word in line):
+    if any(word.startswith("agent.pretrained=") for word in line):
         wanted["rate"] = shrunk.content("series-synthetic")["rate"]  # an agent keeps to the rate it was trained for
     named: list[str] = []
 
@@ -114,7 +115,7 @@ def with_our_runs(line: list[str]) -> list[str]:
         assert chosen, f"no earlier line of the document made such a run: {wanted}"
         named.append(match[0])
         # Two runs that are compared differ, which a run and the one that resumed it do not.
-        several = line[0] == "compare" or any(word.startswith("also=") for word in line)
+        several = line[0] == "compare" or any(word.startswith("other_runs=") for word in line)
         run = chosen.pop() if match[0] == named[0] and several else chosen[0]
         return str(min(Path(run).glob("checkpoints/step-*"))) if "resume=" in match.string else run
 

@@ -60,7 +60,7 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
     settings = shrunk.content(name)
     wanted = set(only or settings["methods"])
     assert methods_in_report(folder) == wanted
-    models = {str(settings["methods"][method].get("model")) for method in wanted} if settings.get("shared") else ()
+    models = {str(settings["methods"][method].get("model")) for method in wanted} if settings.get("pretrain") else ()
     assert len(stored(folder, "tokenv-train")) == len(wanted) + len(models)
 
 
@@ -103,7 +103,7 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
 
 def test_protocols_compare_some_methods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
-    check_protocols("bench-estimators", folder, ["rloo", "uniform"])
+    check_protocols("compare-estimators", folder, ["rloo", "uniform"])
 
 
 def test_a_horizon_of_the_table_is_forecast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

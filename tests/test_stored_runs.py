@@ -37,5 +37,5 @@ def test_a_stored_run_is_a_model_of_the_library(run: str) -> None:
 
 
 def test_a_stored_run_is_where_another_begins(run: str) -> None:
-    result = run_command("train", ["with", f"{run}/config.json", f"start.model={run}", "-u"])
+    result = run_command("train", ["with", f"{run}/config.json", f"init_from={run}", "-u"])
     assert result["bits_per_byte"] > 0

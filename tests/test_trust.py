@@ -76,7 +76,7 @@ def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def trained(name: str) -> dict[str, Any]:
     old = {"rate": 0.2, "channels": 1, "model": {}, "codec": {"name": name}, "agent": {"name": "learned"}}
-    return {"name": "loaded", "load": "x", "frozen": True, "trained": old}
+    return {"name": "loaded", "pretrained": "x", "frozen": True, "trained": old}
 
 
 PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
@@ -102,7 +102,7 @@ def test_no_command_runs_what_a_stored_run_names(run: Path, code: str, tmp_path:
     name = f"{code}:agent"
     plant(run, lambda config: PLANTS["codec"](config, name))
     for command, words in READERS.items():
-        with pytest.raises(UserError, match=rf"runs/1.* names code, '{name}', .* add trust={name}"):
+        with pytest.raises(UserError, match=rf"runs/1.* names code, '{name}', .* add trust_code={name}"):
             run_command(command, ["with", *words])
     assert not (tmp_path / "imported").exists()
     assert not (tmp_path / "called").exists()
@@ -115,7 +115,7 @@ def test_no_section_is_believed(where: str, run: Path, code: str, tmp_path: Path
     plant(run, lambda config: PLANTS[where](config, f"{code}:agent"))
     readers = [
         lambda: load_run(str(run)),
-        lambda: resolve([], {"agent": {"load": str(run)}}),
+        lambda: resolve([], {"agent": {"pretrained": str(run)}}),
         lambda: finished_run(run),
         lambda: RunState.read(checkpoints.find(run)),
         lambda: stored_config("resume", str(run), []),
@@ -155,7 +155,7 @@ def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: s
 
 @pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c", "[a:b,c:d]", "*"])
 def test_what_is_no_word_is_told(word: Any) -> None:
-    with pytest.raises(UserError, match=r"trust = .*: expected the name that is to be trusted"):
+    with pytest.raises(UserError, match=r"trust_code = .*: expected the name that is to be trusted"):
         trust.allow(word)
 
 
@@ -164,11 +164,11 @@ def test_what_the_user_trains_with_is_his_own(
 ) -> None:
     words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
     run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
-    assert trust.as_cli_args() == [f"trust=['{code}:rloo']"]
+    assert trust.as_cli_args() == [f"trust_code=['{code}:rloo']"]
     monkeypatch.setattr(trust, "_allowed", set())  # another process
-    with pytest.raises(UserError, match=f"add trust={code}:rloo"):
+    with pytest.raises(UserError, match=f"add trust_code={code}:rloo"):
         run_command("train", ["with", "resume=runs/1"])
-    assert run_command("train", ["with", "resume=runs/1", f"trust={code}:rloo"])
+    assert run_command("train", ["with", "resume=runs/1", f"trust_code={code}:rloo"])
 
 
 def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_any_bytes_are_a_text(text, trained_tokenizer):
 @pytest.fixture(scope="module")
 def trained_tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("words")
-    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, words_lexicon=10))
+    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10))
     return Tokenizer.from_file(str(train_bpe(corpus, 400, folder)))
 
 

@@ -133,7 +133,9 @@ def old_run(series_settings, tmp_path):
 
 def on_bursts(series_settings, old_run, **agent):
     data = {"data": {"source": "bursts"}, "seed": 1, "model": {"width": 8}}
-    return resolve([], {"agent": {"load": str(old_run)} | agent}, merge(resolve([], series_settings).as_dict(), data))
+    return resolve(
+        [], {"agent": {"pretrained": str(old_run)} | agent}, merge(resolve([], series_settings).as_dict(), data)
+    )
 
 
 def tensors(folder):
@@ -186,7 +188,7 @@ def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
     words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
     run_command("train", ["with", *words])
     asked = [word for word in words if not word.startswith("agent.")]
-    run_command("train", ["with", *asked, "agent.load=runs/1", "agent.frozen=True", "data.words_lexicon=30"])
+    run_command("train", ["with", *asked, "agent.pretrained=runs/1", "agent.frozen=True", "data.lexicon_size=30"])
     shutil.rmtree("runs/1")
     assert run_command("segment", ["with", "run=runs/2", "text=abcdef"])["characters"] == 6
     assert run_command("evaluate", ["with", "run=runs/2"])["sampled"]["boundary_rate"] > 0
@@ -217,7 +219,7 @@ def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run
 
 def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     for agent, message in (
-        ({"window": 3}, r"agent\.window: beside agent\.load expected only agent\.frozen"),
+        ({"window": 3}, r"agent\.window: beside agent\.pretrained expected only agent\.frozen"),
         ({"frozen": "yes"}, r"agent\.frozen = 'yes': expected true"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -225,7 +227,7 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     with pytest.raises(FileNotFoundError, match="no complete checkpoint in"):
         on_bursts(series_settings, tmp_path / "nowhere")
     base = resolve([], series_settings).as_dict()
-    asked = {"agent": {"load": str(old_run)}}
+    asked = {"agent": {"pretrained": str(old_run)}}
     with pytest.raises(ValueError, match=r"rate = 0\.3: the agent that .* expected rate=0\.2"):
         build_components(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
     with pytest.raises(ValueError, match="load an agent that was trained on data of this kind"):
@@ -234,4 +236,4 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
         resolve([], series_settings | {"agent": {"name": "uniform"}}), tmp_path / "u" / "checkpoints", lambda *_: None
     )
     with pytest.raises(ValueError, match=r"its agent 'uniform' has learned nothing: set agent\.name=uniform"):
-        build_components(resolve([], {"agent": {"load": str(tmp_path / "u")}}, base), torch.device("meta"))
+        build_components(resolve([], {"agent": {"pretrained": str(tmp_path / "u")}}, base), torch.device("meta"))

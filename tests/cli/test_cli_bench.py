@@ -83,7 +83,9 @@ def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monk
 
 
 def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> None:
-    config = resolve([], tiny_settings | {"train": {"symbols": 1000, "batch_size": 2, "accumulate": 3}})
+    config = resolve(
+        [], tiny_settings | {"train": {"symbols": 1000, "batch_size": 2, "gradient_accumulation_steps": 3}}
+    )
     figures = update_figures(BenchOptions(config, repeats=2), Ranks())
     assert figures["step_seconds_min"] <= figures["step_seconds"] <= figures["step_seconds_max"]
     symbols = 2 * 3 * config.data.seq_len
@@ -94,7 +96,7 @@ def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> 
 @pytest.mark.slow
 def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["repeats=1", "train.accumulate=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}"]
+    wanted = ["repeats=1", "train.gradient_accumulation_steps=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}"]
     one, two, size, _ = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
     assert two["peak_memory_gib"] > 1.5 * one["peak_memory_gib"]  # of both processes
     assert "model_flops_utilisation" in size

@@ -39,7 +39,7 @@ def asked(line: str, folder: Path = ROOT) -> list[str]:
         ("tokenv tr", {"train"}, {"segment"}),
         ("tokenv train w", {"with"}, {"quick"}),
         ("tokenv train with qu", {"quick"}, {"words"}),
-        ("tokenv train with quick train.sy", {"train.symbols="}, {"train.clip="}),
+        ("tokenv train with quick train.sy", {"train.symbols="}, {"train.max_grad_norm="}),
         ("tokenv train with agent.name=le", {"agent.name=learned"}, {"agent.name=uniform"}),
         ("tokenv evaluate with ta", {"tasks=", "task_files="}, {"train.symbols="}),
         ("tokenv list a", {"agents"}, {"codecs"}),

@@ -45,4 +45,4 @@ def test_every_command_reads_it(earlier: Path, tiny_words: list[str]) -> None:
     assert run_command("segment", ["with", "run=runs/1", "text=ab"])["characters"] == 2
     compared = ["with", "runs=['runs/1', 'runs/2']", "passages=0", "bpe_vocabulary=260"]
     assert [found["method"] for found in run_command("compare", compared)] == ["learned", "uniform"]
-    assert run_command("train", ["with", *without_agent(tiny_words), "agent.load=runs/1"])
+    assert run_command("train", ["with", *without_agent(tiny_words), "agent.pretrained=runs/1"])

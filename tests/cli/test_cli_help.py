@@ -41,7 +41,7 @@ def test_every_key_of_a_run_is_told_with_meaning_default_and_range() -> None:
     assert keys["rate"].expected == (
         "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5"
     )
-    assert keys["train.clip"].expected == "a positive norm (.inf to switch clipping off)"
+    assert keys["train.max_grad_norm"].expected == "a positive norm (.inf to switch clipping off)"
     assert keys["data.cut"].expected == "chunk or document"
     assert keys["hardware.precision"].expected == "auto, float32, bfloat16 or float64"
     assert keys["agent.name"].expected == "a name that tokenv list agents shows"

@@ -59,7 +59,7 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     run_command("train", ["with", *tiny_words])
     words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
-    found = run_command("evaluate", ["with", *words, "also=['runs/2']"])["points"]
+    found = run_command("evaluate", ["with", *words, "other_runs=['runs/2']"])["points"]
     assert [(p["run"], p["way"], p["asked"]) for p in found] == [
         (str(ranged), "told", 0.2),
         (str(ranged), "told", 0.4),
@@ -69,10 +69,10 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     alone = run_command("evaluate", ["with", *words, "out=null"])["points"]
     assert alone == found[:2]
     run_command("train", ["with", *tiny_words, "data.seq_len=16"])
-    with pytest.raises(UserError, match=r"also: runs/3 has data\.seq_len = 16, and .* has 32: expected the same"):
-        run_command("evaluate", ["with", *words, "also=['runs/3']"])
-    with pytest.raises(UserError, match=r"also = \['runs/2'\]: expected rates or flops beside it"):
-        run_command("evaluate", ["with", f"run={ranged}", "also=['runs/2']"])
+    with pytest.raises(UserError, match=r"other_runs: runs/3 has data\.seq_len = 16, and .* has 32: expected the same"):
+        run_command("evaluate", ["with", *words, "other_runs=['runs/3']"])
+    with pytest.raises(UserError, match=r"other_runs = \['runs/2'\]: expected rates or flops beside it"):
+        run_command("evaluate", ["with", f"run={ranged}", "other_runs=['runs/2']"])
 
 
 def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def check_budgets(run: Path) -> None:
 
 def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
-    found = run_command("evaluate", [*words, "doubt=[1]"])["points"]
+    found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
     assert [(p["way"], p["doubt"]) for p in found] == [("calibrated", 0), ("by doubt", 1)]
     assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -119,8 +119,8 @@ def test_doubt_is_measured_beside_what_is_spent_evenly(trained: Path, capsys: py
         (["rates=[0.1, 2]"], r"rates = 2\.0: expected boundaries per symbol in \(0, 1\)"),
         (["rates=0.1"], "rates = 0.1: expected numbers, in a list"),
         (["rates=[0.1]", "flops=1e6"], "flops and rates: expected one of them"),
-        (["doubt=[1]"], r"doubt = \[1\.0\]: expected rates or flops beside it"),
-        (["rates=[0.1]", "doubt=[9]"], r"doubt = \[9\.0\]: expected logits per nat, from -4 to 4"),
+        (["entropy_weight=[1]"], r"entropy_weight = \[1\.0\]: expected rates or flops beside it"),
+        (["rates=[0.1]", "entropy_weight=[9]"], r"entropy_weight = \[9\.0\]: expected logits per nat, from -4 to 4"),
         (["flops=-1"], r"flops = -1\.0: expected floating-point operations per symbol"),
         (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
     ],

@@ -30,7 +30,7 @@ def test_segment_writes_a_page(trained: Path, capsys: pytest.CaptureFixture[str]
 def test_all_of_it_as_json_and_several_runs_side_by_side(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = trained.with_name("other")
     shutil.copytree(trained, other)
-    words = [f"run={trained}", f"also=['{other}']", "text=für alle", "json=cut.json", "threshold=True"]
+    words = [f"run={trained}", f"other_runs=['{other}']", "text=für alle", "json=cut.json", "threshold=True"]
     run_command("segment", ["with", *words])
     told = json.loads(Path("cut.json").read_text())
     assert list(told) == [str(trained), str(other)]
@@ -44,7 +44,7 @@ def test_all_of_it_as_json_and_several_runs_side_by_side(trained: Path, capsys: 
     assert str(other) in page
     assert f"{other}:" in capsys.readouterr().out.replace("\n", "")
     with pytest.raises(UserError, match="expected other runs than"):
-        run_command("segment", ["with", f"run={trained}", f"also=['{trained}']", "text=a"])
+        run_command("segment", ["with", f"run={trained}", f"other_runs=['{trained}']", "text=a"])
 
 
 def test_a_long_text_is_cut_in_pages_and_short_in_the_terminal(
@@ -52,7 +52,7 @@ def test_a_long_text_is_cut_in_pages_and_short_in_the_terminal(
 ) -> None:
     monkeypatch.setattr(text_report, "PAGE_CHARACTERS", 40)
     text = "0123456789" * 10
-    run_command("segment", ["with", f"run={trained}", f"text={text}", "shown=30", "out=long.html"])
+    run_command("segment", ["with", f"run={trained}", f"text={text}", "max_chars=30", "out=long.html"])
     shown = capsys.readouterr().out
     assert "... and 70 characters more" in shown
     assert "page: long.html to long-3.html" in shown

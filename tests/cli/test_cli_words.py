@@ -43,10 +43,10 @@ TEXT_KEYS = [
     *((ForecastOptions, key) for key in ("csv", "out", "peers")),
     *(
         (TrainOptions, key)
-        for key in ("resume", "data.source", "data.column", "start.model", "agent.name", "agent.load")
+        for key in ("resume", "data.source", "data.column", "init_from", "agent.name", "agent.pretrained")
     ),
-    *((CompareOptions, key) for key in ("store", "against", "common.data.source", "methods.a.agent.tokenizer")),
-    *((CompareOptions, key) for key in ("protocols.a.common.start.model", "protocols.a.against", "only", "runs")),
+    *((CompareOptions, key) for key in ("store", "reference", "common.data.source", "methods.a.agent.tokenizer")),
+    *((CompareOptions, key) for key in ("protocols.a.common.init_from", "protocols.a.reference", "only", "runs")),
     *((VarianceOptions, key) for key in ("run", "reference", "data.source")),
     *((BenchOptions, key) for key in ("out", "data.source")),
     (ServeOptions, "host"),

@@ -43,8 +43,8 @@ def options(settings, **values):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_equal_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
-    of = options(tiny_settings, equal_passes=True)
+def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
+    of = options(tiny_settings, equal_compute=True)
     plain, equal = options(tiny_settings).task(method, 0).config, of.task(method, 0).config
     passes = build_components(equal, torch.device("meta"), pretrained=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
@@ -117,14 +117,14 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
             "skip leaves out all of these in every protocol",
         ),
         ({"skip": "b"}, "skip names 'b', which is no method"),
-        ({"against": "b"}, "against names 'b', which is no method"),
+        ({"reference": "b"}, "reference names 'b', which is no method"),
         ({"tune": {"rate": 0.2}}, r"tune\.rate = 0\.2: expected a list of values"),
         ({"tune": {"rate": []}}, r"tune\.rate = \[\]: expected a list of values"),
         ({"tune": {"rate": [0.2]}, "tune_seeds": []}, "tune_seeds is empty"),
         ({"tune": {"rate": [0.2]}, "tune_seeds": [0]}, "have 0 in common"),
         ({"tune": {"rait": [0.2]}}, "unknown key"),
         ({"tune": {"rate": [2.0]}}, "rate = 2.0"),
-        ({"shared": {"rait": 0.2}}, "shared: unknown key"),
+        ({"pretrain": {"rait": 0.2}}, "pretrain: unknown key"),
         ({"protocols": {"a": {"common": {"rait": 0.2}}}}, "unknown key"),
     ],
 )
@@ -176,17 +176,17 @@ def place(tiny_settings, tmp_path, monkeypatch):
             "rloo": {"estimator": {"name": "rloo"}},
             "uniform": {"agent": {"name": "uniform"}},
         },
-        "against": "reinforce",
+        "reference": "reinforce",
         "calibrate": True,
         "bpe_vocabulary": 260,
         "passages": 1,
-        "shared": {"agent": {"name": "mixed"}},
+        "pretrain": {"agent": {"name": "mixed"}},
         "protocols": {
             "both learn": {"common": {"validation": {"calibrate": True}}},
             "policy alone": {
                 "skip": "uniform",
-                "common": {"start": {"frozen": True}, "agent": {"flat": True}},
-                "equal_passes": True,
+                "common": {"freeze_lm": True, "agent": {"zero_init": True}},
+                "equal_compute": True,
                 "tune": {"train.agent_learning_rate": [0.001, 0.1]},
             },
         },
@@ -219,9 +219,9 @@ def test_from_nothing_to_the_summary_and_again(place):
     runs = stored(place)
     assert len(runs) == 1 + 2 * 2 + 2 * 3 + 2 * 2  # the shared one, those tried, and both protocols' own
     configs = [json.loads((run / "config.json").read_text()) for run in runs]
-    starts = {config["start"]["model"] for config in configs}
+    starts = {config["init_from"] for config in configs}
     assert len(starts) == 2  # the shared run's own is none
-    assert sum(config["start"]["frozen"] for config in configs) == 8
+    assert sum(config["freeze_lm"] for config in configs) == 8
 
     (page,) = place.glob("runs/*/report.html")
     links = set(Links(page.read_text()).found)
@@ -277,7 +277,7 @@ def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
 def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     """As long, as seeded and with the same agent; all others share one."""
     methods = METHODS | {"wide": {"model": {"window": 16}, "agent": {"name": "uniform"}}}
-    of = options(tiny_settings, methods=methods, shared={"agent": {"name": "mixed"}})
+    of = options(tiny_settings, methods=methods, pretrain={"agent": {"name": "mixed"}})
     found = {method: task.config for method, task in of.shared_tasks().items()}
     assert found.keys() == methods.keys()
     plain, wide = found["uniform"], found.pop("wide")
@@ -294,7 +294,7 @@ def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
 
 
 def test_the_shared_run_that_fails_is_named(place):
-    of = resolve_comparison(["two.yaml"], {"shared": {"train": {"learning_rate": 1e30}}})
+    of = resolve_comparison(["two.yaml"], {"pretrain": {"train": {"learning_rate": 1e30}}})
     with pytest.raises(Exception, match="a run that methods start from failed: step"):
         compare_methods(of, progress=False)
 

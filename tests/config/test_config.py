@@ -44,11 +44,11 @@ def test_names_and_paths_mean_the_same(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_command_line_overrides_files_and_later_files_earlier_ones(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("seed: 1\nrate: 0.3\ntrain: {learning_rate: 1e-3, clip: .inf}\n")
+    (tmp_path / "a.yaml").write_text("seed: 1\nrate: 0.3\ntrain: {learning_rate: 1e-3, max_grad_norm: .inf}\n")
     (tmp_path / "b.yaml").write_text("rate: 0.4\n")
     config = resolve([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")], {"seed": 7, "train": {"batch_size": 3}})
     assert (config.seed, config.rate, config.train.batch_size) == (7, 0.4, 3)
-    assert (config.train.learning_rate, config.train.clip) == (1e-3, float("inf"))
+    assert (config.train.learning_rate, config.train.max_grad_norm) == (1e-3, float("inf"))
 
 
 def test_a_new_name_drops_the_options_of_the_old_class() -> None:
@@ -79,7 +79,7 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"train": {"symbols": float("inf")}}, r"train.symbols = inf: expected a whole number"),
         ({"train": {"symbols": float("nan")}}, r"train.symbols = nan: expected a whole number"),
         ({"train": {"learning_rate": float("inf")}}, r"train.learning_rate = inf: expected a finite number"),
-        ({"train": {"clip": float("nan")}}, r"train.clip = nan: expected a number or .inf"),
+        ({"train": {"max_grad_norm": float("nan")}}, r"train.max_grad_norm = nan: expected a number or .inf"),
         ({"rate": True}, r"rate = True: expected a number"),
         ({"rate": 1j}, r"rate = 1j: expected a number"),
         ({"hardware": {"compile": "maybe"}}, r"hardware.compile = 'maybe': expected auto, on or off"),
@@ -158,9 +158,11 @@ def test_a_switch_may_be_true(tmp_path: Path, word: str) -> None:
 
 
 def test_numbers_are_yaml_1_2s(tmp_path: Path) -> None:
-    config = read(tmp_path, "seed: 010\nrate: 1e-1\ntrain: {symbols: 8_000_000, learning_rate: 3.e-3, clip: .inf}")
+    config = read(
+        tmp_path, "seed: 010\nrate: 1e-1\ntrain: {symbols: 8_000_000, learning_rate: 3.e-3, max_grad_norm: .inf}"
+    )
     assert (config.seed, config.rate, config.train.symbols) == (10, 0.1, 8_000_000)
-    assert (config.train.learning_rate, config.train.clip) == (3e-3, float("inf"))
+    assert (config.train.learning_rate, config.train.max_grad_norm) == (3e-3, float("inf"))
     assert read(tmp_path, "seed: 0x10\nestimator: {gamma: 1e-1}").estimator["gamma"] == 0.1
     merged = load_yaml_text(tmp_path, "a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\ne: 2016-07-01\nf: ~\ng: yes")
     assert merged == {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": "2016-07-01", "f": None, "g": "yes"}
@@ -206,7 +208,7 @@ def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
     assert is_trainable(config.agent) is build_components(config, torch.device("meta")).agent.learns
     trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
-    loaded = {"name": "loaded", "load": "runs/1", "frozen": False, "trained": trained}
+    loaded = {"name": "loaded", "pretrained": "runs/1", "frozen": False, "trained": trained}
     assert is_trainable(loaded) is is_trainable(config.agent)
     assert not is_trainable(loaded | {"frozen": True})
 
@@ -231,6 +233,8 @@ def test_reading_a_configuration_does_not_import_torch(program: str) -> None:
         ("train.warmup_bytes", "train.warmup_symbols"),
         ("validation.every_bytes", "validation.every_symbols"),
         ("checkpoint.every_bytes", "checkpoint.every_symbols"),
+        ("train.accumulate", "train.gradient_accumulation_steps"),
+        ("hardware.shard", "hardware.fsdp_size"),
     ],
 )
 def test_earlier_names_are_refused_with_the_present_ones_and_read_where_they_are_stored(key, now):

@@ -12,7 +12,7 @@ from tokenv.config.hardware import kept_bytes, recomputes
     ("asked", "memory", "expected"), [("on", 2**50, True), ("off", 1, False), ("auto", None, None)]
 )
 def test_layers_are_computed_again_where_they_would_not_fit(tiny_settings, monkeypatch, asked, memory, expected):
-    config = resolve([], merge(tiny_settings, {"hardware": {"recompute": asked}}))
+    config = resolve([], merge(tiny_settings, {"hardware": {"activation_checkpointing": asked}}))
     kept = kept_bytes(config)
     for has in [memory] if memory else [2 * kept - 1, 2 * kept + 1]:
         machine = psutil.virtual_memory()._replace(total=has)

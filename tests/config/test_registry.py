@@ -85,7 +85,7 @@ def test_every_built_in_name_can_be_imported(table):
 
 
 def test_options_without_which_nothing_can_be_built_are_asked_for():
-    with pytest.raises(ValueError, match=r"agent\.load is missing: expected text"):
+    with pytest.raises(ValueError, match=r"agent\.pretrained is missing: expected text"):
         build_agent({"name": "loaded"}, rate=0.2)
 
 

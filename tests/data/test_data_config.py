@@ -26,7 +26,7 @@ from tokenv.data.config import DataConfig
         ("validation_source", "hub:owner/name"),
         ("seed", -1),
         ("shuffle_buffer", 0),
-        ("words_lexicon", 1),
+        ("lexicon_size", 1),
         ("words_documents", 0),
     ],
 )

@@ -19,7 +19,7 @@ SLOTS = BatchAssignment(2, 4)
 
 @pytest.fixture(scope="module")
 def corpus():
-    return load_corpus(DataConfig(source="words", seq_len=32, words_documents=60, words_lexicon=10))
+    return load_corpus(DataConfig(source="words", seq_len=32, words_documents=60, lexicon_size=10))
 
 
 def source_of(corpus, state=None):

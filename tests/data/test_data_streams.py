@@ -212,7 +212,7 @@ def test_a_stream_with_nothing_to_train_on_says_so():
 
 
 def test_what_is_in_memory_is_a_single_stream():
-    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, words_lexicon=10))
+    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10))
     streams = corpus.streams(8, seed=3)
     assert len(streams.each) == 1
     plain = corpus.train(seed=3)

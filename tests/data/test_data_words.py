@@ -65,7 +65,7 @@ def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
 
 
 def test_gold_reaches_the_batches():
-    config = DataConfig(source="words", words_lexicon=40, words_documents=30, seq_len=64, validation=0.2)
+    config = DataConfig(source="words", lexicon_size=40, words_documents=30, seq_len=64, validation=0.2)
     lexicon = set(make_lexicon(40, seed=0))
     corpus = load_corpus(config)
     for batch in (corpus.validation(), corpus.train().next(100)):

@@ -95,7 +95,7 @@ def test_sources_of_two_lengths_are_refused(lm):
         env.set_seed(other)
 
 
-OPENER = CorpusFactory(DataConfig(source="words", seq_len=LENGTH, words_documents=20, words_lexicon=20, validation=0.1))
+OPENER = CorpusFactory(DataConfig(source="words", seq_len=LENGTH, words_documents=20, lexicon_size=20, validation=0.1))
 
 
 def make_env():

@@ -170,7 +170,7 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
 def test_another_runs_agent_is_told_its_rate_here(tiny_settings, tmp_path):
     config = resolve([], settings_of(tiny_settings))
     run(config, tmp_path / "1" / "checkpoints")
-    words = {"agent": {"load": str(tmp_path / "1")}}
+    words = {"agent": {"pretrained": str(tmp_path / "1")}}
     loaded = resolve([], words, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
     assert build_components(loaded).agent.rates == RateRange(0.1, 0.6)
     run(loaded, tmp_path / "2")

@@ -164,7 +164,7 @@ def test_evaluate_scores_tasks(tiny_settings, tmp_path, monkeypatch, capsys):
     write(tmp_path / "piqa.jsonl", [PIQA] * 3)
     write(tmp_path / "lambada.jsonl", [LAMBADA] * 2)
     files = ["task_files.piqa=piqa.jsonl", "task_files.lambada=lambada.jsonl"]
-    found = run_command("evaluate", ["with", "run=runs/1", "sequences=4", "tasks=piqa,lambada", *files, "questions=2"])
+    found = run_command("evaluate", ["with", "run=runs/1", "sequences=4", "tasks=piqa,lambada", *files, "limit=2"])
     assert found["sampled"]["piqa"]["questions"] == 2
     assert "accuracy" not in found["sampled"]["lambada"]
     assert found["thresholded"]["lambada"]["bits_per_byte"] > 0
@@ -172,7 +172,7 @@ def test_evaluate_scores_tasks(tiny_settings, tmp_path, monkeypatch, capsys):
     for words, message in (
         (["tasks=pika"], "task 'pika' is unknown"),
         (["task_files.piqa=piqa.jsonl"], "name the task there, too"),
-        (["tasks=piqa", "questions=0"], "questions = 0"),
+        (["tasks=piqa", "limit=0"], "limit = 0"),
         (["tasks=piqa", "task_files.piqa=3"], "task piqa: 3 does not exist"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -29,14 +29,14 @@ SHORT = 6
 @pytest.fixture
 def options(tiny_settings):
     updates = tiny_settings | {
-        "data": {"source": "words", "seq_len": 12, "words_documents": 80, "words_lexicon": 20},
+        "data": {"source": "words", "seq_len": 12, "words_documents": 80, "lexicon_size": 20},
         "agent": {"name": "learned", "window": 0, "scale": 1},
         "estimator": {"name": "reinforce", "gamma": 0.8},
     }
     config = tokenv_settings.resolve([], updates)
     chosen = ("reinforce", "rloo(gamma=1.0)")
     return VarianceOptions(
-        config, estimators=chosen, moments=2, draws=12, batch_size=4, timings=1, warmup=1, credit_draws=2
+        config, estimators=chosen, checkpoints=2, draws=12, batch_size=4, timings=1, warmup=1, credit_draws=2
     )
 
 
@@ -347,7 +347,7 @@ def test_products_are_relative_to_the_papers_estimator():
 def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
     config = replace(options.config, agent={"name": "learned", "window": 1})
     result = variance_study.run_variance_study(
-        replace(options, config=config, estimators=("reinforce", "arm"), moments=1), tmp_path
+        replace(options, config=config, estimators=("reinforce", "arm"), checkpoints=1), tmp_path
     )
     assert "refused" in result["moments"][0]["estimators"]["arm"]
     assert list(result["costs"]) == ["reinforce"]
@@ -355,7 +355,7 @@ def test_policies_with_a_past_are_refused_by_name(options, tmp_path):
 
 def test_long_sequences_are_measured_against_unbiased_draws(options, tmp_path):
     config = replace(options.config, data=replace(options.config.data, seq_len=24))
-    long = replace(options, config=config, moments=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
+    long = replace(options, config=config, checkpoints=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
     assert variance_study.run_variance_study(long, tmp_path / "long")["reference"] == long.reference
     with pytest.raises(ValueError, match="is biased: expected an unbiased"):
         variance_study.run_variance_study(replace(long, reference="reinforce"), tmp_path / "biased")
@@ -366,7 +366,7 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(options.config.as_dict()))
-    words = ["with", "c.yaml", "estimators=['reinforce','disarm']", "draws=4", "moments=1", "timings=1", "warmup=0"]
+    words = ["with", "c.yaml", "estimators=['reinforce','disarm']", "draws=4", "checkpoints=1", "timings=1", "warmup=0"]
     words += ["credit_draws=2", "batch_size=2"]
     run_command("variance", words)
     folder = tmp_path / "runs" / "1"

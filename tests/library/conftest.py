@@ -12,5 +12,9 @@ from tokenv.training.trainer import train
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "1"
-    train(resolve([], settings(train={"symbols": 1280, "accumulate": 1})), run / "checkpoints", lambda *_: None)
+    train(
+        resolve([], settings(train={"symbols": 1280, "gradient_accumulation_steps": 1})),
+        run / "checkpoints",
+        lambda *_: None,
+    )
     return run

@@ -219,9 +219,9 @@ def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Pa
     write_digests(saved, hub.SAVED)
     (tmp_path / "their_player.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="trust=their_player:Theirs"):
+    with pytest.raises(UserError, match="trust_code=their_player:Theirs"):
         TrainedModelBytesEnv(run=str(saved))
-    env = TrainedModelBytesEnv(run=str(saved), trust="their_player:Theirs", seq_len=LENGTH)
+    env = TrainedModelBytesEnv(run=str(saved), trust_code="their_player:Theirs", seq_len=LENGTH)
     packed = io.BytesIO(pickle.dumps(env))
     assert_same_episodes(pickle.load(packed), env)  # the word was the user's, and goes along
     assert trust.as_cli_args() == []

@@ -193,10 +193,10 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
     (tmp_path / "their_agent.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for word in (False, "other:Agent"):
-        with pytest.raises(UserError, match="trust=their_agent:Theirs"):
-            tokenv.load(saved, trust=word)
+        with pytest.raises(UserError, match="trust_code=their_agent:Theirs"):
+            tokenv.load(saved, trust_code=word)
     for word in (True, "their_agent:Theirs", ["their_agent:Theirs"]):
-        assert tokenv.load(saved, trust=word).tokens(TEXT) == model.tokens(TEXT)
+        assert tokenv.load(saved, trust_code=word).tokens(TEXT) == model.tokens(TEXT)
     assert trust.as_cli_args() == []  # one call's trust is not the next one's
     with pytest.raises(UserError, match="names code"):
         tokenv.load(saved)
@@ -261,7 +261,7 @@ def test_another_device_can_be_asked_for(folder: Path) -> None:
 def test_what_cannot_write_is_refused_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     agent = {"name": "bpe", "vocabulary_size": 300}
-    config = resolve([], settings(agent=agent, train={"symbols": 256, "accumulate": 1}))
+    config = resolve([], settings(agent=agent, train={"symbols": 256, "gradient_accumulation_steps": 1}))
     train(config, tmp_path / "checkpoints", lambda *_: None)
     with pytest.raises(UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"):
         run_command("generate", ["with", f"run={tmp_path}", "text=ab", "max_new=2"])

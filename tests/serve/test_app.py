@@ -191,7 +191,7 @@ def test_where_it_cannot_listen() -> None:
         (["run=runs/9"], "no complete checkpoint in runs/9"),
         (["run={run}", "port=70000"], "port = 70000: expected a number from 0"),
         (["run={run}", "host="], "host is empty"),
-        (["run={run}", "also=['{run}']"], "expected other runs than"),
+        (["run={run}", "other_runs=['{run}']"], "expected other runs than"),
         (["run={run}", "json=a"], "unknown key json"),
         (["run={run}", "port={port}"], "in use"),
     ],
@@ -266,7 +266,7 @@ def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
         command = [str(BROWSER), *flags, "--virtual-time-budget=20000", "--dump-dom", f"{address}#{urlencode(wanted)}"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
-    with served(f"run={tiny_run}", f"also=['{other}']", "checkpoint=latest") as (_, address):
+    with served(f"run={tiny_run}", f"other_runs=['{other}']", "checkpoint=latest") as (_, address):
         model = tokenv.load(tiny_run, checkpoint="latest")
         found = dom(address, text="some <b>text")
         assert found.count('<div class="text"') == 2

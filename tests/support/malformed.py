@@ -148,7 +148,7 @@ DEEPER = [
     "rate.min",
     "rate.max",
     "agent.window",
-    "agent.load",
+    "agent.pretrained",
     "agent.frozen",
     "agent.every",
     "agent.vocabulary_size",
@@ -170,7 +170,7 @@ def keys_for(command):
     own = [] if kind is None else [key for key in keys_of(kind) if not key.startswith("config")]
     if command == "compare":
         own += [
-            f"{place}.{key}" for place in ("common", "methods.a", "shared", "protocols.a.common") for key in RUN_KEYS
+            f"{place}.{key}" for place in ("common", "methods.a", "pretrain", "protocols.a.common") for key in RUN_KEYS
         ]
         own += [f"{place}.{key}" for place in ("forecast", "protocols.a.forecast") for key in keys_of(ForecastRequest)]
         own += ["tune.rate", "tune.train.learning_rate", "protocols.a.rates", "protocols.a.only"]
@@ -422,7 +422,7 @@ def checkpoint(dice):
             ["segment", "with", "run=odd-run", "text=abc", "out=null"],
             ["generate", "with", "run=odd-run", "text=abc"],
             ["train", "with", "resume=odd-run", "-u"],
-            ["train", "with", *SMALL, "agent.load=odd-run", "-u"],
+            ["train", "with", *SMALL, "agent.pretrained=odd-run", "-u"],
         ]
     )
 

@@ -39,8 +39,8 @@ PATHS = ["null", "made", "made/deeper", ".", "made.json", "texts", "\ud800"]
 KEYS = {
     "segment": {
         "text": TEXTS, "file": ["texts/0.txt", ".", "none", RUN], "out": PATHS, "json": PATHS, "tokens": NUMBERS,
-        "rate": RATES, "threshold": FLAGS, "shown": NUMBERS, "seed": NUMBERS, "checkpoint": ["best", "latest", "x"],
-        "also": [f"[{RUN}]", f"[{SERIES_RUN}]", "[again]", "[again,again]", "[1e3]", "[]", "again"],
+        "rate": RATES, "threshold": FLAGS, "max_chars": NUMBERS, "seed": NUMBERS, "checkpoint": ["best", "latest", "x"],
+        "other_runs": [f"[{RUN}]", f"[{SERIES_RUN}]", "[again]", "[again,again]", "[1e3]", "[]", "again"],
     },
     "generate": {
         "text": TEXTS, "max_new": ["0", "1", "5", "x"], "temperature": ["0", "1", "1e-30", "1e30", "nan"], "seed": NUMBERS,
@@ -49,8 +49,8 @@ KEYS = {
     },
     "evaluate": {
         "sequences": ["1", "2", "3", "0", "1e9"], "batch_size": NUMBERS, "calibrate": FLAGS, "rates": RATES, "out": PATHS,
-        "flops": ["1", "1e4", "1e30", "nan"], "doubt": ["[0]", "[1,-1]", "[9]", "[nan]", "3"], "json": PATHS,
-        "also": ["[again]", f"[{SERIES_RUN}]", "[]"], "split": ["test", "validation", "x"], "questions": NUMBERS,
+        "flops": ["1", "1e4", "1e30", "nan"], "entropy_weight": ["[0]", "[1,-1]", "[9]", "[nan]", "3"], "json": PATHS,
+        "other_runs": ["[again]", f"[{SERIES_RUN}]", "[]"], "split": ["test", "validation", "x"], "limit": NUMBERS,
         "tasks": [",", "x"], "task_files.lambada": ["rows.jsonl", "[rows.jsonl]", "texts/0.txt", "1e3"],
         "data.source": ["texts", "words", "none", "1e3"], "data.series.stride": NUMBERS,
     },
@@ -60,12 +60,12 @@ KEYS = {
         "quantiles": ["[0.5]", "[0.1,0.9]", "[0.9,0.1]", "[0]", "0.5", "[]"], "out": PATHS, "json": PATHS,
     },
     "train": {
-        "start.model": [RUN, SERIES_RUN, "1e3", "null"], "start.frozen": FLAGS, "agent.load": [RUN, SERIES_RUN, "007"],
+        "init_from": [RUN, SERIES_RUN, "1e3", "null"], "freeze_lm": FLAGS, "agent.pretrained": [RUN, SERIES_RUN, "007"],
         "agent.frozen": FLAGS, "train.optimizer": ["muon", "adamw", "x"], "train.symbols": ["32", "64", "1"],
         "train.batch_size": ["1", "2", "3"], "rate.min": ["0.1", "0", "0.9"], "rate.max": ["0.5", "1", "nan"],
         "validation.calibrate": FLAGS, "model.horizon": ["0", "4", "1e9"], "model.direct": FLAGS, "loss.early": ["0", "1"],
         "data.source": ["hub:streamed", "streamed", "hub:texts"], "data.streams": ["1", "2", "99"],
-        "data.shuffle_buffer": ["1", "5", "0"], "train.clip": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
+        "data.shuffle_buffer": ["1", "5", "0"], "train.max_grad_norm": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
         "agent.vocabulary_size": ["256", "300", "0"], "estimator.name": ["rloo", "arm", "relax", "none"],
     },
 }  # fmt: skip

@@ -77,7 +77,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     rows, agent = len(team.slots.rows), parts.agent
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
-    if config.hardware.shard > 1 and ranks.size > 1:
+    if config.hardware.fsdp_size > 1 and ranks.size > 1:
         optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
@@ -95,7 +95,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
         gradients = gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
         policy_epochs(optimizer, rollouts, parts, config, team)
         found.append((figures.read(), gradients))
     return found, {name: tensor.detach().clone() for name, tensor in gather_full_tensors(parts.state_dict()).items()}

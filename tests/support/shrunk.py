@@ -36,7 +36,7 @@ MODEL = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers"
 RUN = {
     "data": {"seq_len": 48},
     "model": MODEL,
-    "train": {"symbols": 768, "batch_size": 4, "accumulate": 1},
+    "train": {"symbols": 768, "batch_size": 4, "gradient_accumulation_steps": 1},
     "validation": {"every_symbols": 384, "sequences": 6, "batch_size": 6},
     "checkpoint": {"every_symbols": 384},
     "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
@@ -44,7 +44,7 @@ RUN = {
 TEXT = {"validation": 0.2}
 SERIES = {"validation": 0.2, "series": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
 VOCABULARY = 300
-VARIANCE = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
+VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
 
 
 def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
         if source.startswith("hub:") or source == "python":
             changes["data"]["source"] = TEXTS
         if source == "words":
-            changes["data"] |= {"words_documents": 80, "words_lexicon": 20}
+            changes["data"] |= {"words_documents": 80, "lexicon_size": 20}
     return changes
 
 
@@ -94,7 +94,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
     if "base" in settings:
         base = content(settings["base"])
         found += words(_of_run(base), "common.")
-        found += words(_of_run(base), "shared.") if settings.get("shared") else []
+        found += words(_of_run(base), "pretrain.") if settings.get("pretrain") else []
         if base["data"]["source"] == TABLE:
             found.append("common.data.series.columns=OT")
     found += ["forecast.windows=4"] if "forecast" in settings else []
@@ -102,7 +102,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
         whole = content(protocol.get("base") or settings["base"])
         small = _of_run(merge(merge(whole, settings.get("common", {})), protocol.get("common", {})))
         found += words(small, f"protocols.{name}.common.")
-        found += words(small, f"protocols.{name}.shared.") if "shared" in protocol else []
+        found += words(small, f"protocols.{name}.pretrain.") if "pretrain" in protocol else []
     found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
     if settings.get("tune"):
         found.append("tune_seeds=[100]")
@@ -155,7 +155,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
         return [*line, *more]
     small = {
         "segment": {},
-        "evaluate": {"sequences": 4, "batch_size": 4, "questions": 2} if "tasks" in given else {"sequences": 4},
+        "evaluate": {"sequences": 4, "batch_size": 4, "limit": 2} if "tasks" in given else {"sequences": 4},
         "generate": {"max_new": 5},
         "forecast": {"horizon": 8, "samples": 2, "windows": 2},
     }

@@ -35,23 +35,23 @@ SERIES = {
     "codec": {"name": "series"},
 }
 TINY = {
-    "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "words_lexicon": 20},
+    "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "lexicon_size": 20},
     "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
     "agent": {"name": "learned", "window": 2},
-    "train": {"symbols": 2560, "batch_size": 4, "accumulate": 1, "warmup_symbols": 512},
+    "train": {"symbols": 2560, "batch_size": 4, "gradient_accumulation_steps": 1, "warmup_symbols": 512},
     "hardware": {"device": "cpu", "precision": "float64", "compile": "off", "threads": 1},
 }
 RUN = merge(
     TINY,
     {
-        "train": {"symbols": 768, "accumulate": 2, "warmup_symbols": 128},
+        "train": {"symbols": 768, "gradient_accumulation_steps": 2, "warmup_symbols": 128},
         "validation": {"every_symbols": 256, "sequences": 10, "batch_size": 2, "calibrate": True},
         "checkpoint": {"every_symbols": 256, "keep": 10},
     },
 )
 
 
-SHARDS = {"hardware": {"shard": 2}}
+SHARDS = {"hardware": {"fsdp_size": 2}}
 
 
 def sharded(case):
@@ -62,7 +62,7 @@ def sharded(case):
 
 def of_estimator(name, accumulate, **options):
     more = HNET if name == "path" else {"agent": {"window": 0 if name in PAST else 2}}
-    chosen = {"estimator": {"name": name, **options}, "train": {"accumulate": accumulate}}
+    chosen = {"estimator": {"name": name, **options}, "train": {"gradient_accumulation_steps": accumulate}}
     return merge(merge(TINY, chosen), more)
 
 
@@ -97,7 +97,7 @@ def every_case(folder):
     cases["frozen"] = of_estimator("rloo", 2), {"frozen": True}
     cases["series"] = series, {}
     cases["series direct 2"] = (
-        merge(series, {"model": {"horizon": 3}, "loss": {"direct": 1}, "train": {"accumulate": 2}}),
+        merge(series, {"model": {"horizon": 3}, "loss": {"direct": 1}, "train": {"gradient_accumulation_steps": 2}}),
         {},
     )
     cases["series hnet"] = merge({**series, "agent": {}}, merge(HNET, {"estimator": {"name": "path"}})), {}
@@ -180,7 +180,8 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
         "none fails": ranks.run_on_all_ranks(lambda: ranks.rank),
         "different": ended(ranks, lambda: ranks.assert_consistent({"a": 1, "b": ranks.rank})),
         "uneven": ended(
-            ranks, lambda: trained(ranks, merge(RUN, {"train": {"batch_size": 3, "accumulate": 1}}), folder)
+            ranks,
+            lambda: trained(ranks, merge(RUN, {"train": {"batch_size": 3, "gradient_accumulation_steps": 1}}), folder),
         ),
         "interrupted": broken(ranks, folder / "interrupted", interrupt),
     }
@@ -239,7 +240,7 @@ def test_so_are_two_that_hold_one_model_between_them(pair, name):
 @pytest.mark.parametrize(("world", "shard"), [(2, 1), (4, 1), (2, 2), (4, 2)])
 def test_so_are_two_and_four_with_whatever_there_is(tmp_path, world, shard):
     cases = every_case(tmp_path)
-    cases = {name: (merge(case, {"hardware": {"shard": shard}}), how) for name, (case, how) in cases.items()}
+    cases = {name: (merge(case, {"hardware": {"fsdp_size": shard}}), how) for name, (case, how) in cases.items()}
     found = support.in_processes(world, support.all_updates, tmp_path / "told", cases)
     assert all(isinstance(each, dict) for each in found), found
     for name, (case, how) in cases.items():

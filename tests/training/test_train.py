@@ -163,7 +163,7 @@ def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path
     tiny_settings |= {"agent": {"name": "uniform"}}
     tiny_settings["hardware"] |= {"precision": "float64"}
     once, twice = tiny_settings | {}, tiny_settings
-    once["train"] = tiny_settings["train"] | {"batch_size": 8, "accumulate": 1}
+    once["train"] = tiny_settings["train"] | {"batch_size": 8, "gradient_accumulation_steps": 1}
     one, _ = run(once, tmp_path / "once")
     two, _ = run(twice, tmp_path / "twice")
     for name in ("train/bits_per_byte", "train/grad_norm_lm", "train/flops"):

@@ -19,7 +19,10 @@ PAST = {"arm", "disarm", "arms", "rebar", "relax"}  # want a policy that ignores
 
 
 def configure(tiny_settings, estimator, agent):
-    options = {"estimator": {"name": estimator}, "train": {"accumulate": 1, "symbols": 640, "warmup_symbols": 128}}
+    options = {
+        "estimator": {"name": estimator},
+        "train": {"gradient_accumulation_steps": 1, "symbols": 640, "warmup_symbols": 128},
+    }
     return resolve([], merge(merge(tiny_settings, options), AGENTS[agent]))
 
 

@@ -49,7 +49,7 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
         figures, kept = accumulate_gradients(
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
-        optimizer_step(optimizer, parts.named_parameters(), config.train.clip)
+        optimizer_step(optimizer, parts.named_parameters(), config.train.max_grad_norm)
         policy_epochs(optimizer, kept, parts, config, team)
     counted = UpdateFlops(parts, optimizer_flops(config.train, parts))
     needed, executed = counted.take(figures.read(), BATCH * LENGTH)
@@ -87,14 +87,16 @@ CASES: dict[str, dict[str, Any]] = {
     "uniform, early exit wanted": {"agent": {"name": "uniform"}, "loss": {"early": 0.1}},
     "entropy": {"agent": {"name": "entropy"}},
     "mean": {"agent": {"name": "uniform"}, "model": {"pooling": "mean"}},
-    "recompute": {"hardware": {"recompute": "on"}},
+    "recompute": {"hardware": {"activation_checkpointing": "on"}},
 }
 
 
 @pytest.mark.usefixtures("_no_scores")
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_executed_is_what_torch_counts(name: str) -> None:
-    changes = settings(train={"batch_size": BATCH, "accumulate": 1}, hardware={"recompute": "off"})
+    changes = settings(
+        train={"batch_size": BATCH, "gradient_accumulation_steps": 1}, hardware={"activation_checkpointing": "off"}
+    )
     config = resolve([], merge(changes, CASES[name]))
     parts, needed, executed, counted = one_update(config)
     assert counted == executed - left_out(parts)
@@ -107,9 +109,9 @@ def spent(changes: dict[str, Any], **sections: Any) -> tuple[int, int]:
 
 
 def test_padding_recomputed_layers_and_an_early_exit_of_no_use_are_not_needed() -> None:
-    changes = settings(train={"batch_size": BATCH, "accumulate": 1})
+    changes = settings(train={"batch_size": BATCH, "gradient_accumulation_steps": 1})
     plain, packed, again = (
-        spent(changes, hardware={"pack": pack, "recompute": recompute})
+        spent(changes, hardware={"sequence_packing": pack, "activation_checkpointing": recompute})
         for pack, recompute in (("off", "off"), ("on", "off"), ("off", "on"))
     )
     assert plain[0] == packed[0] == packed[1] == again[0] < plain[1] < again[1]
@@ -119,7 +121,9 @@ def test_padding_recomputed_layers_and_an_early_exit_of_no_use_are_not_needed() 
 
 
 def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path: Path) -> None:
-    config = resolve([], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"pack": "on"}))
+    config = resolve(
+        [], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"sequence_packing": "on"})
+    )
     validation, history = train(config, tmp_path, lambda *_: None)
     parts, symbols = build_components(config), 2 * 4 * 32
     for place, rate in enumerate(history["train/boundary_rate"][1]):

@@ -41,12 +41,12 @@ def old(tiny_settings, tmp_path):
 def settings(tiny_settings, old):
     """Of a run that starts from it; it says nothing of model and codec."""
     of_run = {key: value for key, value in tiny_settings.items() if key != "model"}
-    return merge(of_run, {"seed": 1, "start": {"model": str(old)}})
+    return merge(of_run, {"seed": 1, "init_from": str(old)})
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "straight", "rloo_clipped"])
 def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
-    config = resolve([], merge(settings, {"start": {"frozen": True}, "estimator": {"name": estimator}}))
+    config = resolve([], merge(settings, {"freeze_lm": True, "estimator": {"name": estimator}}))
     before, parts = of_lm(old), build_components(config)
     assert not any(name.startswith("lm.") for name in parts.named_parameters())
     history = run(config, tmp_path / "new")
@@ -61,7 +61,7 @@ def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
 
 
 def test_a_frozen_pass_costs_a_third(settings):
-    parts = build_components(resolve([], merge(settings, {"start": {"frozen": True}})))
+    parts = build_components(resolve([], merge(settings, {"freeze_lm": True})))
     lm = parts.lm
     per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
     assert (
@@ -73,7 +73,7 @@ def test_a_frozen_pass_costs_a_third(settings):
 def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_settings, old):
     config, best = resolve([], settings), checkpoints.find(old, "best")
     tensors = build_components(config).state_dict()
-    assert config.start.model == str(best.resolve())
+    assert config.init_from == str(best.resolve())
     assert all(torch.equal(tensors[name], x) for name, x in of_lm(old).items())
     assert config.model == resolve([], tiny_settings).model
     drawn = build_components(resolve([], tiny_settings | {"seed": 1})).agent.projection.weight
@@ -82,7 +82,7 @@ def test_a_model_that_learns_on_begins_where_the_other_ended(settings, tiny_sett
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, old, tmp_path, frozen):
-    config = resolve([], merge(settings, {"start": {"frozen": frozen}, "train": {"agent_learning_rate": 1e-2}}))
+    config = resolve([], merge(settings, {"freeze_lm": frozen, "train": {"agent_learning_rate": 1e-2}}))
     whole = run(config, tmp_path / "whole")
     shutil.rmtree(old)
     first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole" / "checkpoints")[0])
@@ -96,18 +96,20 @@ def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(settings, o
 
 def test_what_was_stored_before_there_was_a_start_is_read(settings, old):
     stored = checkpoints.load_state(checkpoints.find(old))["config"]
-    del stored["start"], stored["train"]["agent_learning_rate"]
-    assert resolve([], {}, stored).start.model is None
-    assert resolve([], {"start": settings["start"]}, stored) == resolve([], settings | {"seed": 0})
+    del stored["init_from"], stored["freeze_lm"], stored["train"]["agent_learning_rate"]
+    assert resolve([], {}, stored).init_from is None
+    assert resolve(
+        [], {key: settings[key] for key in ("init_from", "freeze_lm") if key in settings}, stored
+    ) == resolve([], settings | {"seed": 0})
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"model": {"width": 32}}, r"model\.width = 32: the run that start\.model names has 16"),
-        ({"start": {"model": None, "frozen": True}}, r"start\.frozen = True: expected start\.model=RUN"),
-        ({"start": {"frozen": True}, "agent": {"name": "uniform"}}, r"agent\.name = 'uniform', which does not learn"),
-        ({"start": {"model": "nowhere"}}, r"no complete checkpoint in nowhere"),
+        ({"model": {"width": 32}}, r"model\.width = 32: the run that init_from names has 16"),
+        ({"init_from": None, "freeze_lm": True}, r"freeze_lm = True: expected init_from=RUN"),
+        ({"freeze_lm": True, "agent": {"name": "uniform"}}, r"agent\.name = 'uniform', which does not learn"),
+        ({"init_from": "nowhere"}, r"no complete checkpoint in nowhere"),
     ],
 )
 def test_mistakes_are_told(settings, wrong, message):
@@ -117,7 +119,7 @@ def test_mistakes_are_told(settings, wrong, message):
 
 
 def test_a_model_of_another_shape_is_refused_by_one_message(old):
-    with pytest.raises(ValueError, match=r"start\.model = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
+    with pytest.raises(ValueError, match=r"init_from = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
         load_pretrained_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
 
 
@@ -134,7 +136,7 @@ def test_a_model_of_another_type_is_refused_by_one_message(old):
 
 def test_a_flat_policy_draws_at_the_rate():
     torch.manual_seed(0)
-    agent = Learned(8, rate=0.3, window=2, flat=True).eval()
+    agent = Learned(8, rate=0.3, window=2, zero_init=True).eval()
     td = {keys.ENCODING: torch.randn(4, 8), keys.LAST_ACTIONS: torch.ones(4, 2), keys.DECISION_MASK: torch.ones(4) > 0}
     dist = agent.get_dist(TensorDict(td | {keys.POSITION: torch.ones(4, dtype=torch.long)}, batch_size=4))
     assert dist.mean.tolist() == pytest.approx([0.3] * 4)
@@ -144,10 +146,10 @@ def test_a_flat_policy_draws_at_the_rate():
 
 def test_a_frozen_model_needs_a_trained_early_exit_for_rewards(tiny_settings, settings, tmp_path):
     run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}})), tmp_path / "even")
-    changes = merge(settings, {"start": {"model": str(tmp_path / "even"), "frozen": True}})
+    changes = merge(settings, {"init_from": str(tmp_path / "even"), "freeze_lm": True})
     with pytest.raises(UserError, match=r"its early exit was not trained.* loss\.early=0\.1"):
         build_components(resolve([], changes))
     build_components(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
     wanted = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
     run(resolve([], merge(tiny_settings, wanted)), tmp_path / "wanted")
-    build_components(resolve([], merge(changes, {"start": {"model": str(tmp_path / "wanted")}})))
+    build_components(resolve([], merge(changes, {"init_from": str(tmp_path / "wanted")})))

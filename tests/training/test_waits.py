@@ -64,7 +64,10 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
     config = resolve([], merge(tiny_settings, {"estimator": {"name": estimator}}))
     parts = build_components(config)
     parts.train()
-    team, passes = Ranks().team(config.train, together=parts.has_cross_step_state), config.train.accumulate
+    team, passes = (
+        Ranks().team(config.train, together=parts.has_cross_step_state),
+        config.train.gradient_accumulation_steps,
+    )
     source = Source(torch.randint(256, (8, config.data.seq_len)))
     env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
     parameters = parts.named_parameters()
@@ -74,7 +77,7 @@ def test_an_update_asks_a_device_twice_a_pass(estimator: str, reads_tokens: int,
         _, rollouts = accumulate_gradients(
             lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
         )
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
         policy_epochs(optimizer, rollouts, parts, config, team)
 
     update()

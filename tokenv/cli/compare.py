@@ -32,7 +32,7 @@ def resolve_checked(names: list[str], updates: dict[str, Any]) -> CompareOptions
 def show_comparison(options: CompareOptions, record: Record) -> list[dict[str, Any]]:
     """Have all runs of a comparison, then draw its report; every method's name and loss, in every protocol."""
     comparisons = compare_methods(options, progress=sys.stderr.isatty())
-    for path in write_reports(comparisons, record.scratch, options.against):
+    for path in write_reports(comparisons, record.scratch, options.reference):
         record.add(path)
     for comparison in comparisons.values():
         print_comparison(comparison)

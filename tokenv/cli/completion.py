@@ -20,7 +20,7 @@ from tokenv.storage.run_folders import list_complete
 
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
-RUN_KEYS = ("run", "resume", "start.model", "agent.load")
+RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
 
 
 def run(arguments: list[str]) -> None:

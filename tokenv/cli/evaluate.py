@@ -40,7 +40,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         check_text(trained.config)
     trust.allow_named({"data": options.data})
     data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
-    tasks = {name: load_questions(name, options.files_of(name), options.questions) for name in options.task_names}
+    tasks = {name: load_questions(name, options.files_of(name), options.limit) for name in options.task_names}
     progress = sys.stderr.isatty()
     if options.at_rates:
         return _at_rates(trained, data, options, progress)
@@ -69,9 +69,9 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
 
 def _at_rates(trained: LoadedRun, data: DataConfig, options: EvaluateOptions, progress: bool) -> dict[str, Any]:
     """At every rate that is asked for, all runs on the same text; a table, and files."""
-    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.also}
+    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.other_runs}
     _check_alike(runs)
-    always = options.calibrate or bool(options.doubt)
+    always = options.calibrate or bool(options.entropy_weight)
     calibrates = always or any(each.parts.agent.rates is None for each in runs.values())
     held_out, own = _held_out(data, options, progress, calibrates)
     how: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": progress}
@@ -79,10 +79,12 @@ def _at_rates(trained: LoadedRun, data: DataConfig, options: EvaluateOptions, pr
     for run, each in runs.items():
         rates = options.rates or [rate_for_flops(each.parts, options.flops or 0.0)]
         used = own if always or each.parts.agent.rates is None else None
-        measured = evaluate_rates(each.parts, each.config, rates, held_out, used, run=run, doubts=options.doubt, **how)
+        measured = evaluate_rates(
+            each.parts, each.config, rates, held_out, used, run=run, doubts=options.entropy_weight, **how
+        )
         points += [point for point, _ in measured]
     unit, title = trained.parts.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
-    console(wide=140 if options.doubt else 110).print(rates_table(points, unit=unit, title=title))
+    console(wide=140 if options.entropy_weight else 110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:
         table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
         write_rates(points, table)
@@ -100,7 +102,9 @@ def _check_alike(runs: Mapping[str, LoadedRun]) -> None:
         for key in ("kind", "seq_len"):
             one, other = (getattr(of.config.data, key) for of in (runs[first], each))
             if one != other:
-                raise UserError(f"also: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same")
+                raise UserError(
+                    f"other_runs: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same"
+                )
 
 
 def _bias(trained: LoadedRun, own: SequenceBatch, options: EvaluateOptions) -> float:

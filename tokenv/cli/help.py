@@ -26,7 +26,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "variance": ("lab.variance_config:VarianceOptions", {"config": Config()}),
     "bench": ("lab.config:BenchOptions", {"config": Config()}),
 }
-TRUST = Key("trust", False, "code of your own that a run which is read may name; see SECURITY.md", "names or true")
+TRUST = Key("trust_code", False, "code of your own that a run which is read may name; see SECURITY.md", "names or true")
 
 
 def command_keys(command: str) -> list[Key]:

@@ -32,7 +32,7 @@ tokenv: learn token boundaries end to end with reinforcement learning
   tokenv completion bash                     how a shell learns to complete all this (bash, zsh, fish)
   tokenv --version
 
-trust=mytrick:mine lets a run that is read name code of your own; SECURITY.md says more.
+trust_code=mytrick:mine lets a run that is read name code of your own; SECURITY.md says more.
 Flags are Sacred's: -F DIR (where runs are stored, default runs), -u (store nothing), -m DB (MongoDB), -l LEVEL, ...
 """
 # Each is a file beside this one, imported when it is named.

@@ -52,12 +52,12 @@ class RunOptions:
         if self.checkpoint not in ("best", "latest"):
             raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
 
-    def check_others(self, also: list[str]) -> None:
+    def check_others(self, other_runs: list[str]) -> None:
         """Refuse further runs that are not there, or are the same ones."""
-        for run in also:
+        for run in other_runs:
             run_folders.find(run, self.checkpoint)
-        if len({self.run, *also}) <= len(also):
-            raise UserError(f"also = {also!r}: expected other runs than run = {self.run!r}, each once")
+        if len({self.run, *other_runs}) <= len(other_runs):
+            raise UserError(f"other_runs = {other_runs!r}: expected other runs than run = {self.run!r}, each once")
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,18 @@ class ServeOptions(RunOptions):
     """Options of ``tokenv serve``.
 
     Args:
-        also: further runs that cut the same text, side by side.
+        other_runs: further runs that cut the same text, side by side.
         host: address to listen on; another than this machine's own 127.0.0.1 lets others in.
         port: to listen on; 0 for any that is free.
     """
 
-    also: list[str] = field(default_factory=list)
+    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     host: str = "127.0.0.1"
     port: int = 8123
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_others(self.also)
+        self.check_others(self.other_runs)
         if not self.host:
             raise UserError("host is empty: expected an address of this machine, such as 127.0.0.1")
         if not 0 <= self.port < 2**16:
@@ -145,17 +145,17 @@ class SegmentOptions(TextOptions):
 
     Args:
         out: HTML page to write, and further ones beside it (``segments-2.html``) for a long text; none where null.
-        also: further runs that cut the same text, side by side.
+        other_runs: further runs that cut the same text, side by side.
         tokens: a budget in place of a rate: cut the text into exactly so many; null for none.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        shown: characters of it to print at most.
+        max_chars: characters of it to print at most.
     """
 
     out: str | None = "segments.html"
-    also: list[str] = field(default_factory=list)
+    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     tokens: int | None = None
     threshold: bool = False
-    shown: int = 5_000
+    max_chars: int = field(default=5_000, metadata={"was": "shown"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,9 +164,9 @@ class SegmentOptions(TextOptions):
             raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
         if self.tokens is not None and self.rate is not None:
             raise UserError("tokens and rate: expected one of them")
-        if self.shown < 0:
-            raise UserError(f"shown = {self.shown}: expected 0 characters or more")
-        self.check_others(self.also)
+        if self.max_chars < 0:
+            raise UserError(f"max_chars = {self.max_chars}: expected 0 characters or more")
+        self.check_others(self.other_runs)
 
 
 @dataclass(frozen=True)
@@ -215,15 +215,16 @@ class EvaluateOptions(JsonOutputOptions):
         tasks: downstream tasks to score as well, with commas between: piqa, hellaswag, arc_easy, lambada.
         task_files: local files of tasks that are not to come from the hub: ``task_files.lambada=PATH``, or
             ``"task_files.piqa=['ROWS', 'LABELS']"``.
-        questions: at most so many of each task; null for all.
+        limit: at most so many questions of each task; null for all.
         calibrate: measure a third time, with the policy's logits shifted to exactly its run's target rate on further
             validation sequences, as many again.
         rates: measure at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]: a run that was trained
             for a range is told them; with calibrate=True, and in a run of one rate always, logits are shifted as well.
         flops: measure at the rate that meets this budget: floating-point operations per symbol; null for none.
-        doubt: measure at these rates again, with logits raised where the early exit is unsure, by each of these numbers
-            for a nat of its entropy, and calibrated to the same rate: as many tokens, spent where they may be needed.
-        also: further runs to measure at these rates, on the same text and in the same picture.
+        entropy_weight: measure at these rates again, with logits raised where the early exit is unsure, by each of
+            these numbers for a nat of its entropy, and calibrated to the same rate: as many tokens, spent where they
+        may be needed.
+        other_runs: further runs to measure at these rates, on the same text and in the same picture.
         out: name of the files that rates are written to, without their endings .csv and .png; null for none.
     """
 
@@ -233,12 +234,12 @@ class EvaluateOptions(JsonOutputOptions):
     batch_size: int = 64
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
-    questions: int | None = None
+    limit: int | None = field(default=None, metadata={"was": "questions"})
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = None
-    doubt: list[float] = field(default_factory=list)
-    also: list[str] = field(default_factory=list)
+    entropy_weight: list[float] = field(default_factory=list, metadata={"was": "doubt"})
+    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     out: str | None = "rates"
 
     def __post_init__(self) -> None:
@@ -247,16 +248,20 @@ class EvaluateOptions(JsonOutputOptions):
         for rate in self.rates:
             check_rate("rates", rate)
         check_budget(self.flops, bool(self.rates), "rates")
-        if self.also and not self.at_rates:
-            raise UserError(f"also = {self.also!r}: expected rates or flops beside it, at which runs are compared")
-        if self.doubt and not self.at_rates:
-            raise UserError(f"doubt = {self.doubt!r}: expected rates or flops beside it, what is spent by it")
-        if any(abs(doubt) > MAX_ENTROPY_WEIGHTS for doubt in self.doubt):
+        if self.other_runs and not self.at_rates:
             raise UserError(
-                f"doubt = {self.doubt!r}: expected logits per nat, from -{MAX_ENTROPY_WEIGHTS:g} to "
+                f"other_runs = {self.other_runs!r}: expected rates or flops beside it, at which runs are compared"
+            )
+        if self.entropy_weight and not self.at_rates:
+            raise UserError(
+                f"entropy_weight = {self.entropy_weight!r}: expected rates or flops beside it, what is spent by it"
+            )
+        if any(abs(weight) > MAX_ENTROPY_WEIGHTS for weight in self.entropy_weight):
+            raise UserError(
+                f"entropy_weight = {self.entropy_weight!r}: expected logits per nat, from -{MAX_ENTROPY_WEIGHTS:g} to "
                 f"{MAX_ENTROPY_WEIGHTS:g}"
             )
-        self.check_others(self.also)
+        self.check_others(self.other_runs)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
         if self.split not in ("validation", "test"):
@@ -266,8 +271,8 @@ class EvaluateOptions(JsonOutputOptions):
         for name in ("sequences", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
-        if self.questions is not None and not (isinstance(self.questions, int) and self.questions >= 1):
-            raise UserError(f"questions = {self.questions!r}: expected a whole number of at least 1, or null for all")
+        if self.limit is not None and not (isinstance(self.limit, int) and self.limit >= 1):
+            raise UserError(f"limit = {self.limit!r}: expected a whole number of at least 1, or null for all")
         if self.calibrate and self.split != "validation":
             raise UserError(
                 f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"

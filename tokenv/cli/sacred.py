@@ -127,7 +127,9 @@ class Command:
             UserError: ``resolve`` refuses them.
         """
         updates, names = self.read(words, self.kind)
-        trust.allow(updates.pop("trust", False))
+        if "trust" in updates:
+            raise UserError("trust is now called trust_code: write that instead")
+        trust.allow(updates.pop("trust_code", False))
         return self.resolve(names, updates)
 
     def experiment(self, options: Any, store: str | Path | None = None) -> Experiment:

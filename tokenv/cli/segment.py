@@ -24,7 +24,7 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
     cuts: dict[str, Spans] = {}
     passages: dict[str, list[Character]] = {}
     facts: dict[str, str] = {}
-    for run in (options.run, *options.also):
+    for run in (options.run, *options.other_runs):
         trained = load_run(run, options.checkpoint)
         check_text(trained.config)
         prepare(trained.config.hardware)
@@ -32,12 +32,14 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         cut = segment_at_rate(trained, text, seed=options.seed, threshold=options.threshold, **asked)
         cuts[run], passages[run] = Spans(cut, trained.step), passage_of(cut)
         told = facts_of(passages[run], trained.step)
-        facts |= {"run": run, **told} if not options.also else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}
-        if options.also:
+        facts |= (
+            {"run": run, **told} if not options.other_runs else {run: ", ".join(f"{k}: {v}" for k, v in told.items())}
+        )
+        if options.other_runs:
             console().print(f"{run}:")
-        show(passages[run], options.shown)
+        show(passages[run], options.max_chars)
     if options.out is not None:
-        named = passages if options.also else {options.file or "text": passages[options.run]}
+        named = passages if options.other_runs else {options.file or "text": passages[options.run]}
         pages = write_pages(Path(options.out), named, facts)
         console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
     write_json_output(options.json, {run: spans.as_dict() for run, spans in cuts.items()})

@@ -16,7 +16,7 @@ def serve_page(options: ServeOptions, _record: Record) -> None:
     """Serve until Ctrl-C."""
     check_installed()
     with listen(options.host, options.port) as listening:
-        shelf = ModelCache([options.run, *options.also], options.checkpoint)
+        shelf = ModelCache([options.run, *options.other_runs], options.checkpoint)
         for config in shelf.configs.values():
             check_text(config)
         numeric, port, *_ = listening.getsockname()

@@ -126,7 +126,7 @@ def _comparison(
     if not methods:
         raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in own.items()))
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
-    return build_comparison(methods, title, own, against=options.against, facts=_facts(options))
+    return build_comparison(methods, title, own, against=options.reference, facts=_facts(options))
 
 
 def _facts(options: CompareOptions) -> dict[str, str]:
@@ -136,9 +136,9 @@ def _facts(options: CompareOptions) -> dict[str, str]:
         found["rates"] = "learned ones calibrated to the target on held-out data of their own"
     if options.rates:
         found["asked for"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
-    if options.equal_passes:
+    if options.equal_compute:
         found["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
-    if options.shared:
+    if options.pretrain:
         sizes = len({repr(task.config.as_dict()) for task in options.shared_tasks().values()})
         found["start"] = (
             "all from one trained model" if sizes == 1 else f"from {sizes} trained models, by model and codec"

@@ -15,7 +15,7 @@ from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import check_rate
 
-LOADED_SECTIONS = ("model", "codec")  # what a run takes of the one that ``start.model`` names
+LOADED_SECTIONS = ("model", "codec")  # what a run takes of the one that ``init_from`` names
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
 
 
@@ -70,11 +70,11 @@ class CompareOptions:
         forecast: forecasts of test windows to score, of series, beside yardsticks and DLinear: a section of horizon
             (null for all that a run's direct head predicts), windows (0 for all), direct, samples, season and peers, as
             in ``tokenv forecast``; null for none.
-        against: a method that all others are tested against, so that Holm's correction counts these pairs alone; empty
-            for every pair.
-        equal_passes: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of a
-            text reads ``batch_size`` / K texts in an update, and makes as many updates.
-        shared: a run whose language model all methods start from (``start.model``), as what it changes of ``base``;
+        reference: a method that all others are tested against, so that Holm's correction counts these pairs alone;
+            empty for every pair.
+        equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method that draws K samples of
+            a text reads ``batch_size`` / K texts in an update, and makes as many updates.
+        pretrain: a run whose language model all methods start from (``init_from``), as what it changes of ``base``;
             trained once, and found again in ``store``. Methods that change ``model`` or ``codec`` start from another,
             trained alike. Empty for none.
         tune: dotted key to the values that are tried for every learning method that does not set it, on
@@ -104,9 +104,9 @@ class CompareOptions:
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     forecast: ForecastRequest | None = None
-    against: str = ""
-    equal_passes: bool = False
-    shared: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
+    reference: str = field(default="", metadata={"was": "against"})
+    equal_compute: bool = field(default=False, metadata={"was": "equal_passes"})
+    pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config, "was": "shared"})
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
     protocols: dict[str, Any] = field(default_factory=dict, metadata={"each": Self})
@@ -138,7 +138,7 @@ class CompareOptions:
         for key, names in (
             ("only", self.only),
             ("skip", self.skip),
-            ("against", [self.against] if self.against else []),
+            ("reference", [self.reference] if self.reference else []),
         ):
             for name in names:
                 if name not in self.methods and not self.runs:
@@ -209,11 +209,11 @@ class CompareOptions:
         check_keys(self.methods[method], f"methods.{method}", Config)
         changes = merge(merge(merge(self.common, self.methods[method]), more or {}), {"seed": seed})
         if start is not None:
-            changes = merge(changes, {"start": {"model": str(start)}})
-        elif self.shared:
-            changes = merge(changes, {"start": {"model": None, "frozen": False}})
+            changes = merge(changes, {"init_from": str(start)})
+        elif self.pretrain:
+            changes = merge(changes, {"init_from": None, "freeze_lm": False})
         config = resolve(self.base, changes)
-        if self.equal_passes:
+        if self.equal_compute:
             from tokenv.compare.plan import with_equal_compute  # it takes torch, and --help reads this file
 
             config = with_equal_compute(config)
@@ -237,15 +237,15 @@ class CompareOptions:
 
     def shared_task(self, method: str) -> Task:
         """The run that a method starts from, of its own model and codec."""
-        check_keys(self.shared, "shared", Config)
+        check_keys(self.pretrain, "pretrain", Config)
         own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
         label = f"shared model of {method}" if own else "shared model"
         early_exit = {"loss": {"early": EARLY_WEIGHT}}  # which methods that start from it may need
-        return Task(label, resolve(self.base, merge(early_exit, merge(self.shared, own))), None)
+        return Task(label, resolve(self.base, merge(early_exit, merge(self.pretrain, own))), None)
 
     def shared_tasks(self) -> dict[str, Task]:
-        """Methods to the runs that they start from; none where there is no ``shared``."""
-        return {method: self.shared_task(method) for method in self.chosen} if self.shared else {}
+        """Methods to the runs that they start from; none where there is no ``pretrain``."""
+        return {method: self.shared_task(method) for method in self.chosen} if self.pretrain else {}
 
     def as_dict(self) -> dict[str, Any]:
         """What Sacred stores: names are values in lists, for it refuses keys with ``=``, ``.`` or a leading ``$``."""
@@ -288,4 +288,4 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("only", "skip", "only_protocols"):
         if key in made:
             made[key] = [str(name) for name in made[key]]
-    return made | ({"against": str(made["against"])} if "against" in made else {})
+    return made | ({"reference": str(made["reference"])} if "reference" in made else {})

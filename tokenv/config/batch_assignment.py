@@ -37,7 +37,8 @@ class BatchAssignment:
         slots = self.accumulate * self.batch_size
         if slots % self.world:
             raise UserError(
-                f"{self.world} processes cannot share the {slots} sequences of an update evenly (train.accumulate = "
+                f"{self.world} processes cannot share the {slots} sequences of an update evenly "
+                f"(train.gradient_accumulation_steps = "
                 f"{self.accumulate}, train.batch_size = {self.batch_size}): expected a number that divides {slots}, "
                 f"such as {_divisor(slots, self.world)}: change torchrun's --nproc-per-node, or train.batch_size"
             )
@@ -51,7 +52,7 @@ class BatchAssignment:
     @classmethod
     def of(cls, config: TrainConfig, rank: int = 0, world: int = 1, *, together: bool = False) -> BatchAssignment:
         """Of a run; see there."""
-        return cls(config.accumulate, config.batch_size, rank, world, together)
+        return cls(config.gradient_accumulation_steps, config.batch_size, rank, world, together)
 
     def streams(self, most: int) -> int:
         """How many streams, at most so many, the update's sequences can be shared out to."""

@@ -80,28 +80,28 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
 
 
 def load_pretrained_agent(
-    load: str,
+    pretrained: str,
     trained: TrainedAgent,
     rate: float,
     rates: RateRange | None,
     seq_len: int,
     codec: Codec,
     compute_dtype: torch.dtype | None,
-    pretrained: bool,
+    read_parameters: bool,
     train_tokenizer: Any,
     frozen: bool = True,
 ) -> PretrainedAgent:
     """Build an agent of an earlier run.
 
     Args:
-        load: its checkpoint.
+        pretrained: checkpoint of the earlier run.
         trained: how it was built.
         rate: of the new run, or the mean of its range.
         rates: its range, if it has one.
         seq_len: of the new run.
         codec: of the new run.
         compute_dtype: precision of the encoder's activations.
-        pretrained: read its parameters from ``load``; else they are anything.
+        read_parameters: read its parameters from that checkpoint; else they are anything.
         train_tokenizer: for agents that ask for it.
         frozen: whether nothing of it learns.
 
@@ -114,12 +114,14 @@ def load_pretrained_agent(
         if isinstance(before, RateRange):
             wanted = f"rate.min={before.min:g} rate.max={before.max:g}"
         raise UserError(
-            f"rate = {now:g}: the agent that agent.load = {load!r} names was trained for another; expected {wanted}"
+            f"rate = {now:g}: the agent that agent.pretrained = {pretrained!r} names was trained for another; "
+            f"expected {wanted}"
         )
     own = build_codec(trained.codec, model, trained.channels)
     if own.symbol_shape != codec.symbol_shape or own.symbol_dtype != codec.symbol_dtype:
         raise UserError(
-            f"agent.load = {load!r}: its agent reads symbols of shape {own.symbol_shape} and type {own.symbol_dtype}, "
+            f"agent.pretrained = {pretrained!r}: its agent reads symbols of shape {own.symbol_shape} and type "
+            f"{own.symbol_dtype}, "
             f"but those of this run's data have {codec.symbol_shape} and {codec.symbol_dtype}: load an agent that was "
             "trained on data of this kind"
         )
@@ -131,11 +133,13 @@ def load_pretrained_agent(
     agent = registry.build("agent", trained.agent, registry.AGENTS, **context)
     if not agent.state_dict():
         name = trained.agent["name"]
-        raise UserError(f"agent.load = {load!r}: its agent {name!r} has learned nothing: set agent.name={name}")
+        raise UserError(
+            f"agent.pretrained = {pretrained!r}: its agent {name!r} has learned nothing: set agent.name={name}"
+        )
     made = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
-    if pretrained:
-        tensors = _tensors(Path(load))
-        checkpoints.check_tensors(tensors, made.state_dict(), load)
+    if read_parameters:
+        tensors = _tensors(Path(pretrained))
+        checkpoints.check_tensors(tensors, made.state_dict(), pretrained)
         made.load_state_dict(tensors)
     return made
 
@@ -170,12 +174,12 @@ def load_pretrained_lm(lm: UNet, start: str, *, needs_early_exit: bool = False) 
     if odd:
         there, here = (_shape(of.get(odd[0])) for of in (found, wanted))
         raise UserError(
-            f"start.model = {start!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
+            f"init_from = {start!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
             "expected a run of the same model and codec, on data of as many channels"
         )
     if needs_early_exit and not any(name.endswith("_early") for name in state["history"]):
         raise UserError(
-            f"start.model = {start!r}: its early exit was not trained, and start.frozen=True with this estimator needs "
+            f"init_from = {start!r}: its early exit was not trained, and freeze_lm=True with this estimator needs "
             "it for the rewards: expected a run that was trained with loss.early=0.1"
         )
     lm.load_state_dict(found)

@@ -148,12 +148,12 @@ def build_components(
     Args:
         config: the run.
         device: where to build; None for the configuration's own device.
-        pretrained: read the parameters that ``agent.load`` and ``start.model`` name; not where all parameters are
+        pretrained: read the parameters that ``agent.pretrained`` and ``init_from`` name; not where all parameters are
             replaced anyway. On the meta device there are none.
         world: processes that share the run.
 
     Raises:
-        MissingFileError: the checkpoint that ``agent.load`` or ``start.model`` names is gone.
+        MissingFileError: the checkpoint that ``agent.pretrained`` or ``init_from`` names is gone.
         UserError: a name or an option in the configuration is unknown, or a value out of range.
     """
     device = resolve_device(config.hardware.device) if device is None else device
@@ -168,18 +168,18 @@ def build_components(
         for module in (lm, agent, estimator):
             if module is not None:
                 module.double()
-    if config.start.model is not None and pretrained:
+    if config.init_from is not None and pretrained:
         reads = estimator is not None and estimator.reads_early_exit
-        load_pretrained_lm(lm, config.start.model, needs_early_exit=config.start.frozen and reads)
-    if config.start.frozen:
+        load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads)
+    if config.freeze_lm:
         lm.requires_grad_(requires_grad=False)
     rows = _rows(config, [agent] if estimator is None else [agent, estimator], world)
     if recomputes(config, samples=1 if estimator is None else estimator.sampling.samples, rows=rows):
         lm.enable_activation_checkpointing()
     compiled = config.hardware.compile == "on" or (config.hardware.compile == "auto" and device.type == "cuda")
-    if config.hardware.pack == "on" or (config.hardware.pack == "auto" and compiled):
+    if config.hardware.sequence_packing == "on" or (config.hardware.sequence_packing == "auto" and compiled):
         lm.pack_tokens()
-    if config.hardware.small_blocks:
+    if config.hardware.small_flex_blocks:
         lm.use_small_flex_blocks()
     if compiled:
         lm.compile_layers()
@@ -192,7 +192,7 @@ def build_components(
         agent,
         estimator,
         rate_target,
-        frozen=config.start.frozen,
+        frozen=config.freeze_lm,
         early_exit=reads or trained,
         trains_early_exit=trained,
     )
@@ -207,11 +207,12 @@ def _rows(config: Config, modules: list[torch.nn.Module], world: int) -> int:
     """Sequences of a pass that share one device's memory."""
     slots, shard = (
         BatchAssignment.of(config.train, world=world, together=_has_cross_step_state(modules)),
-        config.hardware.shard,
+        config.hardware.fsdp_size,
     )
     if world % shard and world > 1:
         raise UserError(
-            f"hardware.shard = {shard} with {world} processes: expected a number that divides them, or 1 for a whole "
+            f"hardware.fsdp_size = {shard} with {world} processes: expected a number that divides them, or 1 for a "
+            f"whole "
             "copy of the model in each"
         )
     return len(slots.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
@@ -259,7 +260,7 @@ def _build_learners(
         train_tokenizer=train_tokenizer,
         codec=codec,
         compute_dtype=precision,
-        pretrained=pretrained,
+        read_parameters=pretrained,
     )
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
@@ -274,10 +275,10 @@ def _build_learners(
         check_causal(agent, direct=config.model.direct)
     except ValueError as error:
         raise UserError(str(error)) from error
-    if not agent.learns and config.start.frozen:
+    if not agent.learns and config.freeze_lm:
         raise UserError(
-            f"start.frozen = True with agent.name = {config.agent['name']!r}, which does not learn either: expected "
-            "start.frozen=False, or an agent with a policy; to measure the model as it is, tokenv evaluate"
+            f"freeze_lm = True with agent.name = {config.agent['name']!r}, which does not learn either: expected "
+            "freeze_lm=False, or an agent with a policy; to measure the model as it is, tokenv evaluate"
         )
     if not agent.learns:
         return agent, None, None

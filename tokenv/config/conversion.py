@@ -22,7 +22,8 @@ Limit = Annotated[float, "or .inf"]  # a number that may be infinite
 Figure = Annotated[float, "measured"]  # any float, for what was measured may be infinite or NaN
 Plain = Annotated[Any, "plain"]  # what YAML and JSON can hold
 Section = dict[str, Plain]  # a name and the options of what it names
-SECTION_TEXTS = ("name", "load", "tokenizer")  # of these options, those that take any text
+RENAMED_OPTIONS = {"flat": "zero_init", "load": "pretrained"}  # of agents which come along
+SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -47,8 +48,10 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     """
     known, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
     for key, value in values.items():
-        if key in earlier:
-            raise UserError(f"{where}: {prefix}{key} is now called {prefix}{earlier[key]}: write that instead")
+        moved = [f"{key}.{name}" for name in value] if key not in known and isinstance(value, Mapping) else [key]
+        for name in moved:
+            if name in earlier:
+                raise UserError(f"{where}: {prefix}{name} is now called {prefix}{earlier[name]}: write that instead")
         if key not in known:
             raise UserError(f"{where}: unknown key {prefix}{key}: {suggest(str(key), known)}")
         if known[key] == Section and not isinstance(value, Mapping):
@@ -62,26 +65,50 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
 
 
 def _earlier_names(kind: type) -> dict[str, str]:
-    """What fields of a dataclass were called in earlier versions, to what they are called now."""
+    """Return the present name of each field that had another name; an earlier name may be ``section.key``."""
     return {item.metadata["was"]: item.name for item in fields(kind) if "was" in item.metadata}
 
 
 def migrate_keys(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that an earlier version stored, by their present names.
+    """Rename the keys of values that an earlier version stored.
 
-    A field that this version lacked gets its ``stored_default``, where the default would make another run of it.
+    A field that this version lacked gets its ``stored_default``, where the default would make another run of it. The
+    field of a section may name its renamed options as ``options_were``; these are of the classes that come along.
 
     Args:
-        kind: dataclass they should fit.
+        kind: dataclass that the values should fit.
         values: nested dictionaries, complete as a run stores them.
+
+    Returns:
+        The same values by their present names.
     """
     hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
-    nested = {key for key, value in values.items() if is_dataclass(hints.get(key)) and isinstance(value, Mapping)}
-    added = {item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata}
-    return added | {
-        earlier.get(key, key): migrate_keys(hints[key], value) if key in nested else value
-        for key, value in values.items()
+    migrated = {
+        item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata
     }
+    options = {item.name: item.metadata.get("options_were", {}) for item in fields(kind)}
+    for key, value in values.items():
+        if key in hints:
+            nested = is_dataclass(hints[key]) and isinstance(value, Mapping)
+            migrated[key] = migrate_keys(hints[key], value) if nested else rename_options(value, options[key])
+        elif key in earlier:
+            migrated[earlier[key]] = value
+        elif moved := {earlier[f"{key}.{name}"]: item for name, item in _items(value) if f"{key}.{name}" in earlier}:
+            migrated |= moved
+        else:
+            migrated[key] = value
+    return migrated
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def rename_options(section: Any, names: Mapping[str, str]) -> Any:
+    """Rename the options of a built-in class's section, and of sections within it."""
+    if not names or not isinstance(section, Mapping) or ":" in str(section.get("name", "")):
+        return section
+    return {names.get(key, key): rename_options(value, names) for key, value in section.items()}
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -1,6 +1,6 @@
 """Resolve YAML files, ``key=value`` words and earlier runs to one complete configuration.
 
-Its agent (``agent.load=runs/3 agent.frozen=true``), or its language model (``start.model=runs/3 start.frozen=true``).
+Its agent (``agent.pretrained=runs/3 agent.frozen=true``), or its language model (``init_from=runs/3 freeze_lm=true``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoadedAgent:
     """The agent section of a run that loads its agent; see ``inherit_section``.
 
     Args:
-        load: the checkpoint that it was read from.
+        pretrained: the checkpoint that it was read from.
         trained: how it was built.
         frozen: whether nothing of it learns.
 
@@ -60,7 +60,7 @@ class LoadedAgent:
         UserError: the agent is itself a loaded one, or has no name.
     """
 
-    load: str
+    pretrained: str
     trained: TrainedAgent
     frozen: bool = True
 
@@ -83,23 +83,25 @@ def inherit_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dic
     """The agent section of a run that loads its agent: all that building it takes, so that the other run may go.
 
     Args:
-        section: of the configuration, with ``load``.
+        section: of the configuration, with ``pretrained``.
         asked: what of it was given on the command line, not in a file.
 
     Raises:
         MissingFileError: there is no such run.
         UserError: another option is given, or ``frozen`` is no truth value.
     """
-    if "trained" in section and ("trained" in asked or "load" not in asked):
+    if "trained" in section and ("trained" in asked or "pretrained" not in asked):
         LoadedAgent.of(section)
         return dict(section)
     for key in asked:
-        if key not in ("name", "load", "frozen"):
-            raise UserError(f"agent.{key}: beside agent.load expected only agent.frozen; all else is the loaded run's")
+        if key not in ("name", "pretrained", "frozen"):
+            raise UserError(
+                f"agent.{key}: beside agent.pretrained expected only agent.frozen; all else is the loaded run's"
+            )
     frozen = section.get("frozen", True)
     if not isinstance(frozen, bool):
         raise UserError(f"agent.frozen = {frozen!r}: expected true (nothing of it learns) or false")
-    path, config = _best(section["load"])
+    path, config = _best(section["pretrained"])
     trained = config.agent.get("trained") or {
         "rate": config.as_dict()["rate"],
         "channels": config.data.series.channels,
@@ -107,21 +109,21 @@ def inherit_section(section: Mapping[str, Any], asked: Mapping[str, Any]) -> dic
         "model": asdict(config.model),
         "agent": config.agent,
     }
-    return {"name": LOADED, "load": str(path.resolve()), "frozen": frozen, "trained": trained}
+    return {"name": LOADED, "pretrained": str(path.resolve()), "frozen": frozen, "trained": trained}
 
 
 def start_from(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that starts from another's language model: its model and codec sections are taken.
 
     Args:
-        values: of the configuration, with ``start.model``.
+        values: of the configuration, with ``init_from``.
         asked: what of it was given on the command line, not in a file.
 
     Raises:
         MissingFileError: there is no such run.
         UserError: another model or codec is asked for.
     """
-    path, config = _best(values["start"]["model"])
+    path, config = _best(values["init_from"])
     taken = {"model": asdict(config.model), "codec": config.codec}
     for section, theirs in taken.items():
         for key, value in asked.get(section, {}).items():
@@ -130,10 +132,10 @@ def start_from(values: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
             )
             if getattr(own, section) != getattr(config, section):
                 raise UserError(
-                    f"{section}.{key} = {value!r}: the run that start.model names has {theirs.get(key)!r}, and its "
+                    f"{section}.{key} = {value!r}: the run that init_from names has {theirs.get(key)!r}, and its "
                     "model and codec sections are taken; leave this out, or start from another run"
                 )
-    return {**values, **taken, "start": {**values["start"], "model": str(path.resolve())}}
+    return {**values, **taken, "init_from": str(path.resolve())}
 
 
 def _best(run: Any) -> tuple[Path, Config]:
@@ -257,8 +259,8 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in update.items():
         old = merged.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
-            migrate_keys = isinstance(value.get("name"), str) and value["name"] != old.get("name")
-            merged[key] = copy.deepcopy(value) if migrate_keys else merge(old, value)
+            other_class = isinstance(value.get("name"), str) and value["name"] != old.get("name")
+            merged[key] = copy.deepcopy(value) if other_class else merge(old, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
@@ -280,19 +282,20 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
         base: what the files override, possibly stored by an earlier version; the defaults where None.
 
     Raises:
-        MissingFileError: there is no run that ``agent.load`` or ``start.model`` names.
+        MissingFileError: there is no run that ``agent.pretrained`` or ``init_from`` names.
         UserError: an unknown file, key or value.
     """
-    values = Config().as_dict() if base is None else migrate_keys(Config, base)
+    earlier = {} if base is None else migrate_keys(Config, base)
+    values = earlier or Config().as_dict()
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE, Config)
     trust.allow_named(updates)
     values = merge(values, updates)
-    if "load" in values["agent"]:
+    if "pretrained" in values["agent"]:
         values["agent"] = inherit_section(values["agent"], updates.get("agent", {}))
-    started = values.get("start", {}).get("model")
-    if started is not None and started != (base or {}).get("start", {}).get("model"):  # a stored one is complete
+    pretrained = values.get("init_from")  # an earlier version may lack it
+    if pretrained is not None and pretrained != earlier.get("init_from"):  # a stored configuration is complete
         values = start_from(values, updates)
     config = from_dict(Config, values)
     check_sources(config.data)

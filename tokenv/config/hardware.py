@@ -123,11 +123,11 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, row
     kept = KEPT * (model.down_layers + model.up_layers) * model.width + SYMBOLS
     corpus = 0
     if data.source == "words":
-        corpus = (data.words_documents + data.words_lexicon) * TEXT
+        corpus = (data.words_documents + data.lexicon_size) * TEXT
     if data.source in SYNTHETIC_SERIES:
         corpus = data.series.count * data.series.length * 9
     return {
-        "model": (model_parameters(model) + parameters) * number * STATES // config.hardware.shard,
+        "model": (model_parameters(model) + parameters) * number * STATES // config.hardware.fsdp_size,
         "train.batch_size, data.seq_len": activation * (kept + (samples - 1) * model.width),
         "data": corpus,
     }
@@ -149,8 +149,8 @@ def kept_bytes(config: Config, *, samples: int = 1, rows: int | None = None) -> 
 
 
 def recomputes(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
-    """Whether layers are computed again in the backward pass: ``hardware.recompute``, or what memory says."""
-    asked = config.hardware.recompute
+    """Return whether layers are computed again in the backward pass, by the configuration or by the free memory."""
+    asked = config.hardware.activation_checkpointing
     return asked == "on" or (
         asked == "auto" and 2 * kept_bytes(config, samples=samples, rows=rows) > _memory(config.hardware.device)
     )

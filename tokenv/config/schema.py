@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from tokenv.config.conversion import Limit, Section
+from tokenv.config.conversion import RENAMED_OPTIONS, Limit, Section
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
@@ -66,31 +66,13 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
-class StartConfig:
-    """What a run begins with, where that is not drawn from its seed.
-
-    Args:
-        model: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its ``model``
-            and ``codec`` sections; null draws the parameters.
-        frozen: whether the language model stays as it is, so that only agent and estimator learn.
-    """
-
-    model: str | None = None
-    frozen: bool = False
-
-    def __post_init__(self) -> None:
-        alone = self.frozen and self.model is None
-        _require(not alone, "start.frozen", self.frozen, "start.model=RUN beside it: nobody has trained this model")
-
-
-@dataclass(frozen=True)
 class TrainConfig:
     """How long and how fast.
 
     Args:
         symbols: training symbols in all: bytes of text, steps of series.
         batch_size: sequences of one forward and backward pass; the batch-relative advantage compares these.
-        accumulate: passes whose gradients are averaged into one update.
+        gradient_accumulation_steps: passes whose gradients are averaged into one update.
         optimizer: who makes an update's step: ``adamw`` as in the paper, or ``muon``, which orthogonalises the steps of
             the layers' matrices (everything else is AdamW's) and learns more from few updates, with a learning rate
             some five times as high.
@@ -106,12 +88,12 @@ class TrainConfig:
         beta1: of AdamW; the momentum of Muon.
         beta2: of AdamW.
         weight_decay: of both, on matrices only.
-        clip: largest gradient norm over all parameters.
+        max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
     """
 
     symbols: int = field(default=8_000_000, metadata={"was": "bytes"})
     batch_size: int = 32
-    accumulate: int = 1
+    gradient_accumulation_steps: int = field(default=1, metadata={"was": "accumulate"})
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
     embedding_learning_rate: float | None = None
@@ -121,10 +103,10 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01
-    clip: Limit = 1.0
+    max_grad_norm: Limit = field(default=1.0, metadata={"was": "clip"})
 
     def __post_init__(self) -> None:
-        for name in ("symbols", "batch_size", "accumulate"):
+        for name in ("symbols", "batch_size", "gradient_accumulation_steps"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.learning_rate > 0, "train.learning_rate", self.learning_rate, "a positive number")
         for name in ("embedding_learning_rate", "agent_learning_rate"):
@@ -135,7 +117,12 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "a number in [0, 1)")
         _require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "0 or more")
-        _require(self.clip > 0, "train.clip", self.clip, "a positive norm (.inf to switch clipping off)")
+        _require(
+            self.max_grad_norm > 0,
+            "train.max_grad_norm",
+            self.max_grad_norm,
+            "a positive norm (.inf to switch clipping off)",
+        )
 
     @property
     def warmup(self) -> int:
@@ -196,30 +183,30 @@ class HardwareConfig:
             ``float64`` (parameters too).
         compile: whether layers, exits and the policy's draws are compiled; the results are the same but for rounding:
             ``auto`` (on CUDA), ``on`` or ``off``.
-        recompute: whether layers are computed again in the backward pass instead of being kept until then, a third more
-            arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more than half of the
-            machine's memory), ``on`` or ``off``.
-        pack: whether the token-level layers work on the tokens of all sequences in one pack, instead of padding to the
-            longest; the results are the same: ``auto`` (where layers are compiled: they then keep their shapes), ``on``
-            or ``off``.
-        small_blocks: whether a GPU's byte-level attention works in blocks of 64, not 128, where ``model.window`` is at
-            most 64: half the arithmetic, by kernels that are looked for by the clock, minutes at the first step.
+        activation_checkpointing: whether layers are computed again in the backward pass instead of being kept until
+            then, a third more arithmetic for a fraction of the memory: ``auto`` (where what is kept would take more
+            than half of the machine's memory), ``on`` or ``off``.
+        sequence_packing: whether the token-level layers work on the tokens of all sequences in one pack, instead of
+            padding to the longest; the results are the same: ``auto`` (where layers are compiled: they then keep their
+            shapes), ``on`` or ``off``.
+        small_flex_blocks: whether a GPU's byte-level attention works in blocks of 64, not 128, where ``model.window``
+            is at most 64: half the arithmetic, by kernels that are looked for by the clock, minutes at the first step.
         threads: CPU threads, at most 1024 or four times the cores; 0 for torch's own choice.
-        shard: processes that keep one copy of the model between them, where torchrun starts several; 1 for a whole copy
-            each (docs/scale.md).
+        fsdp_size: processes that keep one copy of the model between them, where torchrun starts several; 1 for a whole
+            copy each (docs/scale.md).
     """
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    recompute: Literal["auto", "on", "off"] = "auto"
-    pack: Literal["auto", "on", "off"] = "auto"
-    small_blocks: bool = False
+    activation_checkpointing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "recompute"})
+    sequence_packing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "pack"})
+    small_flex_blocks: bool = field(default=False, metadata={"was": "small_blocks"})
     threads: int = 0
-    shard: int = 1
+    fsdp_size: int = field(default=1, metadata={"was": "shard"})
 
     def __post_init__(self) -> None:
-        _require(self.shard >= 1, "hardware.shard", self.shard, "a whole number of at least 1")
+        _require(self.fsdp_size >= 1, "hardware.fsdp_size", self.fsdp_size, "a whole number of at least 1")
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         _require(known is not None, "hardware.device", self.device, "auto, cpu, cuda or cuda:N")
         # A stored run of a larger machine stays readable here.
@@ -241,7 +228,9 @@ class Config:
         agent: ``name`` of an agent and its options.
         estimator: ``name`` of an estimator and its options.
         rate_target: ``name`` of a rate target and its options.
-        start: an earlier run's language model.
+        init_from: an earlier run (its best checkpoint) or a checkpoint whose language model is taken, with its
+            ``model`` and ``codec`` sections; null draws the parameters.
+        freeze_lm: whether the language model keeps its parameters, so that only agent and estimator learn.
         loss: weights of the losses.
         train: length and optimiser.
         validation: when to measure.
@@ -254,10 +243,11 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
     codec: Section = field(default_factory=lambda: {"name": "bytes"})
-    agent: Section = field(default_factory=lambda: {"name": "learned"})
+    agent: Section = field(default_factory=lambda: {"name": "learned"}, metadata={"options_were": RENAMED_OPTIONS})
     estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
     rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
-    start: StartConfig = field(default_factory=StartConfig)
+    init_from: str | None = field(default=None, metadata={"was": "start.model"})
+    freeze_lm: bool = field(default=False, metadata={"was": "start.frozen"})
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
@@ -269,6 +259,8 @@ class Config:
             name = getattr(self, key).get("name")
             _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
         check_seed(self.seed)
+        untrained = self.freeze_lm and self.init_from is None
+        _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it: nobody has trained this model")
         if not isinstance(self.rate, RateRange):  # which checks itself
             words = "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5"
             _require(0 < self.rate < 1, "rate", self.rate, words)

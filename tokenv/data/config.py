@@ -45,7 +45,7 @@ class DataConfig:
         shuffle_buffer: Documents shuffled together at a time when streaming from the hub, all streams taken together.
         streams: Streams that a data set streamed from the hub is cut into, so that processes of one run read only their
             own: at most so many, the largest number that divides an update's sequences.
-        words_lexicon: Distinct words of the synthetic language.
+        lexicon_size: Distinct words of the synthetic language.
         words_documents: Documents written in the synthetic language.
         series: What only series have.
 
@@ -66,7 +66,7 @@ class DataConfig:
     group_duplicates: bool = field(default=True, metadata={"stored_default": False})
     shuffle_buffer: int = 10_000
     streams: int = 16
-    words_lexicon: int = 100
+    lexicon_size: int = field(default=100, metadata={"was": "words_lexicon"})
     words_documents: int = 2000
     series: SeriesConfig = field(default_factory=SeriesConfig)
 
@@ -88,7 +88,7 @@ class DataConfig:
         self._require_integer("seed", 0)
         self._require_integer("shuffle_buffer", 1)
         self._require_integer("streams", 1)
-        self._require_integer("words_lexicon", 2)
+        self._require_integer("lexicon_size", 2)
         self._require_integer("words_documents", 1)
         if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):
             raise UserError(f"data.validation is {self.validation!r}; expected a number: try 0.02")

@@ -62,7 +62,7 @@ def open_hub(name: str, hub_config: str | None, split: str) -> datasets.Iterable
         if not inside and not trust.is_allowed(path):
             raise UserError(
                 f"hub data set {name!r} names {file}, which is no file of its own and would be read: if it is meant "
-                f"to be, add trust={file} (trust=True for all that it names)"
+                f"to be, add trust_code={file} (trust_code=True for all that it names)"
             )
     return builder.as_streaming_dataset(split=split)
 

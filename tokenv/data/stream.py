@@ -90,7 +90,7 @@ class TrainStream:
             raise UserError(
                 f"the saved state is of corpus {state.get('fingerprint')}, expected {self._fingerprint}: "
                 "resume with the data and the data settings of the saved run, or start a new run "
-                "(start.model=RUN goes on with its model)"
+                "(init_from=RUN goes on with its model)"
             )
         self._blocks.load_state_dict(state["blocks"])
         self._position = state["position"]
@@ -137,8 +137,9 @@ class Streams:
         if len(saved) != len(self.each):
             raise UserError(
                 f"the saved state has {len(saved)} for the number of streams, expected {len(self.each)}: resume with "
-                "the data.streams, train.batch_size and train.accumulate of the saved run. Runs on streamed data that "
-                "an earlier version has saved cannot go on, for it read in another order; start.model=RUN begins a "
+                "the data.streams, train.batch_size and train.gradient_accumulation_steps of the saved run. Runs on "
+                "streamed data that "
+                "an earlier version has saved cannot go on, for it read in another order; init_from=RUN begins a "
                 "new one with their model"
             )
         for each, place in zip(self.each, saved, strict=True):

@@ -60,7 +60,7 @@ def update_figures(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     parts.train()
     ranks.broadcast_parameters(parts.modules.values())
     optimizer: torch.optim.Optimizer = make_optimizer(config.train, parts.named_parameters())
-    if ranks.size > 1 and config.hardware.shard > 1:
+    if ranks.size > 1 and config.hardware.fsdp_size > 1:
         optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
     parameters, team = parts.named_parameters(), ranks.team(config.train, together=parts.has_cross_step_state)
     rows = len(team.slots.rows)
@@ -69,12 +69,12 @@ def update_figures(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
 
     def update() -> None:
         accumulate_gradients(lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team)
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     device = parts.lm.head.weight.device
     seconds = interleave({"update": update}, options.repeats, device)["update"]
     memory = sum(ranks.control.all_gather_object(peak_memory(device)))
-    symbols = config.train.accumulate * config.train.batch_size * config.data.seq_len
+    symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
     return figures_of_time(seconds, symbols) | {"peak_memory_gib": memory}
 
 

@@ -127,11 +127,11 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     def learned() -> None:
         td, _ = backward(partial(env.one_pass, parts.agent, parts.sampling), parts, config.loss)
         last[:] = [td[keys.ACTION].detach().view(-1, batch, length - 1)[0]]
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     def given(early: bool = False) -> None:
         _given_loss(parts.lm, symbol_BN, last[0], early=early).backward()
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     with torch.no_grad():
         observation = env.one_pass(parts.agent)
@@ -205,7 +205,7 @@ def _plain_step(config: Config, parts: Components, symbol_BN: Tensor) -> Callabl
 
     def step() -> None:
         peer.loss(symbol_BN).backward()
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     return step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tokenv.config import registry
@@ -93,7 +93,7 @@ class VarianceOptions:
     Args:
         config: the trajectory to be trained, or that of ``run``.
         run: a run whose checkpoints are the moments; a trajectory is trained where empty.
-        moments: checkpoints along the trajectory, evenly spaced, the last one at its end.
+        checkpoints: checkpoints along the trajectory, evenly spaced, the last one at its end.
         estimators: what to compare; see ``parse``.
         draws: gradients drawn of each estimator at each moment.
         reference: the unbiased estimator that bias is measured against where the sequences are too long for
@@ -110,7 +110,7 @@ class VarianceOptions:
 
     config: Config
     run: str = ""
-    moments: int = 3
+    checkpoints: int = field(default=3, metadata={"was": "moments"})
     estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
     draws: int = 32
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
@@ -126,7 +126,7 @@ class VarianceOptions:
     def __post_init__(self) -> None:
         if isinstance(self.estimators, str):
             raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
-        low = {"moments": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
+        low = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
         low |= {"seq_len": 0, "credit_draws": 0}
         for name, least in low.items():
             if getattr(self, name) < least:

@@ -121,19 +121,19 @@ def _trajectory(options: VarianceOptions, folder: Path, progress: bool) -> list[
         found = checkpoints.list_complete(Path(options.run) / "checkpoints")
         if not found:
             raise MissingFileError(f"run = {options.run!r} has no checkpoint")
-        wanted = {round((i + 1) * len(found) / options.moments) - 1 for i in range(options.moments)}
+        wanted = {round((i + 1) * len(found) / options.checkpoints) - 1 for i in range(options.checkpoints)}
         return [found[i] for i in sorted(wanted) if i >= 0]
-    every = -(-options.config.train.symbols // options.moments)
+    every = -(-options.config.train.symbols // options.checkpoints)
     config = replace(
         options.config,
-        checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.moments + 1),
+        checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.checkpoints + 1),
         validation=replace(options.config.validation, every_symbols=every),
     )
     saved = checkpoints.list_complete(folder / "checkpoints")
     if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
         resume = checkpoints.load(saved[-1]) if saved else None
         train(config, folder / "checkpoints", _discard_metric, resume=resume, progress=progress)
-    found = checkpoints.list_complete(folder / "checkpoints")[-options.moments :]
+    found = checkpoints.list_complete(folder / "checkpoints")[-options.checkpoints :]
     for path in found:
         if fingerprint(_identity(RunState.read(path).settings)) != fingerprint(_identity(config)):
             raise UserError(f"{path}: of another run than {folder} compares estimators on: start the comparison anew")

@@ -31,7 +31,7 @@ class TrainedModelEnv(PicklableEnv):
         run: what ``tokenv.load`` takes: a run folder such as ``runs/7``, or a model on the Hugging Face Hub.
         checkpoint: of a run folder: ``best`` or ``latest``.
         device: where to put the model; None for where its run says.
-        trust: code of your own that the run may name; see ``tokenv.load``.
+        trust_code: code of your own that the run may name; see ``tokenv.load``.
         **options: of the environment. With a run, ``source`` is its training text where none is given, cut to
             ``seq_len`` symbols; None for the run's own ``data.seq_len``.
 
@@ -48,10 +48,10 @@ class TrainedModelEnv(PicklableEnv):
         run: str | Path | None = None,
         checkpoint: str = "best",
         device: str | None = None,
-        trust: bool | str | list[str] = False,
+        trust_code: bool | str | list[str] = False,
         **options: Any,
     ) -> None:
-        opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust": trust}
+        opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust_code": trust_code}
         super().__init__(**(options if run is None else self._opened(options, **opening)))
         PicklableEnv.__init__(self, **opening, **options)
 

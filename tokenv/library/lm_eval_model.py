@@ -46,7 +46,7 @@ class TokenvLM(LM):
         device: where to put the model; None for where its run says.
         seed: of the drawn boundaries, and of what is written.
         threshold: draw a boundary where its probability is above 1/2, instead of sampling.
-        trust: code of your own that the run may name; see ``tokenv.load``.
+        trust_code: code of your own that the run may name; see ``tokenv.load``.
         max_new: bytes to write where a task does not say.
         **_: the harness's batch sizes, which change nothing.
 
@@ -61,14 +61,14 @@ class TokenvLM(LM):
         device: str | None = None,
         seed: int = 0,
         threshold: bool = False,
-        trust: bool | str = False,
+        trust_code: bool | str = False,
         max_new: int = 256,
         **_: Any,
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
             device = None  # the harness's default, whatever the machine has
-        self.model = load(run, checkpoint=checkpoint, device=device, trust=trust)
+        self.model = load(run, checkpoint=checkpoint, device=device, trust_code=trust_code)
         self._seed, self._threshold, self._max_new = seed, threshold, max_new
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

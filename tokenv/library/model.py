@@ -32,7 +32,7 @@ def load(
     *,
     checkpoint: str = "best",
     device: str | None = None,
-    trust: bool | str | list[str] = False,
+    trust_code: bool | str | list[str] = False,
     revision: str | None = None,
     token: str | None = None,
 ) -> Model:
@@ -44,17 +44,17 @@ def load(
         checkpoint: of a run folder: ``best`` by validation loss, or ``latest``.
         device: where to put it: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``; None for where
             its run says.
-        trust: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for all
-            that it names; nothing of it is imported otherwise. It holds for this call.
+        trust_code: the name of code of your own that the model names, such as ``mytrick:mine``, several, or True for
+            all that it names; nothing of it is imported otherwise. It holds for this call.
         revision: of a model on the Hub: a branch, tag or commit.
         token: for a private one; None for the one that is stored on this machine.
 
     Raises:
         MissingFileError: there is no such run, nor such a model on the Hub.
-        UserError: its files are damaged, or it names code that ``trust`` does not.
+        UserError: its files are damaged, or it names code that ``trust_code`` does not.
     """
     folder = hub.locate(name, revision=revision, token=token)
-    with allowing(trust):
+    with allowing(trust_code):
         return Model(load_run(str(folder), checkpoint, device=device))
 
 

@@ -27,8 +27,8 @@ def allow(word: Word) -> None:
     """Let stored runs name code and local data, from now on and in this process.
 
     Args:
-        word: what ``trust=...`` says: a name such as ``mytrick:mine`` or the path of a file or folder that begins with
-            ``/`` or ``~``, several (a list, or with commas between), or True for all.
+        word: what ``trust_code=...`` says: a name such as ``mytrick:mine`` or the path of a file or folder that begins
+            with ``/`` or ``~``, several (a list, or with commas between), or True for all.
 
     Raises:
         UserError: it is neither.
@@ -41,7 +41,8 @@ def allow(word: Word) -> None:
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
         raise UserError(
-            f"trust = {word!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a file such "
+            f"trust_code = {word!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a "
+            f"file such "
             "as /data/book.txt, or True"
         )
     _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
@@ -101,8 +102,9 @@ def check_source(source: str) -> None:
     path = local_path(source)
     if source in _foreign and os.path.exists(path) and not is_allowed(path):
         raise UserError(
-            f"{_foreign[source]} names {path}, which would be read as its data: if it is meant to be, add trust={path} "
-            "(trust=True for all that the run names)"
+            f"{_foreign[source]} names {path}, which would be read as its data: if it is meant to be, add "
+            f"trust_code={path} "
+            "(trust_code=True for all that the run names)"
         )
 
 
@@ -148,7 +150,7 @@ def check_name(name: str, whence: str | Path) -> None:
     if ":" in name and _allowed.isdisjoint((_ALL, name)):
         raise UserError(
             f"{whence} names code, {name!r}, that would be imported and run: if you know what it is and trust it, "
-            f"add trust={name} (trust=True for all that the run names)"
+            f"add trust_code={name} (trust_code=True for all that the run names)"
         )
 
 
@@ -159,7 +161,7 @@ def granted() -> bool | list[str]:
 
 def as_cli_args() -> list[str]:
     """The same for that process's command line."""
-    return [f"trust={granted()!r}"] if _allowed else []
+    return [f"trust_code={granted()!r}"] if _allowed else []
 
 
 def _sources(values: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def apply_fsdp(
     Returns:
         An optimiser with the moments of what is here.
     """
-    lm, size = parts.lm, config.hardware.shard
+    lm, size = parts.lm, config.hardware.fsdp_size
     moments = checkpoints.optimizer_tensors(optimizer, parts.named_parameters())
     replicas = ranks.size // size
     shape, names = ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))

@@ -114,12 +114,14 @@ class Trainer:
         self.components, self.optimizer, self.state = setup.components, setup.optimizer, setup.state
         ranks.assert_consistent({"the data's fingerprint": setup.corpus.fingerprint})
         ranks.broadcast_parameters(self.components.modules.values())
-        self.shard = config.hardware.shard if ranks.size > 1 else 1
+        self.shard = config.hardware.fsdp_size if ranks.size > 1 else 1
         if self.shard > 1:
             self.optimizer = fsdp.apply_fsdp(self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
         self.group = ranks.team(config.train, together=self.components.has_cross_step_state)
-        self.symbols_per_update = config.train.batch_size * config.train.accumulate * setup.corpus.seq_len
+        self.symbols_per_update = (
+            config.train.batch_size * config.train.gradient_accumulation_steps * setup.corpus.seq_len
+        )
         device = self.components.lm.head.weight.device.type
         # The fused optimizer's flag which skips a step does not support DTensor.
         self.asynchronous = device in ASYNC_DEVICES and self.shard == 1
@@ -180,7 +182,7 @@ class Trainer:
         if not self.asynchronous:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
-            optimizer_step(self.optimizer, self.parameters, train.clip)
+            optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
             policy_epochs(self.optimizer, rollouts, self.components, self.config, self.group)
         state.step, state.symbols = state.step + 1, update.symbols
         update.seconds = time.perf_counter() - started

@@ -177,7 +177,7 @@ def policy_epochs(
             for one_pass in again:
                 backward(one_pass, parts, config.loss, passes=team.slots.accumulate)
         team.ranks.all_reduce_gradients(parameters.values())
-        optimizer_step(optimizer, parameters, config.train.clip)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
 
 def rescored_rollouts(

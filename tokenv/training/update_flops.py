@@ -23,7 +23,7 @@ def count_tokens(td: TensorDictBase, parts: Components) -> dict[str, Tensor]:
     Returns:
         ``tokens`` of the samples that the model learns from, ``tokens_forward`` of those that go forward only; and
         both ``_padded`` as they are computed: to the longest sequence of a pass, to a multiple that keeps shapes few.
-        In a pack (``hardware.pack``) nothing is padded but for at most a sixteenth, which is not counted.
+        In a pack (``hardware.sequence_packing``) nothing is padded but for at most a sixteenth, which is not counted.
     """
     lm, passes = parts.lm, parts.passes
     drawn_SB = td[keys.ACTION].sum(-1).flatten(0, -2) if td.dim() > 2 else td[keys.ACTION].sum(-1).unsqueeze(0)

@@ -57,7 +57,7 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
     elif source == "prose":
         yield from _from_rows(prose_documents())
     elif source == "words":
-        yield from _from_rows(words_documents(config.words_lexicon, config.words_documents, config.seed))
+        yield from _from_rows(words_documents(config.lexicon_size, config.words_documents, config.seed))
     else:
         root = Path(source).expanduser()
         for path in (files := _find_files(source, root)):
