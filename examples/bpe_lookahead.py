@@ -1,4 +1,4 @@
-"""How far BPE boundaries read ahead: how many would be other ones if a tokenizer saw only what a model has read.
+"""Measure how far BPE boundaries read ahead: how many differ if the tokenizer reads only what a model has read.
 
     python examples/bpe_lookahead.py [SOURCE] [SEQUENCES] [VOCABULARY]
 
@@ -15,7 +15,7 @@ from tokenv.data.text.tokenizer import train_bpe
 
 
 def lookahead(source: str = "python", sequences: int = 24, vocabulary: int = 32_000) -> tuple[float, float]:
-    """Share of held-out positions where the two differ, and boundaries per byte as the baseline draws them."""
+    """Return the share of held-out positions where the two differ, and the baseline's boundaries per byte."""
     corpus = load_corpus(DataConfig(source=source, validation=0.1))
     tokenizer = BPE(tokenizer=train_bpe(corpus, vocabulary)).tokenizer
     differ = drawn = places = 0

@@ -1,6 +1,6 @@
-"""How often `tokenv compare`'s 95% interval holds the true difference: `python examples/coverage.py`.
+"""Measure how often `tokenv compare`'s 95% interval contains the true difference: `python examples/coverage.py`.
 
-Losses are drawn as the comparison sees them: a normal error of every seed, another of every document, and no true
+Losses are drawn as the comparison models them: a normal error of every seed, another of every document, and no true
 difference. The tables say for which share of draws the interval contained zero, with 40 documents of one length, and
 with few documents whose lengths are log-normal.
 """
@@ -52,7 +52,7 @@ def draw(
 def coverage(
     ratio: float, seeds: int, trials: int, *, paired: bool = True, documents: int = DOCUMENTS, spread: float = 0.0
 ) -> float:
-    """Return the share of intervals that hold the truth; the arguments are those of ``draw``, and draws to make."""
+    """Return the share of intervals which contain the truth; arguments as for ``draw``, and the number of draws."""
     generator = np.random.default_rng(0)
     how = {"paired": paired, "documents": documents, "spread": spread}
     found = [draw(generator, ratio, seeds, **how) for _ in range(trials)]

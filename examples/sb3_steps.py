@@ -1,4 +1,4 @@
-"""How many steps a second PPO of stable-baselines3 makes: one sequence at a time, and many rows at once.
+"""Measure the steps per second of stable-baselines3's PPO: one sequence at a time, and many rows at once.
 
 python examples/sb3_steps.py [STEPS]     (needs tokenv[sb3])
 """
@@ -16,7 +16,7 @@ ROWS, STEPS_OF_AN_UPDATE = 16, 512
 
 
 def steps_a_second(env: gymnasium.Env | SB3VecEnv, rows: int, steps: int) -> float:
-    """Of collecting and learning, after a first update."""
+    """Return steps per second of collecting and learning, after a first update."""
     model = PPO("MultiInputPolicy", env, n_steps=STEPS_OF_AN_UPDATE // rows, n_epochs=2, seed=0)
     model.learn(STEPS_OF_AN_UPDATE)
     start, before = time.perf_counter(), model.num_timesteps
@@ -25,7 +25,7 @@ def steps_a_second(env: gymnasium.Env | SB3VecEnv, rows: int, steps: int) -> flo
 
 
 def main(steps: int) -> None:
-    """Print both."""
+    """Print the speed of both environments."""
     one = steps_a_second(gymnasium.make("tokenv/Bytes-v0"), 1, steps)
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=ROWS, autoreset_mode="SameStep")
     many = steps_a_second(SB3VecEnv(envs), ROWS, steps)

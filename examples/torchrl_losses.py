@@ -1,9 +1,9 @@
-"""TorchRL's own losses train tokenv's policy through the environment, step by step, on a frozen language model.
+"""Train tokenv's policy with TorchRL's own losses, step by step, on a frozen language model.
 
     python examples/torchrl_losses.py            # under a minute on one core
 
-The environment, the agent, the collector and the losses are used as they are; the adapter is ``credit``: a few lines
-that turn rewards into the advantage that TorchRL's losses read, with tokenv's own parts instead of a critic.
+The environment, the agent, the collector and the losses are used unchanged. The adapter is ``credit``: a few lines
+which turn rewards into the advantage which TorchRL's losses read, with tokenv's own stages instead of a critic.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CREDIT = chain(Discount(gamma=0.8), LeaveOneOutBatch())
 
 
 def credit(td: TensorDictBase) -> TensorDictBase:
-    """Advantages [B, T, 1] from rewards [B, T, 1], critic-free."""
+    """Return advantages [B, T, 1] from rewards [B, T, 1], without a critic."""
     td = CREDIT(td)
     advantage = td[keys.ADVANTAGE]
     decided = td[keys.DECISION_MASK]
@@ -40,7 +40,7 @@ def credit(td: TensorDictBase) -> TensorDictBase:
 
 
 def pretrain(env: TokenizationEnv, agent: Learned, steps: int) -> None:
-    """Teach the language model to read boundaries that the untrained policy draws at random."""
+    """Train the language model on boundaries which the untrained policy draws at random."""
     optimizer = torch.optim.AdamW(env.lm.parameters(), lr=1e-2)
     for _ in range(steps):
         td = env.one_pass(agent)
@@ -52,7 +52,7 @@ def pretrain(env: TokenizationEnv, agent: Learned, steps: int) -> None:
 
 
 def make_loss(name: str, agent: Learned) -> LossModule:
-    """TorchRL's loss without a critic; a little entropy keeps the policy exploring."""
+    """Return TorchRL's loss without a critic, with a small entropy bonus."""
     if name == "A2CLoss":
         unused = ValueOperator(torch.nn.Linear(WIDTH, 1), in_keys=[keys.ENCODING])  # A2CLoss insists on a critic
         return A2CLoss(agent, unused, critic_coeff=None, entropy_coeff=1e-3)
@@ -60,7 +60,7 @@ def make_loss(name: str, agent: Learned) -> LossModule:
 
 
 def train(env: TokenizationEnv, agent: Learned, name: str, batches: int, epochs: int) -> None:
-    """Collect, credit, descend."""
+    """Collect rollouts, compute advantages, and update the policy."""
     loss_module = make_loss(name, agent)
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.03)
     steps = BATCH * (LENGTH - 1)
@@ -83,7 +83,7 @@ def train(env: TokenizationEnv, agent: Learned, name: str, batches: int, epochs:
 
 @torch.no_grad()
 def measure(env: TokenizationEnv, agent: Learned) -> dict[str, float]:
-    """Mean reward (nats a symbol), entropy (nats a decision) and boundary rate over sixteen rollouts."""
+    """Return mean reward (nats per symbol), entropy (nats per decision) and boundary rate over sixteen rollouts."""
     env.set_seed(1)
     td = TensorDict.cat([env.one_pass(agent) for _ in range(16)])
     return {
@@ -94,7 +94,7 @@ def measure(env: TokenizationEnv, agent: Learned) -> dict[str, float]:
 
 
 def main(pretraining: int = 150, batches: int = 60, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Train a policy with each loss and print what became of it."""
+    """Train a policy with each loss and print its results."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     corpus = load_corpus(DataConfig(source="words", seq_len=LENGTH, lexicon_size=40, words_documents=2000, cut="chunk"))

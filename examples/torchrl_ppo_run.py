@@ -1,9 +1,9 @@
-"""TorchRL's PPO trains a network of one's own to draw token boundaries for the model of a trained run.
+"""Train a new network with TorchRL's PPO to draw token boundaries for the model of a trained run.
 
     tokenv train with quick
     python examples/torchrl_ppo_run.py runs/1
 
-The model stays as it is. A boundary costs ``PRICE`` nats; otherwise a boundary after every byte would be best.
+The model is not trained. A boundary costs ``PRICE`` nats; otherwise a boundary after every byte would be best.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH, PRICE = 32, 0.5
 
 
 def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[dict[str, float]]:
-    """Train, and print mean reward (nats a symbol, without the price) and boundary rate of every batch."""
+    """Train, and print mean reward (nats per symbol, without the price) and boundary rate of every batch."""
     model = tokenv.load(run)
     torch.manual_seed(seed)
     base = tokenv.TokenizationEnv(model.lm, CorpusFactory(model.config.data), BATCH, window=4)
@@ -48,13 +48,13 @@ def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[di
     loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.01)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
 
-    frames, told = BATCH * (base.source.seq_len - 1), []
+    frames, results = BATCH * (base.source.seq_len - 1), []
     collector = Collector(
         env, policy, frames_per_batch=frames, total_frames=batches * frames, auto_register_policy_transforms=False
     )
     for td in collector:
-        told.append({"reward": td[keys.REWARD].mean().item(), "rate": td[keys.ACTION].float().mean().item()})
-        print(", ".join(f"{name} {value:.4f}" for name, value in told[-1].items()))
+        results.append({"reward": td[keys.REWARD].mean().item(), "rate": td[keys.ACTION].float().mean().item()})
+        print(", ".join(f"{name} {value:.4f}" for name, value in results[-1].items()))
         td[keys.REWARD] = td[keys.REWARD] - PRICE * td[keys.ACTION].unsqueeze(-1)
         for _ in range(epochs):
             losses = loss_module(advantage(td))
@@ -63,7 +63,7 @@ def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[di
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     collector.shutdown()
-    return told
+    return results
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the site needs besides mkdocs: pages from outside of docs/, GitHub's Markdown, equations, a notebook, a package.
+"""Hooks of mkdocs: pages from outside of docs/, GitHub's Markdown, equations, a notebook, the package.
 
-Pages are written for GitHub and read there, too; what differs here is changed while they are built.
+Pages are written for GitHub; these hooks convert what mkdocs reads differently while the site is built.
 """
 
 import atexit
@@ -30,18 +30,18 @@ atexit.register(shutil.rmtree, TREE, ignore_errors=True)
 
 @event_priority(100)  # before mkdocstrings reads where to look
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Lay the package out as it is installed, agents and estimators inside tokenv: the reference is read from there."""
+    """Copy the package to a tree as it is installed, agents and estimators inside tokenv; the reference reads that."""
     for source, target in (("tokenv", ""), ("agents", "agents"), ("estimators", "estimators")):
         shutil.copytree(ROOT / source, TREE / "tokenv" / target, dirs_exist_ok=True)
-    for path in TREE.rglob("*.py"):  # examples in docstrings are introduced as reStructuredText has it
-        told = re.sub(r"^( *)::$", r"\1", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        path.write_text(re.sub(r"(?<=\w)::$", ":", told, flags=re.MULTILINE), encoding="utf-8")
+    for path in TREE.rglob("*.py"):  # examples in docstrings follow "::", as in reStructuredText
+        text = re.sub(r"^( *)::$", r"\1", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        path.write_text(re.sub(r"(?<=\w)::$", ":", text, flags=re.MULTILINE), encoding="utf-8")
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(TREE)]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that do not lie in docs/."""
+    """Add the pages which are not in docs/."""
     for source, target in OUTSIDE.items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
     notebook = json.loads((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
@@ -50,66 +50,66 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """From GitHub's Markdown to Python's."""
+    """Convert GitHub's Markdown to Python's."""
     here = page.file.src_uri
     source = next((source for source, target in OUTSIDE.items() if target == here), f"docs/{here}")
 
-    def moved(match: re.Match[str]) -> str:
+    def relative_link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
         target = OUTSIDE.get(target, target.removeprefix("docs/"))
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
-    markdown = LINK.sub(moved, markdown)
+    markdown = LINK.sub(relative_link, markdown)
     markdown = re.sub(r"^```(\w+) \w+$", r"```\1", markdown, flags=re.MULTILINE)  # ```sh quick
     markdown = re.sub(r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.MULTILINE | re.DOTALL)
     return spaced(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Equations as MathML, which browsers draw themselves."""
+    """Convert equations to MathML, which browsers draw themselves."""
 
-    def drawn(match: re.Match[str]) -> str:
-        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it,
-        latex = latex.replace(r"\log ", r"\log\, ")  # and it leaves no space after a function
+    def to_mathml(match: re.Match[str]) -> str:
+        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it
+        latex = latex.replace(r"\log ", r"\log\, ")  # it leaves no space after a function
         return convert(latex, display="block" if match[1] == "div" else "inline")
 
-    return MATHS.sub(drawn, html)
+    return MATHS.sub(to_mathml, html)
 
 
 def spaced(markdown: str) -> str:
-    """Put a blank line before and after lists, tables and fences, which GitHub does without."""
+    """Insert blank lines before and after lists, tables and fences, which GitHub does not need."""
     lines: list[str] = []
     before, fenced = "blank", False
     for line in markdown.split("\n"):
-        told = line.lstrip()
-        now = _kind(told, before)
+        text = line.lstrip()
+        kind = _kind(text, before)
         if fenced:
-            now, fenced = "fence", not told.startswith("```")
+            kind, fenced = "fence", not text.startswith("```")
         else:
-            fenced = now == "fence"
-            apart = {before, now} & {"list", "table", "fence"} and before != now
-            if (apart or before == now == "fence") and "blank" not in (before, now):
+            fenced = kind == "fence"
+            changes = {before, kind} & {"list", "table", "fence"} and before != kind
+            if (changes or before == kind == "fence") and "blank" not in (before, kind):
                 lines.append("")
         lines.append(line)
-        before = now
+        before = kind
     return "\n".join(lines)
 
 
-def _kind(told: str, before: str) -> str:
-    """What a line outside of fences is, in view of the one before it."""
-    if not told:
+def _kind(text: str, before: str) -> str:
+    """Return the kind of a line outside of fences, given the kind of the line before it."""
+    if not text:
         return "blank"
-    if told.startswith("```"):
+    if text.startswith("```"):
         return "fence"
-    if re.match(r"([-*]|\d+\.) ", told):
+    if re.match(r"([-*]|\d+\.) ", text):
         return "list"
-    if told.startswith("|"):
+    if text.startswith("|"):
         return "table"
-    return "list" if before == "list" else "text"  # an item goes on
+    return "list" if before == "list" else "text"  # an item continues
 
 
 def from_notebook(notebook: dict[str, Any]) -> str:
-    """A notebook's cells and what they have answered, as Markdown."""
+    """Return a notebook's cells and their outputs as Markdown."""
     parts = []
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
