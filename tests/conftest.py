@@ -33,13 +33,13 @@ def tiny_lm() -> UNet:
 
 @pytest.fixture
 def tiny_settings() -> dict[str, object]:
-    """A whole training run that takes a second: updates to the default configuration."""
+    """Return the updates to the default configuration for a training run of a second."""
     return settings()
 
 
 @pytest.fixture
 def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
-    """The same on synthetic series."""
+    """Return the same on synthetic series."""
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
     return tiny_settings | {"data": data, "codec": {"name": "series"}}
@@ -47,7 +47,7 @@ def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests' runs name is not remembered as the user's."""
+    """Keep the sources which tests name out of the user's own list."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

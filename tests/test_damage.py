@@ -26,7 +26,7 @@ TENSORS = {"lm.w": torch.arange(6.0).reshape(2, 3), "lm.b": torch.ones(3)}
 
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with three checkpoints."""
+    """Return a run with three checkpoints."""
     often = {"every_symbols": 256}
     tiny = settings(train={"symbols": 768}, validation={**often, "sequences": 4}, checkpoint=often)
     folder = tmp_path_factory.mktemp("trained")

@@ -45,7 +45,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant(source: str, key: str = "source") -> None:
-    """What somebody who passes a run on may make it name."""
+    """Return what an attacker may make a run name."""
     for path in checkpoints.list_complete(Path("runs/1/checkpoints")):
         state = json.loads((path / "state.json").read_text())
         state["config"]["data"][key] = source

@@ -72,7 +72,7 @@ def test_a_store_that_vanishes_is_not_made_again(words: list[str], monkeypatch: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 3 MiB of its own; only root may mount one."""
+    """Mount a disk of 3 MiB; only root may do this."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]

@@ -21,7 +21,7 @@ from tokenv.training.trainer import train
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with texts, a run of text and one of series."""
+    """Return a folder with texts, a run of text and one of series."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / TEXTS).mkdir()
     for number in range(10):

@@ -196,7 +196,7 @@ def settings_on_gpu(tiny_settings, **more):
 
 
 def run(settings, folder, **options):
-    """What a run says of itself, without the clock, sorted: one that resumes says first what has been said."""
+    """Return the metrics of a run without the clock's, sorted: a resumed run repeats the earlier ones first."""
     logged = []
     train(resolve([], settings), folder, lambda *metric: logged.append(metric), **options)
     return sorted((name, at, repr(value)) for name, value, at in logged if "per_second" not in name)

@@ -31,7 +31,7 @@ def _soon(monkeypatch):
 
 @pytest.fixture
 def said(monkeypatch, capsys):
-    """The message that a command line ends with."""
+    """Return the message with which a command line ends."""
 
     def of(*words: str, status: int = 2) -> str:
         handlers = logging.getLogger().handlers[:]

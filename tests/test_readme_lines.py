@@ -42,7 +42,7 @@ RUN = re.compile(r"runs/\d+(?:/variance)?|\bRUN\b")
 
 
 def pieces(text: str) -> Iterator[tuple[str, str, str]]:
-    """What a reader of a document would type, in order: language, a line or a whole block, and its file."""
+    """Yield what a reader of a document would type, in order: language, a line or a whole block, and its file."""
     for language, info, block in BLOCK.findall(text):
         if language in NOT_TYPED or "--8<--" in block:  # a file that the site shows
             continue
@@ -58,7 +58,7 @@ def pieces(text: str) -> Iterator[tuple[str, str, str]]:
 
 @contextmanager
 def without_extras(*running: str) -> Iterator[None]:
-    """What only the project's extras name cannot be imported, as after an installation without them.
+    """Make the packages which only extras name impossible to import, as after an installation without them.
 
     Args:
         running: modules that stay, for they are at work around the caller.
@@ -98,7 +98,7 @@ def trained(**wanted: Any) -> list[str]:
 
 
 def with_our_runs(line: list[str]) -> list[str]:
-    """A line's runs, of which the document only says that a reader has such, are ones that earlier lines made."""
+    """Replace runs which the document assumes by runs which earlier lines made."""
     kinds = [shrunk.content(word).get("data", {}).get("kind", "text") for word in line[2:3] if word in shrunk.CONFIGS]
     series = line[0] == "forecast" or "series" in kinds
     wanted: dict[str, Any] = {"kind": "series" if series else "text"}

@@ -15,7 +15,7 @@ OF_RUNS = set(shrunk.CONFIGS) - OF_COMPARISONS - OF_BENCH
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with nothing in it but the data that shrunk lines read; caches are its own."""
+    """Return a folder with the data which shrunk lines read and caches of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shrunk.stand_ins(tmp_path)
@@ -81,7 +81,7 @@ def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch:
 
 
 def check_protocol(name: str, folder: Path, protocol: str) -> None:
-    """The last method of one protocol of several."""
+    """Return the last method of one protocol of several."""
     *_, last = shrunk.content(name)["methods"]
     shrunk.tokenv([*shrunk.shrink(["compare", "with", name], only=[last]), f"only_protocols=[{protocol}]"])
     assert methods_in_report(folder) == {last}

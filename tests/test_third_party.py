@@ -19,7 +19,7 @@ check_estimator("median", gamma=1.0)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder that holds the installed package, metadata included."""
+    """Return a folder which holds the installed package, metadata included."""
     folder = tmp_path_factory.mktemp("third_party")
     shutil.copytree(HERE / "third_party", folder / "source")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

@@ -46,7 +46,7 @@ def number(**options) -> int:
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the attacker's or the user's own, in the working folder; importing and calling it leave files."""
+    """Write a module into the working folder which leaves files when it is imported and when it is called."""
     monkeypatch.chdir(tmp_path)
     name = f"code_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(CODE)

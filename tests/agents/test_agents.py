@@ -47,7 +47,7 @@ def make_learned(window, spread=1.0, train=True, **options):
 
 
 def draw_sequentially(agent, observation, noise_BT):
-    """The paper's equations 20-23, one position of one sequence after the other, in Python numbers."""
+    """Compute the paper's equations 20-23 position by position, in Python numbers."""
     weight = agent.projection.weight.tolist()
     rate_logit = agent.bias
     actions, logits = [], []
@@ -161,7 +161,7 @@ def test_log_prob_and_entropy_are_a_bernoullis(window, length, train, seed):
 
 
 def stored(observation, action_BT, window):
-    """The observation with the last actions that stepping through these actions would give."""
+    """Return the observation with the last actions which stepping through these actions gives."""
     last = torch.zeros(*action_BT.shape, window)
     for j in range(1, min(window + 1, action_BT.shape[1])):
         last[:, j:, j - 1] = action_BT[:, : action_BT.shape[1] - j]

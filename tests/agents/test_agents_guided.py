@@ -21,7 +21,7 @@ from tokenv.data.text.tokenizer import train_bpe, user_cache
 
 
 def save(path, words):
-    """A tokenizer with the merges that build these words from the left, byte by byte."""
+    """Return a tokenizer with the merges which build these words from the left, byte by byte."""
     vocabulary, merges = {chr(byte): byte for byte in range(256)}, []
     for word in words:
         for left in itertools.accumulate(word):

@@ -29,7 +29,7 @@ def observe(**values):
 
 
 def marked(text, agent):
-    """The text with a bar before every boundary's byte."""
+    """Return the text with a bar before every boundary's byte."""
     data = text.encode() if isinstance(text, str) else text
     symbol_BT = torch.tensor([list(data), list(data)])
     action_T = agent.draw(observe(symbol=symbol_BT), torch.rand(symbol_BT.shape))[keys.ACTION][0].tolist()

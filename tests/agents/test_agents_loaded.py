@@ -124,7 +124,7 @@ def test_generation_equals_one_pass_over_the_result():
 
 @pytest.fixture
 def old_run(series_settings, tmp_path):
-    """A short run on one family of series, as the folder that another run loads its agent from."""
+    """Train a short run on one family of series; return the folder from which another run loads its agent."""
     folder = tmp_path / "old"
     train(resolve([], series_settings), folder / "checkpoints", lambda *_: None)
     return folder

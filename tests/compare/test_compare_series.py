@@ -28,7 +28,7 @@ from tokenv.evaluation.loaded_run import load_run
 
 @pytest.fixture
 def store(series_settings, tmp_path, monkeypatch):
-    """A folder to work in, with a tiny configuration of series and a recording with holes."""
+    """Return a folder with a tiny configuration of series and a recording with holes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(series_settings))

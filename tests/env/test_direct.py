@@ -156,7 +156,7 @@ class World:
         assert_close(self.log_prob_C.exp().sum().item(), 1.0, rtol=0, atol=1e-12)
 
     def true(self):
-        """The gradient of the forecast's expected loss."""
+        """Return the gradient of the forecast's expected loss."""
         loss_C = -self.td[keys.LOG_LIKELIHOOD].detach().sum((1, 2))
         assert loss_C.std() > 1e-3
         return flat_gradient((self.log_prob_C.exp() * loss_C).sum(), self.inputs, retain_graph=True)

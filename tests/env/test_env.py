@@ -220,7 +220,7 @@ def test_rows_start_anew_alone():
         log.append(stepped)
 
     def alone(row, actions):
-        """A fresh environment of one row."""
+        """Return a new environment of one row."""
         one = make_env(symbol_BN[row : row + 1], lm)
         td, steps = one.reset(), []
         for action in actions:

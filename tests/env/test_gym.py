@@ -39,7 +39,7 @@ def lm():
 
 
 def seeded(seed):
-    """A source with a different order for every seed."""
+    """Return a source with a different order for every seed."""
     return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
 
 
@@ -143,7 +143,7 @@ def test_errors_say_what_was_expected(lm, symbol_BN):
 
 
 def assert_same(actual, expected, what):
-    """The nested dictionaries, lists and arrays that vector environments return."""
+    """Compare the nested dictionaries, lists and arrays which vector environments return."""
     if isinstance(expected, dict):
         assert set(actual) == set(expected), what
         for key in expected:

@@ -22,7 +22,7 @@ from tokenv.estimators.surrogates import Clip, ScoreFunction
 
 @pytest.fixture(params=[0, 2])
 def world(request):
-    """The early exit is uniform, so that texts do not differ much more than boundaries do."""
+    """Make the early exit uniform, so that texts do not differ much more than boundaries do."""
     world = Enumeration(request.param)
     torch.nn.init.zeros_(world.lm.early_head.weight)
     return world

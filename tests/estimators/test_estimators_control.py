@@ -55,7 +55,7 @@ class Bandit:
         self.mask_BT = torch.tensor([False, True, True]).expand(2, 3)
 
     def reward(self, boundary):
-        """A smooth function of the boundaries up to each position: [C, B, T] -> [C, B, T]."""
+        """Return a smooth function of the boundaries up to each position: [C, B, T] -> [C, B, T]."""
         before = torch.nn.functional.pad(boundary, (1, 0))[..., :-1]
         return torch.tanh((self.linear_BTT @ boundary.unsqueeze(-1)).squeeze(-1) + self.pair_BT * boundary * before)
 

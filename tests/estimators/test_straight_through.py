@@ -13,7 +13,7 @@ POINTS = 40_000  # midpoints of the noise
 
 
 def gradients(part, logit, function):
-    """The estimate of d E[f(a)] / d l for every one of many evenly spaced noises."""
+    """Return the estimate of d E[f(a)] / d l for each of many evenly spaced noises."""
     noise = ((torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS).unsqueeze(0)
     logits = torch.full_like(noise, logit, requires_grad=True)
     action = (logits > torch.logit(noise)).long()

@@ -23,7 +23,7 @@ from tokenv.data.corpus import CorpusFactory
 from tokenv.data.sources import TensorSource
 from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
-from tokenv.library import hub
+from tokenv.library import model_hub
 from tokenv.library.environments import TrainedModelBytesEnv
 from tokenv.storage import trust
 from tokenv.storage.run_folders import write_digests
@@ -216,7 +216,7 @@ def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Pa
     state = json.loads((saved / "state.json").read_text())
     state["config"]["agent"] = {"name": "their_player:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
-    write_digests(saved, hub.SAVED)
+    write_digests(saved, model_hub.SAVED)
     (tmp_path / "their_player.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="trust_code=their_player:Theirs"):

@@ -20,7 +20,7 @@ from tokenv.config.files import resolve
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run, score_texts
-from tokenv.library import hub
+from tokenv.library import model_hub
 from tokenv.storage import trust
 from tokenv.storage.run_folders import DIGESTS, write_digests
 from tokenv.training.trainer import train
@@ -190,7 +190,7 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
     state = json.loads((saved / "state.json").read_text())
     state["config"]["agent"] = {"name": "their_agent:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
-    write_digests(saved, hub.SAVED)
+    write_digests(saved, model_hub.SAVED)
     (tmp_path / "their_agent.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for word in (False, "other:Agent"):
@@ -223,7 +223,7 @@ def test_a_model_of_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(HfApi, "create_repo", create)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(model_hub, "snapshot_download", download)
     assert model.push_to_hub("me/mine", private=True) == "https://huggingface.co/me/mine"
     assert 'tokenv.load("me/mine")' in (store / "me/mine/README.md").read_text()
     again = tokenv.load("me/mine", revision="main", token="secret")

@@ -72,7 +72,7 @@ def test_the_block_mask_shows_each_token_its_own_past(count, spare):
 
 
 def listed(number, index):
-    """True for the blocks that a row of a block mask lists."""
+    """Return True for the blocks which a row of a block mask lists."""
     blocks = index.shape[-1]
     chosen = torch.zeros(blocks, blocks, dtype=torch.bool)
     for row in range(blocks):

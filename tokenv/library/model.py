@@ -16,7 +16,7 @@ from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
 from tokenv.forecasting.forecaster import forecast_frame
-from tokenv.library import hub
+from tokenv.library import model_hub
 from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
 from tokenv.library.spans import Spans
 from tokenv.storage.trust import allowing
@@ -63,7 +63,7 @@ def load(
         MissingFileError: if neither a run nor a model on the Hub has this name.
         UserError: if its files are damaged, or it names code which ``trust_code`` does not name.
     """
-    folder = hub.locate(name, revision=revision, token=token)
+    folder = model_hub.locate(name, revision=revision, token=token)
     with allowing(trust_code):
         return Model(load_run(str(folder), checkpoint, device=device))
 
@@ -317,7 +317,7 @@ class Model:
         Returns:
             The folder.
         """
-        return hub.save(self._trained, Path(folder), facts=self._facts())
+        return model_hub.save(self._trained, Path(folder), facts=self._facts())
 
     def push_to_hub(
         self, name: str, *, private: bool | None = None, token: str | None = None, message: str | None = None
@@ -333,7 +333,7 @@ class Model:
         Returns:
             The model's address.
         """
-        return hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
+        return model_hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":
