@@ -1,5 +1,6 @@
 """Imitation of a teacher: the gradient is that of the cross-entropy, and training begins with it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,8 @@ def test_a_run_may_imitate_throughout_and_needs_no_early_exit(tmp_path: Path) ->
     assert not build_components(config).early_exit
     assert logged["train/imitation_nats"][-1] < logged["train/imitation_nats"][0]
     assert "train/loss_policy" not in logged
+    nats, decisions = logged["train/imitation_nats"][-1], 30 / 31  # the first boundary is forced
+    assert logged["validation/imitation_bits"][-1] == pytest.approx(nats * decisions / math.log(2), rel=0.3)
 
 
 @pytest.mark.parametrize(

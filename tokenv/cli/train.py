@@ -223,6 +223,8 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
     }
+    if last.imitation_bits is not None:
+        rows["imitation"] = f"{last.imitation_bits:.4f} bits per {words.symbol}"
     if last.loss_early is not None:
         rows["early exit"] = f"{last.loss_early:.4f} {unit}"
     if "data/overlap" in history:

@@ -179,7 +179,8 @@ class EvalSampler:
             lm = components.lm
             entropy_BN: Tensor = components.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
             noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
-        sampling = Sampling(early_exit=components.early_exit)
+        teacher = None if components.imitation is None else components.imitation.sampling.teacher
+        sampling = Sampling(early_exit=components.early_exit, teacher=teacher)
         inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
         work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
         td: TensorDictBase = components.whole(work)
@@ -316,7 +317,7 @@ def evaluate(
     shard: int = 1,
 ) -> Evaluation:
     """Evaluate a model on held-out sequences; the arguments are those of ``evaluate_sequences``."""
-    scores = evaluate_sequences(components, batch, options, group=group, shard=shard)
+    scores = evaluate_sequences(components, batch, options, measure=_imitation_bits, group=group, shard=shard)
     matches: dict[str, float] = {}
     if batch.gold_BN is not None:
         gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
@@ -328,8 +329,15 @@ def evaluate(
         loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
         boundary_rate=scores.boundary_rate,
         entropy=scores.entropy_B.mean().item(),
+        imitation_bits=scores.extra["imitation_bits_B"].mean().item() if scores.extra else None,
         **matches,
     )
+
+
+def _imitation_bits(td: TensorDictBase) -> dict[str, Tensor]:
+    """Return the bits per symbol, [B], which a teacher's boundaries cost if the policy predicts them."""
+    log_prob_BT = td.get(keys.DEMONSTRATION_LOG_PROB)
+    return {} if log_prob_BT is None else {"imitation_bits_B": _mean_per_symbol(-log_prob_BT) / math.log(2)}
 
 
 def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
