@@ -171,7 +171,7 @@ def test_a_state_that_is_none_is_one_message(text: str, message: str, run: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"history": {"a": [[1], [2, 3]]}}, "history of a: expected symbols seen and as many values"),
+        ({"history": {"a": [[1], [2, 3]]}}, "history of a: expected two lists of numbers"),
         ({"history": {"a": [["x"], [2]]}}, "history of a: expected"),
         ({"history": 3}, "no state as a checkpoint holds it"),
         ({"validation": {"odd": 3}}, "no state as a checkpoint holds it"),

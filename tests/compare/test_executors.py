@@ -311,7 +311,7 @@ def test_a_run_that_is_lost_every_time_has_failed(place: Path, monkeypatch: pyte
     monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
     of = options("local", only=["uniform"])
     failed = {"uniform, seed 0": "killed by signal 9, 3 times in a row"}
-    assert run_all(list(of.tasks()), of, progress=False) == ([None], failed)
+    assert run_all(list(of.make_tasks()), of, progress=False) == ([None], failed)
 
 
 def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: 
     monkeypatch.setattr("tokenv.compare.scheduler.check_executor", refuse)
     of = options("local", only=["uniform"])
     with pytest.raises(RunFailedError, match="no scheduler answers; the same command goes on"):
-        run_all(list(of.tasks()), of, progress=False)
+        run_all(list(of.make_tasks()), of, progress=False)
     assert nothing_is_left(place / "runs")
 
 

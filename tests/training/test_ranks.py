@@ -336,7 +336,7 @@ def test_a_number_of_ranks_which_does_not_divide_is_rejected(pair):
 def test_cross_step_state_needs_ranks_which_divide_the_batch():
     config = resolve([], of_estimator("moving_average", 2))
     check_components(config, 4)
-    with pytest.raises(UserError, match=r"8 processes with train.batch_size = 4: .* remembers .* such as 4"):
+    with pytest.raises(UserError, match=r"8 processes with train.batch_size = 4: .* keeps state .* such as 4"):
         check_components(config, 8)
     check_components(resolve([], of_estimator("reinforce", 2)), 8)
     with pytest.raises(UserError, match="16 processes cannot share the 8 sequences"):

@@ -19,7 +19,7 @@ from tokenv.core.errors import UserError, suggest
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES, SYNTHETIC_SERIES
 
 Rows = Iterator[tuple[str, str]]  # name and description
-REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items()}
+REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section}
 
 
 def list_names(arguments: list[str]) -> None:

@@ -55,8 +55,12 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
         if is_dataclass(hints[item.name]):
             yield from keys_of(value, f"{name}.")
         elif hints[item.name] == Section:
+            kind_name = item.metadata.get("kind", item.name)
             yield Key(
-                f"{name}.name", value["name"], descriptions[item.name], f"a name that tokenv list {item.name}s shows"
+                f"{name}.name",
+                value.get("name"),
+                descriptions[item.name],
+                f"a name that tokenv list {kind_name}s shows",
             )
         else:
             default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

@@ -90,7 +90,7 @@ class ImitationConfig:
         weight: weight of the cross-entropy, in place of ``loss.policy``.
     """
 
-    teacher: Section = field(default_factory=dict)
+    teacher: Section = field(default_factory=dict, metadata={"kind": "agent", "options_were": RENAMED_OPTIONS})
     fraction: float = field(default=0.05, metadata=SHARE)
     weight: float = field(default=1.0, metadata=POSITIVE)
 

@@ -39,7 +39,7 @@ class Evaluation:
         boundary_rate: drawn boundaries per symbol.
         entropy: entropy of the policy, in nats per decision.
         imitation_bits: bits per symbol which the boundaries of the teacher cost if the policy predicts them from the
-            past; None if there is no teacher. An upper bound on what a teacher which reads ahead tells of later symbols.
+            past: an upper bound on what a teacher which reads ahead tells of later symbols; None without a teacher.
         boundary_f1: F1 of the drawn boundaries against the true ones; None if the corpus does not know these.
         boundary_precision: share of drawn boundaries which are true.
         boundary_recall: share of true boundaries which are drawn.
