@@ -1,6 +1,7 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,17 @@ from tokenv.storage import trust
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):  # a folder of that name is among the keywords, too
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+# Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():  # a folder of that name is a keyword, too
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)

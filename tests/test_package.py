@@ -98,3 +98,9 @@ def test_every_extra_can_be_installed_with_the_constraints(extra: str, tmp_path:
     words = ["--constraint", str(ROOT / "constraints.txt"), "--editable", f"{ROOT}[{extra}]"]
     done = subprocess.run([*pip, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_test_of_the_slow_list_exists() -> None:
+    for line in (ROOT / "tests" / "slow.txt").read_text().splitlines():
+        file, name = line.partition("[")[0].split("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), line

@@ -1,9 +1,13 @@
 """Fixtures for tests of commands: settings of a tiny run as words of a command line, and a run trained from them."""
 
+import functools
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import settings
 
 from tokenv.cli.main import run_command
 
@@ -13,8 +17,24 @@ def tiny_words(tiny_settings: dict[str, Any]) -> list[str]:
     return [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
 
 
+@pytest.fixture(scope="session")
+def train_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function which trains the tiny run with some keys changed, once a session, and returns its store."""
+
+    @functools.cache
+    def train(*changes: str) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        words = [f"{section}.{key}={value}" for section, of in settings().items() for key, value in of.items()]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            run_command("train", ["with", *words, *changes])
+        return folder / "runs"
+
+    return train
+
+
 @pytest.fixture
-def trained(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    run_command("train", ["with", *tiny_words])
+    shutil.copytree(train_once(), tmp_path / "runs")
     return tmp_path / "runs" / "1"

@@ -46,7 +46,7 @@ def test_every_key_of_a_run_has_meaning_default_and_range() -> None:
     assert keys["data.cut"].expected == "chunk or document"
     assert keys["hardware.precision"].expected == "auto, float32, bfloat16 or float64"
     assert keys["agent.name"].expected == "a name that tokenv list agents shows"
-    assert keys["model.pooling"].meaning.startswith("how bytes become tokens and come back: select (the paper's)")
+    assert keys["model.pooling"].meaning.startswith("chunking of bytes to tokens and back: select (the paper's)")
 
 
 def test_printed_defaults_are_the_defaults() -> None:

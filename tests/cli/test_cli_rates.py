@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ FEW = ["sequences=6", "batch_size=6"]
 
 
 @pytest.fixture
-def ranged(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ranged(train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    run_command("train", ["with", *tiny_words, "rate.min=0.1", "rate.max=0.6"])
+    shutil.copytree(train_once("rate.min=0.1", "rate.max=0.6"), tmp_path / "runs")
     return tmp_path / "runs" / "1"
 
 
