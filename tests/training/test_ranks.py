@@ -114,6 +114,10 @@ QUICK = (
 SHARDED = ("reinforce 2", "relax 1", "clipped head 1", "muon 2")
 
 
+# The teacher has a state of its own, and the estimator begins in the second half.
+IMITATING = merge(RUN, {"imitation": {"teacher": {"name": "entropy"}, "fraction": 0.5}})
+
+
 def trained(ranks, settings, folder, resume=None):
     """Train a run, and return its history without timings."""
     config = resolve([], settings)
@@ -175,6 +179,7 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
         "sharded updates": support.all_updates(ranks, {name: sharded(cases[name]) for name in SHARDED}),
         "sharded": trained(ranks, merge(RUN, SHARDS), folder / "sharded"),
         "sharded, resumed": trained(ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone),
+        "imitating": trained(ranks, IMITATING, folder / "imitating"),
         "not finite": broken(ranks, folder / "nan", lambda loss: loss * torch.nan),
         "one fails": ended(ranks, lambda: ranks.run_on_all_ranks(lambda: work(ranks.rank))),
         "none fails": ranks.run_on_all_ranks(lambda: ranks.rank),
@@ -314,6 +319,11 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(pa
     saved = checkpoints.list_complete(folder / "interrupted")
     assert [path.name for path in saved] == ["step-00000001"] + ["step-00000002"] * (len(saved) - 1)
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved[-1]), alone[0])
+
+
+def test_two_ranks_imitate_as_one(pair, tmp_path):
+    for each in pair[0]:
+        assert_same_run(each["imitating"], trained(Ranks(), IMITATING, tmp_path))
 
 
 def test_an_error_on_one_rank_is_reported_by_the_first(pair):

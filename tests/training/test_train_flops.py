@@ -42,6 +42,7 @@ def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_update(config: Config) -> tuple[Components, int, int, int]:
     """Make one update; return its needed and executed FLOPs by our count, and those which torch counts."""
     parts = build_components(config)
+    parts = parts if parts.imitation is None else parts.imitating()
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
     env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
@@ -90,6 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uniform": {"agent": {"name": "uniform"}, "train": {"optimizer": "muon"}},
     "uniform, early exit wanted": {"agent": {"name": "uniform"}, "loss": {"early": 0.1}},
     "entropy": {"agent": {"name": "entropy"}},
+    "imitation": {"imitation": {"teacher": {"name": "whitespace"}}, "estimator": {"name": "rloo"}},
     "mean": {"agent": {"name": "uniform"}, "model": {"pooling": "mean"}},
     "recompute": {"hardware": {"activation_checkpointing": "on"}},
 }
