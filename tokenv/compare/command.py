@@ -152,7 +152,7 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     if options.calibrate:
         facts["rates"] = "learned ones calibrated to the target on held-out data of their own"
     if options.rates:
-        facts["asked for"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
+        facts["requested"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
     if options.equal_compute:
         facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:

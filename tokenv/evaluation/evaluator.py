@@ -74,7 +74,7 @@ class SequenceScores:
         action_BT: drawn boundaries, 0 or 1.
         decision_mask_BT: whether the agent decides there, bool.
         boundary_prob_BT: boundary probabilities without a logit bias, float32.
-        extra: further values by name, as ``evaluate_sequences`` was asked to measure.
+        extra: further values by name, as ``evaluate_sequences`` was requested to measure.
     """
 
     loss_B: Tensor
