@@ -1,4 +1,4 @@
-"""The wings of the house know each other only where they should: all edges are listed here, and there is no circle."""
+"""Rooms import only the rooms which are listed here, and there is no circle."""
 
 import ast
 import graphlib
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# From the ground up: a wing may import itself and what is listed, and every wing listed stands above its own.
+# From the ground up: a room may import itself and what is listed, and every room listed stands above its own.
 ALLOWED = {
     "core": (),
     "storage": ("core",),
@@ -66,7 +66,7 @@ PATHS = [path for room in ("tokenv", "agents", "estimators") for path in sorted(
 MODULES = {module_name(path): path for path in PATHS}
 
 
-def wing(module):
+def room_of(module):
     return [*module.split("."), ""][1]
 
 
@@ -87,16 +87,16 @@ def imports(source, name, is_package=False):
 
 
 def forbidden(source, name, is_package=False):
-    allowed = (wing(name), *ALLOWED.get(wing(name), ()))
+    allowed = (room_of(name), *ALLOWED.get(room_of(name), ()))
     if name in ("tokenv.env", "tokenv.cli.main"):
         allowed += ("",)  # the package root, which composes the rooms and has the version
-    return [found for found in imports(source, name, is_package) if wing(found) not in allowed]
+    return [found for found in imports(source, name, is_package) if room_of(found) not in allowed]
 
 
 GRAPH = {name: imports(path.read_text(), name, path.name == "__init__.py") - {name} for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if wing(name) in ALLOWED])
+@pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) in ALLOWED])
 def test_a_module_imports_only_what_its_wing_may(name):
     path = MODULES[name]
     assert forbidden(path.read_text(), name, path.name == "__init__.py") == []
@@ -104,8 +104,8 @@ def test_a_module_imports_only_what_its_wing_may(name):
 
 def test_every_wing_is_listed_and_every_edge_is_used():
     roots = {"tokenv", "tokenv.__main__"}
-    assert {wing(name) for name in MODULES if name not in roots} == set(ALLOWED)
-    edges = {(wing(name), wing(found)) for name, all_found in GRAPH.items() for found in all_found}
+    assert {room_of(name) for name in MODULES if name not in roots} == set(ALLOWED)
+    edges = {(room_of(name), room_of(found)) for name, all_found in GRAPH.items() for found in all_found}
     assert [(one, other) for one in ALLOWED for other in ALLOWED[one] if (one, other) not in edges] == []
 
 
