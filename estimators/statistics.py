@@ -32,7 +32,7 @@ __all__ = [
 
 
 def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """Whether ``mask`` is True anywhere along some dimensions, which vanish."""
+    """Return whether ``mask`` is True anywhere along some dimensions, which are removed."""
     if not reduces_batch(mask, dim):
         return mask.any(dim) if dim else mask
     (count,) = all_reduce_sum(mask.sum(dim))

@@ -63,11 +63,12 @@ class WorkerProcess:
             context.set_forkserver_preload(PRELOADED)
         # As ``python -m`` would search modules: in the current folder first.
         paths = list(dict.fromkeys(str(Path(path).absolute()) for path in ("", *sys.path)))
-        variables = {**os.environ, **(environment or {})}
-        call = (function, tuple(arguments), str(log), threads, trust.granted(), paths, variables)
-        self._process = context.Process(target=_call_function, args=call)
-        with _LOCK, _without_current_folder():
-            self._process.start()
+        with _LOCK:  # another thread's start changes the environment for a moment
+            variables = {**os.environ, **(environment or {})}
+            call = (function, tuple(arguments), str(log), threads, trust.granted(), paths, variables)
+            self._process = context.Process(target=_call_function, args=call)
+            with _without_current_folder():
+                self._process.start()
         self._description = processes.describe(self.pid)
 
     @property

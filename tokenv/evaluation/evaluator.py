@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ class EvalOptions:
             This is the entropy of the next symbol given the known ones, so that no decision depends on later symbols.
         tolerance: positions which a drawn boundary may be off a true one and still match it.
         progress: show a progress bar.
+        imitation: score the policy with the boundaries of the teacher too, if the run has one.
     """
 
     batch_size: int | None = None
@@ -53,6 +54,7 @@ class EvalOptions:
     entropy_weight: float = 0.0
     tolerance: int = 0
     progress: bool = False
+    imitation: bool = False
 
     def sequences_per_pass(self, length: int) -> int:
         """Return the number of sequences of ``length`` symbols which share a forward pass."""
@@ -110,38 +112,13 @@ def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
     Returns:
         The standard error; NaN for a single cluster.
     """
-    share_C, index_B = _cluster_shares(cluster_B)
+    _, index_B, count_C = cluster_B.unique(return_inverse=True, return_counts=True)
+    share_C = count_C.double() / len(cluster_B)
     if len(share_C) < 2:
         return math.nan
     deviation_B = value_B.double() - value_B.double().mean()
     total_C = torch.zeros_like(share_C).index_add_(0, index_B, deviation_B)
     return math.sqrt((total_C.square() / (1 - share_C)).sum().item()) / len(value_B)
-
-
-def clustered_degrees_of_freedom(cluster_B: Tensor) -> float:
-    """Return the degrees of freedom of ``clustered_standard_error`` (Satterthwaite's, after Bell & McCaffrey 2002).
-
-    With ``w_c = h_c^2 / (1 - h_c)``, ``1 / (sum_c h_c^2 + (sum_c w_c)^2 - sum_c w_c^2)``: twice the squared mean of the
-    estimated variance over its variance, for independent values of one variance. C clusters of one size have
-    C - 1 degrees of freedom, unequal ones fewer.
-
-    Args:
-        cluster_B: cluster of each value, integers [B].
-
-    Returns:
-        A number of at least 1; NaN for a single cluster.
-    """
-    share_C, _ = _cluster_shares(cluster_B)
-    if len(share_C) < 2:
-        return math.nan
-    weight_C = share_C.square() / (1 - share_C)
-    return 1 / (share_C.square().sum() + weight_C.sum().square() - weight_C.square().sum()).item()
-
-
-def _cluster_shares(cluster_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of values in each of C clusters, float64 [C], and the index of each value's cluster, [B]."""
-    _, index_B, count_C = cluster_B.unique(return_inverse=True, return_counts=True)
-    return count_C.double() / len(cluster_B), index_B
 
 
 def shift_noise(noise: Tensor, logit_bias: float | Tensor) -> Tensor:
@@ -179,8 +156,9 @@ class EvalSampler:
             lm = components.lm
             entropy_BN: Tensor = components.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
             noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
-        teacher = None if components.imitation is None else components.imitation.sampling.teacher
-        sampling = Sampling(early_exit=components.early_exit, teacher=teacher)
+        sampling = Sampling(early_exit=components.early_exit)
+        if self._options.imitation and components.imitation is not None:
+            sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
         inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
         work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
         td: TensorDictBase = components.whole(work)
@@ -317,6 +295,7 @@ def evaluate(
     shard: int = 1,
 ) -> Evaluation:
     """Evaluate a model on held-out sequences; the arguments are those of ``evaluate_sequences``."""
+    options = replace(options, imitation=True)
     scores = evaluate_sequences(components, batch, options, measure=_imitation_bits, group=group, shard=shard)
     matches: dict[str, float] = {}
     if batch.gold_BN is not None:
