@@ -31,7 +31,7 @@ class BPE(Agent):
     Args:
         vocabulary_size: tokens of a tokenizer which is trained on the training data when boundaries are first drawn
             (200,000 in the paper).
-        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.text.tokenizer.train_bpe`` writes it.
+        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.documents.train_bpe`` writes it.
         train_tokenizer: function from a vocabulary size to such a file; ``tokenv train`` passes it.
 
     Raises:
@@ -115,6 +115,6 @@ def _parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
     if missing:
         raise ValueError(
             f"{origin} has no token for byte {missing[0]}: expected one whose symbols are the characters 0 to 255, one "
-            "for each byte: train it with tokenv.data.text.tokenizer.train_bpe"
+            "for each byte: train it with tokenv.data.documents.train_bpe"
         )
     return tokenizer

@@ -12,8 +12,7 @@ from tokenv.estimators.baselines import (
     TextCritic,
 )
 from tokenv.estimators.credit import BoundaryCredit, Discount, EarlyExit, LambdaReturn, Likelihood
-from tokenv.estimators.off_policy import FixedRateProposal
-from tokenv.estimators.surrogates import Clip, ClippedSurrogate, ScoreFunction, Standardise
+from tokenv.estimators.surrogates import Clip, ClippedSurrogate, FixedRateProposal, ScoreFunction, Standardise
 
 
 def _surrogate(head_epochs: int) -> Stage:

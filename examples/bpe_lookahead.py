@@ -11,7 +11,7 @@ import sys
 from tokenv.agents.bpe import BPE
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.tokenizer import train_bpe
+from tokenv.data.tokenizer import train_bpe
 
 
 def lookahead(source: str = "python", sequences: int = 24, vocabulary: int = 32_000) -> tuple[float, float]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny import settings
 
+from tokenv.core import trust
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.storage import trust
 
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 torch.set_num_threads(1)

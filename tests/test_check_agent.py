@@ -14,7 +14,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.tokenizer import train_bpe
+from tokenv.data.tokenizer import train_bpe
 from tokenv.testing import check_agent
 
 

@@ -17,14 +17,14 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.compare.config import resolve_comparison
+from tokenv.compare.command import resolve_comparison
 from tokenv.compare.job import JobResult
 from tokenv.compare.locks import LockHolder, RunLock, acquire_run
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import SILENT_SECONDS, StoredRun, read_run
 from tokenv.compare.worker import UNKNOWN_EXIT, WorkerProcess, describe_exit
 from tokenv.config.schema import Config
-from tokenv.storage import processes
+from tokenv.core import processes
 
 
 def test_one_alone_has_a_claim_and_different_runs_have_different_ones(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_two_comparisons_on_one_store_train_each_run_once(
 
 CHILD = """
 import time
-from tokenv.training.interrupt import GracefulStop
+from tokenv.core.processes import GracefulStop
 
 def work(path):
     try:

@@ -14,11 +14,11 @@ from tokenv.cli.options import stored_config
 from tokenv.config.files import resolve
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import HardwareConfig
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import DIGESTS, FILES, write_digests
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
-from tokenv.storage import checkpoints
-from tokenv.storage.run_folders import DIGESTS, FILES, write_digests
 from tokenv.training.trainer import train
 
 TENSORS = {"lm.w": torch.arange(6.0).reshape(2, 3), "lm.b": torch.ones(3)}

@@ -15,7 +15,7 @@ import tokenv
 from tokenv.cli.experiment import experiment
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
-from tokenv.data.text.documents import write_documents
+from tokenv.data.documents import write_documents
 
 with warnings.catch_warnings():  # Sacred's own, of pkg_resources
     warnings.simplefilter("ignore")

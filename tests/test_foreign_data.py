@@ -10,17 +10,17 @@ import yaml
 
 import tokenv
 from tokenv.cli.main import run_command
-from tokenv.compare.config import resolve_comparison
+from tokenv.compare.command import resolve_comparison
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
+from tokenv.core import checkpoints, trust
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import write_digests
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 from tokenv.library.environments import TrainedModelBytesEnv
-from tokenv.storage import checkpoints, trust
-from tokenv.storage.run_folders import write_digests
 
 TEXT = "a line of text, and number {} of many\n"
 

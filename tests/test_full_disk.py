@@ -14,8 +14,8 @@ import pytest
 import shrunk
 
 from tokenv.cli.main import run_command
+from tokenv.core import atomic, checkpoints
 from tokenv.core.errors import UserError
-from tokenv.storage import atomic, checkpoints
 from tokenv.training import trainer as training
 
 

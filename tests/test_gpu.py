@@ -10,9 +10,9 @@ from tensordict import TensorDict
 from tokenv.agents.learned import Learned
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.sources import TensorSource, stage_batch
+from tokenv.data.corpus import TensorSource, stage_batch
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
@@ -21,7 +21,6 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.segments import SortedGather
 from tokenv.lm.unet import UNet
-from tokenv.storage import checkpoints
 from tokenv.training import optimizers, update
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.metrics import NotFiniteError

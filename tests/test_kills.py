@@ -22,14 +22,14 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.storage import checkpoints
+from tokenv.core import checkpoints
 
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("TOKENV_KILLS", "12"))
 IN_A_ROW = 3  # then a run is left alone until its end
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.cli.compare", "tokenv.cli.variance"])
+CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.cli.compare", "tokenv.cli.lab"])
 Line = tuple[str, list[str]]
 
 

@@ -21,7 +21,7 @@ from tokenv.config.registry import ESTIMATORS, find
 from tokenv.core.errors import MissingFileError, RunFailedError, UserError
 from tokenv.data.config import DataConfig, SeriesConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.series.tables import read_csv
+from tokenv.data.tables import read_csv
 
 
 @pytest.fixture(autouse=True)

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
+from tokenv.cli.lab import resolve_variance
 from tokenv.cli.main import run_command
 from tokenv.cli.options import stored_config
-from tokenv.cli.variance import resolve_variance
-from tokenv.compare.config import resolve_comparison
+from tokenv.compare.command import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry
 from tokenv.config.files import resolve
+from tokenv.core import checkpoints, trust
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import write_digests
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
-from tokenv.storage import checkpoints, trust
-from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 CODE = """

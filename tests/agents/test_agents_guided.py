@@ -17,7 +17,7 @@ from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.tokenizer import train_bpe, user_cache
+from tokenv.data.tokenizer import train_bpe, user_cache
 
 
 def save(path, words):

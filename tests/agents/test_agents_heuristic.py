@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv

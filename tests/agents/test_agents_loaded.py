@@ -19,17 +19,16 @@ from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.cli.main import run_command
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.contracts import Sampling
 from tokenv.core.errors import UserError
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import Encoder, UNet
-from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tokenv.agents.fixed import RandomRate
 from tokenv.config.files import resolve
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenv.cli.main import run_command
-from tokenv.storage.run_folders import DIGESTS
+from tokenv.core.run_folders import DIGESTS
 
 EARLIER = {"symbols": "bytes", "warmup_symbols": "warmup_bytes", "every_symbols": "every_bytes"}
 

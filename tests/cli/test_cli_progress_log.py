@@ -13,8 +13,8 @@ from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.config.conversion import from_dict
 from tokenv.config.schema import Config
+from tokenv.core import trust
 from tokenv.core.errors import UserError
-from tokenv.storage import trust
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
+from tokenv.compare.command import resolve_comparison
 from tokenv.compare.comparison import group_into_methods, load_compared_run
-from tokenv.compare.config import flatten, resolve_comparison
+from tokenv.compare.config import EvaluationRequest, flatten
 from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
-from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import load_yaml, merge, named_configs, resolve
-from tokenv.storage import checkpoints
-from tokenv.storage.checksummed import write_json
+from tokenv.core import checkpoints
+from tokenv.core.checkpoints import write_json
 
 
 @pytest.fixture

@@ -11,14 +11,13 @@ from pages import Page
 from rated import rate_curve
 
 from tokenv.cli.main import run_command
+from tokenv.compare.command import resolve_comparison
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.config import resolve_comparison
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.evaluate_run import at_rates, evaluate_run
-from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.rate_curves import DIFFERENCE, tabulate_rates
-from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.rate_tables import rate_columns, rates_table
-from tokenv.compare.report.summary import write_report
 from tokenv.compare.run_evaluation import RateEvaluation, load_evaluation
 from tokenv.compare.score_statistics import Scores, adjust_p_values, estimate_difference
 from tokenv.core.errors import UserError

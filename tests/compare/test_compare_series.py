@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
 from tokenv.compare.comparison import build_comparison, load_compared_run
-from tokenv.compare.config import flatten
+from tokenv.compare.config import EvaluationRequest, flatten
 from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import finished_run
 from tokenv.core import keys
-from tokenv.data.series.windows import load_series
+from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions, held_out_rollouts, sequence_losses
 from tokenv.evaluation.loaded_run import load_run
 

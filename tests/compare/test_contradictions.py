@@ -11,7 +11,7 @@ from tiny import settings
 from tokenv.compare.store import find_contradiction, find_run, finished_run, read_run
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
-from tokenv.storage.run_folders import write_digests
+from tokenv.core.run_folders import write_digests
 from tokenv.training.trainer import train
 
 SHORT = settings(train={"symbols": 512})

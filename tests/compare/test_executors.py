@@ -18,8 +18,8 @@ import shrunk
 import yaml
 
 from tokenv.cli.main import run_command
-from tokenv.compare.command import compare_methods
-from tokenv.compare.config import CompareOptions, resolve_comparison
+from tokenv.compare.command import compare_methods, resolve_comparison
+from tokenv.compare.config import CompareOptions
 from tokenv.compare.executors import check_executor
 from tokenv.compare.job import JobResult
 from tokenv.compare.scheduler import run_all

@@ -9,13 +9,11 @@ from comparisons import a_comparison, a_method, of_series, rows
 from pages import Page
 
 from tokenv.cli.main import run_command
-from tokenv.compare.config import CompareOptions
+from tokenv.compare.config import CompareOptions, EvaluationRequest, ForecastRequest
 from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.compare.forecast_comparison import compare_forecasts
 from tokenv.compare.report.forecast_tables import draw_forecasts
-from tokenv.compare.report.page import comparison_page
-from tokenv.compare.report.summary import write_reports
+from tokenv.compare.report.page import comparison_page, write_reports
 from tokenv.compare.run_evaluation import Forecasts, load_evaluation
 from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
 from tokenv.core.errors import UserError
@@ -97,7 +95,7 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
         """Nothing else, which takes long."""
         return {"forecasts": draw_forecasts(comparison.forecasts, {})} if comparison.forecasts else {}
 
-    monkeypatch.setattr("tokenv.compare.report.summary.draw_pictures", drawn)
+    monkeypatch.setattr("tokenv.compare.report.page.draw_pictures", drawn)
     page = Page(comparison_page(compared, drawn(compared)))
     assert "Forecasts of 8 steps, 40 of 100 test windows" in page.headings
     assert {"MSE ± seeds", "80% interval holds", "skill: dlinear", "75.0%"} <= set(page.cells)

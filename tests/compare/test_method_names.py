@@ -12,8 +12,9 @@ from comparisons import a_run
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tokenv.compare.command import parse_comparison_arguments, resolve_comparison
 from tokenv.compare.comparison import LONGEST_NAME, group_into_methods
-from tokenv.compare.config import CompareOptions, parse_comparison_arguments, resolve_comparison
+from tokenv.compare.config import CompareOptions
 from tokenv.config.files import resolve
 
 ODD = ["learned w=1", "v1.5", "$money", "8 bytes", "_leading", "[/b]", "py/object", "json://x", "a = b", "ü ≤ 1"]

@@ -14,14 +14,13 @@ import yaml
 from comparisons import a_comparison, a_method
 
 from tokenv.cli.main import run_command
-from tokenv.compare import tuning
-from tokenv.compare.command import check_methods, compare_methods
+from tokenv.compare import command
+from tokenv.compare.command import check_methods, compare_methods, make_trials, resolve_comparison, select_best_trials
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.config import CompareOptions, resolve_comparison
+from tokenv.compare.config import CompareOptions
 from tokenv.compare.report.aggregate import describe_result, rank_by_seed
-from tokenv.compare.report.summary import summary_page
+from tokenv.compare.report.page import summary_page
 from tokenv.compare.store import find_run
-from tokenv.compare.tuning import make_trials, select_best_trials
 from tokenv.config.components import build_components
 from tokenv.config.files import merge
 from tokenv.config.registry import ESTIMATORS
@@ -74,7 +73,7 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
         value = (0.0 if chosen else 3.0) if "seed 8" in str(folder) else (2.0 if chosen else 1.0)
         return replace(a_method("m").runs[0].evaluation, loss=[value])
 
-    monkeypatch.setattr(tuning, "load_evaluation", loss)
+    monkeypatch.setattr(command, "load_evaluation", loss)
     found = select_best_trials(tried, folders, of)
     assert found["rloo"] == {"train": {"agent_learning_rate": 0.2}, "loss": {"rate": 3.0}}
     failed = {label: None if "rate=0.2" in label else folder for label, folder in folders.items()}

@@ -11,9 +11,8 @@ from pages import Page
 
 from tokenv.compare.report.aggregate import sort_methods
 from tokenv.compare.report.method_tables import print_comparison
-from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.pictures import draw_pictures
-from tokenv.compare.report.summary import write_report
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.data import duplicates
+from tokenv.data import split
 from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import InMemoryDataset
@@ -166,10 +166,10 @@ def test_documents_of_one_repetitive_text_are_split_one_by_one():
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=6), st.integers(1, 70))
 def test_windows_are_sampled_as_if_one_by_one(contents, block):
-    with patch.object(duplicates, "BLOCK", block):
-        windows = duplicates.WindowSample.of(named(contents))
+    with patch.object(split, "BLOCK", block):
+        windows = split.WindowSample.of(named(contents))
     places = [(d, content[at : at + 32]) for d, content in enumerate(contents) for at in range(len(content) - 31)]
-    expected = sorted((int(duplicates._window_hashes(window)[0]), d) for d, window in places)
+    expected = sorted((int(split._window_hashes(window)[0]), d) for d, window in places)
     assert list(zip(windows.hash_S.tolist(), windows.document_S.tolist(), strict=True)) == expected
 
 

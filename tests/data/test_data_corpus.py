@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tokenv.data import duplicates
+from tokenv.data import split
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.documents import content_of, read_documents
+from tokenv.data.documents import content_of, read_documents
 from tokenv.evaluation.calibration import split_for_calibration
 
 TEXTS = [f"document {number}: naïve café" for number in range(60)]
@@ -160,7 +160,7 @@ def test_of_a_single_document_the_tail_is_held_out(tmp_path, line):
 def test_a_large_file_takes_less_than_twice_its_size(tmp_path):
     size = 2**23
     (tmp_path / "a.txt").write_bytes(b"some words\n" * (size // 11))
-    with patch.object(duplicates, "MOST_SAMPLES", 2**14):
+    with patch.object(split, "MOST_SAMPLES", 2**14):
         tracemalloc.start()
         load_corpus(DataConfig(source=str(tmp_path / "a.txt"))).train().next(8)
         _, peak = tracemalloc.get_traced_memory()

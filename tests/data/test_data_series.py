@@ -14,7 +14,7 @@ from tokenv.data import builtin
 from tokenv.data.builtin import synthetic_series
 from tokenv.data.config import SYNTHETIC_SERIES, DataConfig, SeriesConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.series.windows import load_series, moments, normalise_window, split_borders
+from tokenv.data.windows import load_series, moments, normalise_window, split_borders
 
 ROWS = 200
 

@@ -11,7 +11,7 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenv.config.batch_assignment import BatchAssignment
+from tokenv.config.hardware import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data import rows
 from tokenv.data.config import DataConfig

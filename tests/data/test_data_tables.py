@@ -10,8 +10,8 @@ from test_data_series import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
 from tokenv.data.config import SeriesConfig
-from tokenv.data.series.tables import extend_dates, read_csv, read_dates, read_frame, read_table
-from tokenv.data.series.windows import load_series
+from tokenv.data.tables import extend_dates, read_csv, read_dates, read_frame, read_table
+from tokenv.data.windows import load_series
 
 
 def long_rows(**lengths):

@@ -17,8 +17,8 @@ from tokenv.config.components import build_components, check_components
 from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.series.windows import normalise_window
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
+from tokenv.data.windows import normalise_window
 from tokenv.env.generation import generate
 from tokenv.env.rescoring import rescore
 from tokenv.env.rollout import observe, rollout

@@ -18,7 +18,7 @@ from tokenv.agents.learned import Learned
 from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig

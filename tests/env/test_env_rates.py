@@ -12,7 +12,7 @@ from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import Group, use_group
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rescoring import rescore, rescore_head
 from tokenv.env.rollout import rollout

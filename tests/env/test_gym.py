@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import tokenv.env.gym
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.gym import BYTES_ID, BytesEnv, BytesVectorEnv
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig

@@ -10,7 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 
 LENGTH, ROWS = 7, 3

@@ -17,8 +17,7 @@ from gymnasium.wrappers import RecordVideo, RenderCollection
 
 from tokenv.core import keys
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import CorpusFactory
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import CorpusFactory, TensorSource
 from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.arrays import as_image, as_text
 from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv

@@ -9,7 +9,7 @@ from torchrl.envs.utils import check_env_specs
 
 from tokenv.agents.base import BoundaryDistribution, Policy, forced_action
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env import observation
 from tokenv.env.generation import generate
 from tokenv.env.observation import HISTORY_KEYS, STATIC_KEYS, HistoryKey, Observer, StaticKey

@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from numpy.testing import assert_allclose, assert_array_equal
 
 import tokenv.env.gym
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 
 stable_baselines3 = pytest.importorskip("stable_baselines3", reason="needs tokenv[sb3]")

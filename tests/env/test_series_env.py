@@ -24,10 +24,10 @@ from tokenv.cli.main import run_command
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.series.windows import normalise_window
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
+from tokenv.data.windows import normalise_window
 from tokenv.env.gym import SERIES_ID
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
@@ -36,7 +36,6 @@ from tokenv.evaluation.run_state import Evaluation
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
-from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
 WIDTH, CONTEXT = 16, 3

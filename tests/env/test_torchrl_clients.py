@@ -12,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.credit import discounted_sum
 

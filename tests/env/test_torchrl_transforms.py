@@ -40,7 +40,7 @@ from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env import BYTES_ID
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.stepping import TokenizationEnv

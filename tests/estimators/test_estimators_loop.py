@@ -9,7 +9,7 @@ from tokenv.agents.learned import Learned
 from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.rescoring import rescore, rescore_head
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv

@@ -14,12 +14,11 @@ from tokenv.agents.heuristic import Whitespace
 from tokenv.agents.learned import Learned
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators import Imitation, ScoreFunction, chain
 from tokenv.estimators.statistics import mean_over_decisions
 from tokenv.lm.unet import UNet
-from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
 TEXT = torch.tensor([list(b"ab c d"), list(b"a  bcd")])

@@ -6,12 +6,12 @@ import pytest
 from tiny import settings
 
 from tokenv.config.files import resolve
+from tokenv.core.checkpoints import list_complete
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation import boundary_stats
 from tokenv.evaluation.boundary_stats import BoundaryStats, boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.text_report import training_table
-from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
 

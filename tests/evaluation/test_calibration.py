@@ -10,13 +10,12 @@ from tiny import settings as tiny
 
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import calibrate, segment_at_rate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts, shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
-from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
 

@@ -12,18 +12,16 @@ import tokenv
 from tokenv.config import registry
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.corpus import load_corpus
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource, load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts
 from tokenv.evaluation.loaded_run import rate_for_flops, resolve_rate
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, matrix_parameters, rate_of_flops, reading_flops, training_flops
-from tokenv.storage import checkpoints
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train

@@ -10,9 +10,9 @@ import pytest
 from tokenv.config.components import build_components
 from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.schema import Config, TrainConfig
+from tokenv.core.checkpoints import Checkpoint, save
 from tokenv.evaluation.evaluator import eval_mode
 from tokenv.evaluation.run_state import Evaluation, RunState
-from tokenv.storage.checkpoints import Checkpoint, save
 
 # As version 0.1 wrote it, before the states had a type.
 EARLIER = """{

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from test_forecast import config, histories, only
 
 from tokenv.core.errors import UserError
-from tokenv.data.series.tables import Recording
-from tokenv.data.series.windows import SeriesData, SplitBorders, series_of
+from tokenv.data.tables import Recording
+from tokenv.data.windows import SeriesData, SplitBorders, series_of
 from tokenv.forecasting.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
 from tokenv.forecasting.contexts import ContextBatch, held_out_windows
 

@@ -17,14 +17,13 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.series.tables import Recording
-from tokenv.data.series.windows import load_series
+from tokenv.data.tables import Recording
+from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.forecasting.baseline_models import naive_baselines
 from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
-from tokenv.forecasting.distributions import ParametricForecast, SampleForecast, crps
 from tokenv.forecasting.forecaster import forecast
-from tokenv.forecasting.scores import ScoreAccumulator
+from tokenv.forecasting.scores import ParametricForecast, SampleForecast, ScoreAccumulator, crps
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet

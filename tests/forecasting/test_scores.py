@@ -5,11 +5,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tokenv.data.series.windows import Series, SplitBorders
+from tokenv.data.windows import Series, SplitBorders
 from tokenv.forecasting.contexts import ContextBatch
-from tokenv.forecasting.distributions import ParametricForecast, SampleForecast
 from tokenv.forecasting.report import warnings_of
-from tokenv.forecasting.scores import ScoreAccumulator
+from tokenv.forecasting.scores import ParametricForecast, SampleForecast, ScoreAccumulator
 from tokenv.lm.codecs.series import SeriesCodec
 
 QUANTILES = [0.1, 0.5, 0.9]

@@ -17,8 +17,7 @@ from tokenv.core.errors import UserError
 from tokenv.lab import variance_plots, variance_study
 from tokenv.lab.config import VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.gradient_statistics import gradient_statistics
-from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, true_gradient
+from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, gradient_statistics, true_gradient
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
 from tokenv.lab.variance_report import noise_flops, print_variance, write_variance
 from tokenv.lab.variance_study import VarianceStudy

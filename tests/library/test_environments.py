@@ -18,15 +18,14 @@ from numpy.testing import assert_array_equal
 
 import tokenv
 from tokenv.config.files import resolve
+from tokenv.core import trust
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.data.corpus import CorpusFactory
-from tokenv.data.sources import TensorSource
+from tokenv.core.run_folders import write_digests
+from tokenv.data.corpus import CorpusFactory, TensorSource
 from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.library import model_hub
 from tokenv.library.environments import TrainedModelBytesEnv
-from tokenv.storage import trust
-from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 ROOT = Path(__file__).parents[2]

@@ -17,12 +17,12 @@ import tokenv
 from tokenv import Model
 from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
+from tokenv.core import trust
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.run_folders import DIGESTS, write_digests
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run, score_texts
 from tokenv.library import model_hub
-from tokenv.storage import trust
-from tokenv.storage.run_folders import DIGESTS, write_digests
 from tokenv.training.trainer import train
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3

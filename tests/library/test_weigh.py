@@ -7,7 +7,7 @@ import torch
 
 import tokenv
 from tokenv import Model
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run, score_texts
 

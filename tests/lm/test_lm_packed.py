@@ -11,7 +11,7 @@ from tokenv.env.rollout import rollout
 from tokenv.lm import unet
 from tokenv.lm.attention import flex_with_mask, reference_attention
 from tokenv.lm.config import POOLINGS, UNetConfig
-from tokenv.lm.packing import BLOCK, Pack, bucket_size
+from tokenv.lm.segments import BLOCK, Pack, bucket_size
 from tokenv.lm.unet import UNet
 
 LENGTH = 14

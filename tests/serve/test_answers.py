@@ -9,9 +9,9 @@ from pages import Page
 import tokenv
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
+from tokenv.core.checkpoints import list_complete
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.library.handlers import CACHED_MODELS, MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
-from tokenv.storage.checkpoints import list_complete
 from tokenv.training.trainer import train
 
 TEXT = "some <b>words</b> für\nall & none " * 3

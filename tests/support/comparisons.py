@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from tokenv.compare.comparison import ComparedMethod, ComparedRun, Comparison
-from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
 from tokenv.compare.score_statistics import Difference, apply_holm
 from tokenv.config.schema import Config

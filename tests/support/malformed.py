@@ -25,10 +25,10 @@ from shrunk import CONFIGS
 from tokenv.cli.main import main
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.config import CompareOptions
-from tokenv.compare.evaluation_request import ForecastRequest
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
+from tokenv.forecasting.config import ForecastRequest
 from tokenv.lab.config import BenchOptions, VarianceOptions
 
 SECONDS = 20
@@ -453,10 +453,10 @@ def nothing_works(monkeypatch):
     stubs = {
         "tokenv.cli.train.COMMAND.work": _read_data,
         "tokenv.cli.compare.COMMAND.work": lambda *_: {},
-        "tokenv.cli.variance.COMMAND.work": lambda *_: {},
-        "tokenv.cli.bench.bench": _valid,
-        "tokenv.cli.bench.bench_forecasts": _valid,
-        "tokenv.cli.serve.listen": _valid,
+        "tokenv.cli.lab.VARIANCE.work": lambda *_: {},
+        "tokenv.cli.lab.bench": _valid,
+        "tokenv.cli.lab.bench_forecasts": _valid,
+        "tokenv.cli.inference.listen": _valid,
         "tokenv.cli.evaluate.evaluate": _valid,
         "tokenv.evaluation.loaded_run.generate": _valid,
         "tokenv.cli.forecast.make_forecasts": _valid,

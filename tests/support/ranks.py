@@ -19,7 +19,7 @@ from tokenv.config.files import resolve
 from tokenv.core.distributed import gather_full_tensors
 from tokenv.data.corpus import load_corpus
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.training import fsdp
+from tokenv.training import data_parallel
 from tokenv.training.data_parallel import DataParallelGroup, RankStream
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import init_from_torchrun
@@ -85,7 +85,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.fsdp_size > 1 and ranks.size > 1:
-        optimizer = fsdp.apply_fsdp(parts, optimizer, config, ranks)
+        optimizer = data_parallel.apply_fsdp(parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
     found = []

@@ -9,7 +9,7 @@ import pytest
 
 LOOP = """
 import signal, sys, time
-from tokenv.training.interrupt import GracefulStop
+from tokenv.core.processes import GracefulStop
 # As from a terminal, wherever the tests themselves run: what they ignore, this process would ignore, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)

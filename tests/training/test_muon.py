@@ -11,8 +11,8 @@ from torch import Tensor
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import TrainConfig
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
-from tokenv.storage import checkpoints
 from tokenv.training import optimizers
 from tokenv.training.optimizers import orthogonalize
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.config import registry
-from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import merge, resolve
+from tokenv.config.hardware import BatchAssignment
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import load_corpus
-from tokenv.storage import checkpoints
 from tokenv.training import update
 from tokenv.training.data_parallel import RankStream
 from tokenv.training.process_group import Ranks, init_from_torchrun

@@ -16,8 +16,8 @@ from tiny import settings
 
 from tokenv.cli.main import run_command
 from tokenv.config.files import merge
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
-from tokenv.storage import checkpoints
 
 pytestmark = pytest.mark.slow
 SETTINGS = settings(

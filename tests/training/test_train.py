@@ -13,8 +13,8 @@ import torch
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config, TrainConfig
+from tokenv.core import atomic, checkpoints
 from tokenv.evaluation.run_state import History
-from tokenv.storage import atomic, checkpoints
 from tokenv.training import optimizers, update
 from tokenv.training import trainer as training
 from tokenv.training.metrics import NotFiniteError

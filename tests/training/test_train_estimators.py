@@ -5,7 +5,7 @@ import torch
 
 from tokenv.config import registry
 from tokenv.config.files import merge, resolve
-from tokenv.storage import checkpoints
+from tokenv.core import checkpoints
 from tokenv.training.trainer import train
 
 AGENTS = {

@@ -13,7 +13,7 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm import unet
 from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops

@@ -10,13 +10,12 @@ from tokenv.agents.learned import Learned
 from tokenv.config.build import load_pretrained_lm
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import write_digests
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import matrix_parameters, update_flops
 from tokenv.lm.unet import UNet
-from tokenv.storage import checkpoints
-from tokenv.storage.run_folders import write_digests
 from tokenv.training.trainer import train
 
 

@@ -9,10 +9,10 @@ import ranks as support
 from tiny import settings
 
 from tokenv.config.files import resolve
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.hub import Shards
-from tokenv.storage import checkpoints
 from tokenv.training.trainer import train
 
 

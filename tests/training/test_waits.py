@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.optimizers import make_optimizer, optimizer_step

@@ -50,21 +50,21 @@ def load_experiment(name: str) -> Command:
     if name == "train":
         from tokenv.cli.train import COMMAND
     elif name == "segment":
-        from tokenv.cli.segment import COMMAND
+        from tokenv.cli.inference import SEGMENT as COMMAND
     elif name == "serve":
-        from tokenv.cli.serve import COMMAND
+        from tokenv.cli.inference import SERVE as COMMAND
     elif name == "evaluate":
         from tokenv.cli.evaluate import COMMAND
     elif name == "generate":
-        from tokenv.cli.generate import COMMAND
+        from tokenv.cli.inference import GENERATE as COMMAND
     elif name == "forecast":
         from tokenv.cli.forecast import COMMAND
     elif name == "compare":
         from tokenv.cli.compare import COMMAND
     elif name == "variance":
-        from tokenv.cli.variance import COMMAND
+        from tokenv.cli.lab import VARIANCE as COMMAND
     elif name == "bench":
-        from tokenv.cli.bench import COMMAND
+        from tokenv.cli.lab import BENCH as COMMAND
     else:
         raise UserError(f"no experiment {name!r}: {suggest(name, EXPERIMENTS)}")
     return COMMAND

@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from tokenv.cli.sacred import Command, Record
-from tokenv.compare.command import check_methods, compare_methods
-from tokenv.compare.config import CompareOptions, parse_comparison_arguments, resolve_comparison
+from tokenv.compare.command import check_methods, compare_methods, parse_comparison_arguments, resolve_comparison
+from tokenv.compare.config import CompareOptions
 from tokenv.compare.executors import check_executor
 from tokenv.compare.report.method_tables import print_comparison
-from tokenv.compare.report.summary import write_reports
+from tokenv.compare.report.page import write_reports
 from tokenv.core.errors import RunFailedError
 from tokenv.plotting.console import console
 

@@ -16,7 +16,7 @@ from tokenv.cli.help import command_keys
 from tokenv.cli.list import KINDS, REGISTRIES
 from tokenv.config.files import named_configs
 from tokenv.core.errors import MissingFileError, UserError, suggest
-from tokenv.storage.run_folders import list_complete
+from tokenv.core.run_folders import list_complete
 
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")

@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
-from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.hardware import prepare
+from tokenv.core import trust
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.series.windows import load_series
+from tokenv.data.windows import load_series
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, rate_for_flops
 from tokenv.evaluation.report import draw_rates, rates_table, write_rates
 from tokenv.evaluation.task_formats import load_questions
 from tokenv.evaluation.task_scores import score_task
-from tokenv.plotting.console import console, summary_table
-from tokenv.storage import trust
+from tokenv.plotting.console import console, summary_table, write_json_output
 
 
 def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
@@ -138,4 +137,3 @@ def _load_held_out(
 
 
 COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run, EvaluateOptions)
-run = COMMAND.run

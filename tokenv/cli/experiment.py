@@ -19,7 +19,7 @@ from tokenv.cli.commands import load_experiment
 from tokenv.cli.sacred import RUNS, run_folder
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
-from tokenv.data.text.documents import COLUMN, write_documents
+from tokenv.data.documents import COLUMN, write_documents
 from tokenv.library.model import Model, load
 
 

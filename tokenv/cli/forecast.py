@@ -12,12 +12,11 @@ from typing import Any
 from tqdm import tqdm
 
 from tokenv.cli.options import ForecastOptions, resolve_options
-from tokenv.cli.outputs import write_json_output
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
-from tokenv.data.series.tables import read_table
-from tokenv.data.series.windows import load_series
+from tokenv.data.tables import read_table
+from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, find_season, fit_peers, naive_baselines
@@ -33,7 +32,7 @@ from tokenv.forecasting.report import (
 )
 from tokenv.forecasting.scores import ScoreAccumulator
 from tokenv.plotting.characters import warn
-from tokenv.plotting.console import console, summary_table
+from tokenv.plotting.console import console, summary_table, write_json_output
 
 PICTURE_SERIES = 4  # forecasts in the picture
 MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those in the picture
@@ -130,4 +129,3 @@ class _Forecasts:
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series, ForecastOptions)
-run = COMMAND.run

@@ -43,7 +43,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
     if name in EXPERIMENTS:
         return load_experiment(name).run(arguments)
     if name == "lm-eval":
-        from tokenv.cli.lm_eval import run
+        from tokenv.cli.inference import run_lm_eval as run
     elif name == "completion":
         from tokenv.cli.completion import run
     elif name == "list":

@@ -21,10 +21,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tokenv.core.atomic import copy_atomically, write_atomically
 from tokenv.core.errors import RunFailedError, UserError
+from tokenv.core.trust import read_json
 from tokenv.plotting.characters import escape_line
-from tokenv.storage.atomic import copy_atomically, write_atomically
-from tokenv.storage.trust import read_json
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.outputs import check_output
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import Config, check_seed
+from tokenv.core import run_folders
+from tokenv.core.atomic import check_output
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.rates import check_rate
+from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
 from tokenv.forecasting.config import check_request
-from tokenv.storage import run_folders
-from tokenv.storage.run_folders import verify
 
 
 def check_budget(flops: float | None, replaces: bool, key: str) -> None:

@@ -25,10 +25,10 @@ from tokenv.cli.observers import TRACKERS, Tracker, check_mongo, is_informative
 from tokenv.config.files import named_configs
 from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
+from tokenv.core import processes, trust
+from tokenv.core.atomic import copy_atomically
 from tokenv.core.errors import UserError
-from tokenv.storage import processes, trust
-from tokenv.storage.atomic import copy_atomically
-from tokenv.training.interrupt import GracefulStop
+from tokenv.core.processes import GracefulStop
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)

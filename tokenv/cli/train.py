@@ -25,6 +25,7 @@ from tokenv.config.files import COMMAND_LINE, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
 from tokenv.config.registry import plugins
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
+from tokenv.core import checkpoints
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import Corpus, load_corpus
@@ -49,7 +50,6 @@ from tokenv.evaluation.text_report import (
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
 from tokenv.plotting.theme import TERMINOLOGY, in_words
-from tokenv.storage import checkpoints
 from tokenv.training.checkpointing import check_checkpoint
 from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun
 from tokenv.training.trainer import train

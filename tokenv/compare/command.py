@@ -1,13 +1,14 @@
-"""Run a whole comparison: train and evaluate its runs, then compare them."""
+"""A whole comparison: read its options, train and evaluate its runs, then compare them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from tokenv.compare.comparison import (
@@ -17,12 +18,17 @@ from tokenv.compare.comparison import (
     group_into_methods,
     load_compared_run,
 )
-from tokenv.compare.config import CompareOptions, Task
+from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, flatten
 from tokenv.compare.forecast_comparison import check_forecast_request
+from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import finished_run
-from tokenv.compare.tuning import make_trials, select_best_trials
+from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
+from tokenv.config.conversion import check_keys, from_dict
+from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, nest_key
+from tokenv.config.literals import read_words
+from tokenv.config.schema import Config
 from tokenv.core.errors import RunFailedError, UserError
 
 StartFolders = dict[str, Path]  # method to the run which it starts from
@@ -163,3 +169,144 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     if tuned:
         facts["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
     return facts
+
+
+def parse_comparison_arguments(arguments: Sequence[str], kind: type) -> tuple[dict[str, Any], list[str]]:
+    """Parse the arguments of a command line; in ``methods.NAME.key=value``, NAME may hold dots and equals signs.
+
+    Args:
+        arguments: arguments as typed.
+        kind: dataclass of a comparison's options.
+
+    Returns:
+        Nested values, and names of files, as ``read_words`` returns them.
+
+    Raises:
+        UserError: a file does not exist, or a value has no place in a configuration.
+    """
+    _, files = read_words(arguments, kind)
+    sections = (load_yaml(config_path(file)).get("methods") for file in files)
+    names = [str(name) for methods in sections if isinstance(methods, dict) for name in methods]
+    names.sort(key=len, reverse=True)  # the longest name which fits, if one begins like another
+    others: list[str] = []
+    methods: dict[str, Any] = {}
+    for argument in arguments:
+        rest = {name: argument.removeprefix(f"methods.{name}.") for name in names}
+        name = next((name for name in names if rest[name] != argument and "=" in rest[name]), None)
+        if name is None:
+            others.append(argument)
+        else:
+            methods = merge(methods, {name: read_words([rest[name]], Config)[0]})
+    updates, files = read_words(others, kind)
+    return (merge(updates, {"methods": methods}) if methods else updates), files
+
+
+def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
+    """Return the options of comparison files and the command line.
+
+    Args:
+        names: files or names of comparisons, later ones overriding earlier ones.
+        updates: nested values of the command line, which override all files.
+
+    Raises:
+        UserError: an unknown file, key or value.
+    """
+    config_keys, comparison_keys = ({item.name for item in fields(kind)} for kind in (Config, CompareOptions))
+    values: dict[str, Any] = {}
+    for name in names:
+        path = config_path(name)
+        section = load_yaml(path)
+        if "methods" not in section and section.keys() <= config_keys and not section.keys() <= comparison_keys:
+            raise UserError(
+                f"{name} is the configuration of one run, and a comparison needs methods: write a YAML file such as "
+                f"{{base: {name}, methods: {{learned: {{}}, uniform: {{agent: {{name: uniform}}}}}}}}, or take the "
+                f"methods of another comparison: tokenv compare with compare-quick base={name}"
+            )
+        check_keys(section, str(path), CompareOptions)
+        values = merge(values, _name_methods(section))
+    check_keys(updates, COMMAND_LINE, CompareOptions)
+    values = merge(values, _name_methods(updates))
+    if isinstance(values.get("tune"), dict):  # the command line reads dotted keys as nested ones
+        values["tune"] = flatten(values["tune"])
+    options = from_dict(CompareOptions, as_lists(values))
+    check_keys(options.common, "common", Config)
+    options.split_protocols()
+    return options
+
+
+def _name_methods(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with names of methods as text, which YAML or the command line may have read as numbers."""
+    methods = values.get("methods")
+    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A choice of tuned values for a method.
+
+    Attributes:
+        method: name of the method.
+        changes: chosen values, nested as in a configuration.
+        tasks: its runs, one a seed.
+    """
+
+    method: str
+    changes: dict[str, Any]
+    tasks: list[Task]
+
+
+def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = "") -> list[Trial]:
+    """Return all choices of values to try.
+
+    Args:
+        options: options of the comparison.
+        starts: method to the folder of its pretrained run.
+        protocol: name of the comparison among others.
+    """
+    trials = []
+    for method, changes in options.selected_methods.items():
+        own = flatten(merge(options.common, changes)) if options.tune else {}
+        grid = {key: values for key, values in options.tune.items() if key not in own}
+        if not grid or not is_trainable(options.make_task(method, options.tune_seeds[0]).config.agent):
+            continue
+        for values in itertools.product(*grid.values()):
+            name, tuned = method, dict[str, Any]()
+            for key, value in zip(grid, values, strict=True):
+                name, tuned = f"{name}, {key}={value}", merge(tuned, nest_key(key, value))
+            start = (starts or {}).get(method)
+            tasks = [options.make_task(method, seed, start=start, changes=tuned) for seed in options.tune_seeds]
+            trials.append(Trial(method, tuned, [_simplify(task, name, protocol) for task in tasks]))
+    return trials
+
+
+def _simplify(task: Task, name: str, protocol: str) -> Task:
+    """Return the task without what only a report shows: tuning reads nothing but the last loss."""
+    config, evaluation_request = task.config, task.evaluation_request
+    assert evaluation_request is not None
+    validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
+    return Task(name, replace(config, validation=validation), _loss_only(evaluation_request), protocol)
+
+
+def _loss_only(evaluation_request: EvaluationRequest) -> EvaluationRequest:
+    return replace(evaluation_request, passages=0, rates=[], forecast=None)
+
+
+def select_best_trials(
+    trials: Sequence[Trial], folders: Mapping[str, Path | None], options: CompareOptions
+) -> dict[str, dict[str, Any]]:
+    """Return the changes with the lowest mean loss, for every tuned method.
+
+    Args:
+        trials: all trials.
+        folders: folders of their runs, by the labels of the tasks; None for a run which failed: its trial is not taken.
+        options: options of the comparison.
+    """
+    best: dict[str, tuple[float, dict[str, Any]]] = {}
+    for trial in trials:
+        runs = [folders[task.label] for task in trial.tasks]
+        measured = [folder and load_evaluation(folder, _loss_only(options.evaluation_request)) for folder in runs]
+        if all(measured):
+            loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
+            if trial.method not in best or loss < best[trial.method][0]:
+                best[trial.method] = (loss, trial.changes)
+    return {method: changes for method, (_, changes) in best.items()}

@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tokenv.compare.config import flatten
+from tokenv.compare.config import EvaluationRequest, flatten
 from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.evaluation_request import EvaluationRequest
 from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
 from tokenv.compare.rate_curves import tabulate_rates
 from tokenv.compare.run_evaluation import RunEvaluation
@@ -26,11 +25,11 @@ from tokenv.compare.score_statistics import Difference, Pair, add_reversed_pairs
 from tokenv.compare.store import StoredRun
 from tokenv.config.build import is_trainable
 from tokenv.config.schema import SETTINGS, Config
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.evaluation.run_state import RunState
 from tokenv.plotting.theme import TERMINOLOGY, Terminology, in_words
-from tokenv.storage import checkpoints
 
 AGREEMENT = ("precision", "recall", "f1")
 LEARNERS_SETTING = ("estimator", "rate_target")

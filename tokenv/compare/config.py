@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tokenv.compare.evaluation_request import EvaluationRequest, ForecastRequest
 from tokenv.config.conversion import check_keys, from_dict
-from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, resolve
-from tokenv.config.literals import read_words
+from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import check_rate
+from tokenv.forecasting.config import ForecastRequest
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
@@ -40,6 +39,25 @@ class Task:
     def label(self) -> str:
         """Name of the run for messages."""
         return f"{self.protocol}: {self.method}, seed {self.config.seed}".removeprefix(": ")
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What to measure of a finished run.
+
+    Attributes:
+        passages: number of held-out sequences to store with their boundaries.
+        bpe_vocabulary: size of the BPE vocabulary which boundaries in text are compared with.
+        calibrate: whether to measure at exactly the target rate; see ``tokenv.evaluation.calibration``.
+        rates: further boundary rates to measure at, in boundaries per symbol.
+        forecast: forecasts to score; None for none.
+    """
+
+    passages: int = 3
+    bpe_vocabulary: int = 32_000
+    calibrate: bool = False
+    rates: list[float] = field(default_factory=list)
+    forecast: ForecastRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -325,72 +343,3 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         pairs |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return pairs
-
-
-def parse_comparison_arguments(arguments: Sequence[str], kind: type) -> tuple[dict[str, Any], list[str]]:
-    """Parse the arguments of a command line; in ``methods.NAME.key=value``, NAME may hold dots and equals signs.
-
-    Args:
-        arguments: arguments as typed.
-        kind: dataclass of a comparison's options.
-
-    Returns:
-        Nested values, and names of files, as ``read_words`` returns them.
-
-    Raises:
-        UserError: a file does not exist, or a value has no place in a configuration.
-    """
-    _, files = read_words(arguments, kind)
-    sections = (load_yaml(config_path(file)).get("methods") for file in files)
-    names = [str(name) for methods in sections if isinstance(methods, dict) for name in methods]
-    names.sort(key=len, reverse=True)  # the longest name which fits, if one begins like another
-    others: list[str] = []
-    methods: dict[str, Any] = {}
-    for argument in arguments:
-        rest = {name: argument.removeprefix(f"methods.{name}.") for name in names}
-        name = next((name for name in names if rest[name] != argument and "=" in rest[name]), None)
-        if name is None:
-            others.append(argument)
-        else:
-            methods = merge(methods, {name: read_words([rest[name]], Config)[0]})
-    updates, files = read_words(others, kind)
-    return (merge(updates, {"methods": methods}) if methods else updates), files
-
-
-def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
-    """Return the options of comparison files and the command line.
-
-    Args:
-        names: files or names of comparisons, later ones overriding earlier ones.
-        updates: nested values of the command line, which override all files.
-
-    Raises:
-        UserError: an unknown file, key or value.
-    """
-    config_keys, comparison_keys = ({item.name for item in fields(kind)} for kind in (Config, CompareOptions))
-    values: dict[str, Any] = {}
-    for name in names:
-        path = config_path(name)
-        section = load_yaml(path)
-        if "methods" not in section and section.keys() <= config_keys and not section.keys() <= comparison_keys:
-            raise UserError(
-                f"{name} is the configuration of one run, and a comparison needs methods: write a YAML file such as "
-                f"{{base: {name}, methods: {{learned: {{}}, uniform: {{agent: {{name: uniform}}}}}}}}, or take the "
-                f"methods of another comparison: tokenv compare with compare-quick base={name}"
-            )
-        check_keys(section, str(path), CompareOptions)
-        values = merge(values, _name_methods(section))
-    check_keys(updates, COMMAND_LINE, CompareOptions)
-    values = merge(values, _name_methods(updates))
-    if isinstance(values.get("tune"), dict):  # the command line reads dotted keys as nested ones
-        values["tune"] = flatten(values["tune"])
-    options = from_dict(CompareOptions, as_lists(values))
-    check_keys(options.common, "common", Config)
-    options.split_protocols()
-    return options
-
-
-def _name_methods(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with names of methods as text, which YAML or the command line may have read as numbers."""
-    methods = values.get("methods")
-    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values

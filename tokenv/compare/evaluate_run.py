@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.forecast_comparison import score_forecasts
 from tokenv.compare.run_evaluation import (
     VERSION,
@@ -33,8 +33,8 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.series.windows import SeriesData, load_series
-from tokenv.data.text.tokenizer import train_bpe
+from tokenv.data.tokenizer import train_bpe
+from tokenv.data.windows import SeriesData, load_series
 from tokenv.evaluation.boundary_stats import compute_boundary_stats, make_excerpts
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.config import EvaluationRequest
 from tokenv.config.schema import Config
 
 RUNNING_FILE, STOP_FILE = "going", "stop"  # in a comparison's folder; the former is renamed to stop all jobs
@@ -38,7 +38,7 @@ class JobSpec:
         name: name of this job's own folder in ``work_dir``.
         threads: threads of each process; 0 for torch's own choice.
         ranks: processes of the run, and GPUs if it uses any.
-        trusted: what stored runs may name: see ``tokenv.storage.trust.granted``.
+        trusted: what stored runs may name: see ``tokenv.core.trust.granted``.
         paths: folders where the comparison finds modules.
     """
 

@@ -20,11 +20,11 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from tokenv.compare.store import SILENT_SECONDS, file_system_time, identity, same_runs
 from tokenv.config.schema import Config
+from tokenv.core import processes
+from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import UserError
+from tokenv.core.trust import UnreadableFileError, read_json
 from tokenv.plotting.characters import escape_line
-from tokenv.storage import processes
-from tokenv.storage.atomic import write_atomically
-from tokenv.storage.trust import UnreadableFileError, read_json
 
 ACQUIRE_SECONDS = 10.0  # acquiring takes milliseconds: a marker that is still there was left by a machine that died
 VISIBLE = "CUDA_VISIBLE_DEVICES"

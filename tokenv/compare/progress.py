@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tokenv.compare.config import Task
 from tokenv.compare.store import same_runs
+from tokenv.core.processes import read_progress
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
 from tokenv.plotting.theme import TERMINOLOGY
-from tokenv.storage.progress_file import read_progress
 
 
 class EtaEstimator:

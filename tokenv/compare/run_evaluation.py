@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.config import EvaluationRequest
 from tokenv.config.conversion import Figure, from_dict
+from tokenv.core import checkpoints
+from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import DIGESTS
+from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt
-from tokenv.storage import checkpoints
-from tokenv.storage.checksummed import read_json, write_json
-from tokenv.storage.run_folders import DIGESTS
-from tokenv.storage.trust import MAX_JSON_BYTES, open_regular
 
 FILE = "assessment.json"
 VERSION = 3

@@ -21,9 +21,9 @@ from tokenv.compare.locks import find_holder
 from tokenv.compare.progress import ProgressDisplay
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import find_run, read_run
+from tokenv.core import processes, trust
 from tokenv.core.errors import RunFailedError, UserError
-from tokenv.storage import processes, trust
-from tokenv.storage.trust import read_json
+from tokenv.core.trust import read_json
 
 WORK_DIR = ".compare-"
 MAX_ATTEMPTS = 3  # of a run whose processes are killed

@@ -16,13 +16,13 @@ from tokenv.compare.config import flatten
 from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.files import resolve
 from tokenv.config.schema import IDENTITY, Config
+from tokenv.core import checkpoints, processes, trust
 from tokenv.core.errors import UserError
+from tokenv.core.trust import read_json
 from tokenv.plotting.characters import warn
-from tokenv.storage import checkpoints, processes, trust
-from tokenv.storage.trust import read_json
 
 SILENT_SECONDS = 300.0  # without a heartbeat: machines may see one another's files a minute late
-PROCESS = "process"  # key of a run's host information: see ``tokenv.storage.processes``
+PROCESS = "process"  # key of a run's host information: see ``tokenv.core.processes``
 
 
 def file_system_time(store: Path) -> float:
@@ -44,7 +44,7 @@ class StoredRun:
         identity: the sections of the configuration which are equal in two runs if these are the same run.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
-        process: description of its process, see ``tokenv.storage.processes``; None in runs of earlier versions.
+        process: description of its process, see ``tokenv.core.processes``; None in runs of earlier versions.
     """
 
     folder: Path

@@ -25,8 +25,8 @@ import yaml
 from tokenv.compare.job import JobResult, JobSpec
 from tokenv.compare.locks import LockHolder, RunLock, acquire_gpus, acquire_run
 from tokenv.compare.store import find_run
+from tokenv.core import processes, trust
 from tokenv.core.errors import REPORT
-from tokenv.storage import processes, trust
 
 PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
 UNKNOWN_EXIT = 255  # exit status in multiprocessing after the fork server, which alone knew it, was killed

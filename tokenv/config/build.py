@@ -15,13 +15,13 @@ from tokenv.agents.base import Agent
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.config import registry
 from tokenv.config.files import LOADED, LoadedAgent, TrainedAgent
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import Encoder, UNet
-from tokenv.storage import checkpoints
 
 ENCODER_PREFIXES = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
 

@@ -12,18 +12,23 @@ from tensordict.nn import TensorDictModuleBase
 
 from tokenv.agents.base import Agent
 from tokenv.config import registry
-from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.build import build_agent, build_codec, load_pretrained_lm
-from tokenv.config.hardware import check_training, resolve_device, resolve_precision, uses_activation_checkpointing
+from tokenv.config.hardware import (
+    BatchAssignment,
+    check_training,
+    resolve_device,
+    resolve_precision,
+    uses_activation_checkpointing,
+)
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_causal, check_compatible
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import load_corpus
-from tokenv.data.text.tokenizer import train_bpe
+from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
-from tokenv.estimators.imitation import Imitation
+from tokenv.estimators.surrogates import Imitation
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes, matrix_parameters, policy_flops
 from tokenv.lm.unet import UNet
@@ -46,7 +51,8 @@ class Components:
         frozen: whether the U-Net is not trained.
         early_exit: whether a pass computes the early exit's likelihoods.
         trains_early_exit: whether the early exit's loss has a weight.
-        whole: function which runs a pass with all parameters of the U-Net gathered; see ``tokenv.training.fsdp``.
+        whole: function which runs a pass with all parameters of the U-Net gathered; see
+            ``tokenv.training.data_parallel``.
     """
 
     lm: UNet

@@ -20,7 +20,7 @@ from tokenv.core.errors import UserError
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
 MAX_REEXPORTS = 5  # modules through which a name is imported
-# Wrong values of fields which declare no range, by their types; see ``tokenv.core.bounds``.
+# Wrong values of fields which declare no range, by their types; see ``tokenv.core.errors``.
 WRONG_VALUES = {(int, float, Limit, int | None, float | None): -1, (str, str | None): "?"}
 
 

@@ -20,11 +20,11 @@ import yaml
 from tokenv.config.conversion import Section, check_keys, from_dict, migrate_keys
 from tokenv.config.literals import check_plain
 from tokenv.config.schema import Config
+from tokenv.core import run_folders, trust
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.config import check_sources
 from tokenv.lm.config import UNetConfig
-from tokenv.storage import run_folders, trust
 
 LOADED = "loaded"  # agent.name of an agent of an earlier run
 

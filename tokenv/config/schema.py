@@ -9,8 +9,17 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tokenv.config.conversion import RENAMED_OPTIONS, Limit, Section
-from tokenv.core.bounds import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, POSITIVE_OR_NULL, SEED, bounds, check_bounds
-from tokenv.core.errors import UserError
+from tokenv.core.errors import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_OR_NULL,
+    SEED,
+    UserError,
+    bounds,
+    check_bounds,
+)
 from tokenv.core.rates import RateRange
 from tokenv.data.config import DataConfig
 from tokenv.lm.config import UNetConfig

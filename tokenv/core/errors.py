@@ -1,9 +1,11 @@
-"""Errors of users: the command line shows their message alone, and all other errors with their traceback."""
+"""Exceptions which users see, spelling suggestions, and declared bounds of options."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
 
 REPORT = "tokenv: this is a mistake in tokenv, or in a module that the command names: please report all of the above"
 
@@ -25,3 +27,37 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def bounds(expected: str, accepts: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the metadata of a field with a range.
+
+    Args:
+        expected: range in words, which continue "expected".
+        accepts: function which says whether the range contains a value.
+    """
+    return {"expected": expected, "accepts": accepts}
+
+
+COUNT = bounds("a whole number of at least 1", lambda value: value >= 1)
+POSITIVE = bounds("a positive number", lambda value: value > 0)
+POSITIVE_OR_NULL = bounds("a positive number, or null", lambda value: value is None or value > 0)
+NOT_NEGATIVE = bounds("0 or more", lambda value: value >= 0)
+FRACTION = bounds("0 to 1", lambda value: 0 <= value <= 1)
+SEED = bounds("a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32)  # numpy's range
+
+
+def check_bounds(options: Any, prefix: str = "") -> None:
+    """Check all fields of a dataclass which declare a range.
+
+    Args:
+        options: instance of the dataclass.
+        prefix: prefix of its keys in messages, such as ``train.``.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if "accepts" in item.metadata and not item.metadata["accepts"](value):
+            raise UserError(f"{prefix}{item.name} = {value!r}: expected {item.metadata['expected']}")

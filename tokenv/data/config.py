@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenv.core import trust
 from tokenv.core.errors import UserError
-from tokenv.storage import trust
 
 BUILT_IN = {  # texts that need no file
     "python": "the interpreter's standard library, as source text",
@@ -206,7 +206,7 @@ class DataConfig:
 
 
 def check_sources(config: DataConfig) -> None:
-    """Raise an error if only a stored run, not the user, has named the local data: see ``tokenv.storage.trust``.
+    """Raise an error if only a stored run, not the user, has named the local data: see ``tokenv.core.trust``.
 
     Raises:
         UserError: the user has named it neither now nor in an earlier command.

@@ -18,8 +18,8 @@ import zstandard
 from datasets import logging as datasets_logging
 from datasets.io.parquet import ParquetDatasetReader
 
+from tokenv.core import trust
 from tokenv.core.errors import UserError
-from tokenv.storage import trust
 
 datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
 Row = Mapping[str, Any]

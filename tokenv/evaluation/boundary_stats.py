@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
 from tokenv.lm.codecs.series import VALUE
-from tokenv.storage import checkpoints
 
 CLASSES = ("space", "line break", "letter", "digit", "punctuation", "control", "UTF-8 lead", "UTF-8 continuation")
 CONTEXT = 3  # bytes of a context; the last one may end a token

@@ -15,14 +15,13 @@ from torch import Tensor
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import check_generation
 from tokenv.config.schema import Config
-from tokenv.core import keys
+from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
 from tokenv.evaluation.run_state import RunState
 from tokenv.lm.flops import rate_of_flops, reading_flops
 from tokenv.plotting.characters import warn
-from tokenv.storage import checkpoints
 
 WINDOWS_PER_PASS = 16  # windows of scored texts in one forward pass where no batch size is set
 
@@ -81,7 +80,7 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
     Raises:
         DamagedError: if the checkpoint is damaged and must not or cannot be replaced.
         MissingFileError: if the run does not exist or has no checkpoint.
-        UserError: if the run names code which the user does not trust (see ``tokenv.storage.trust``), or the
+        UserError: if the run names code which the user does not trust (see ``tokenv.core.trust``), or the
             checkpoint does not match its configuration.
     """
     try:

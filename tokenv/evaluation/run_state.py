@@ -10,9 +10,9 @@ from typing import Any
 
 from tokenv.config.conversion import convert, from_dict, migrate_keys
 from tokenv.config.schema import Config
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.storage import checkpoints
 
 Log = Callable[[str, float, int], None]
 RATE_FREE_AGENTS = ("bpe", "mixed", "never", "whitespace")  # agents whose rate depends on the text, or is random

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from tokenv.core.atomic import write_atomically
 from tokenv.evaluation.boundary_stats import CLASSES, CONTEXT, BoundaryStats
 from tokenv.evaluation.loaded_run import Segmentation
 from tokenv.plotting.characters import Character, characters
 from tokenv.plotting.console import coloured_text, console
 from tokenv.plotting.html import segment_page
 from tokenv.plotting.theme import colour_ends
-from tokenv.storage.atomic import write_atomically
 
 TITLE = "Token boundaries"
 PAGE_CHARACTERS = 100_000  # maximum length of a web page; browsers are slow with more

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenv.core.errors import UserError
-from tokenv.data.series.windows import Series, SeriesData, Windows, moments
+from tokenv.data.windows import Series, SeriesData, Windows, moments
 from tokenv.forecasting.contexts import Array, ContextBatch
 from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.config import SYNTHETIC_SERIES, SeriesConfig
-from tokenv.data.series.tables import Recording, extend_dates
-from tokenv.data.series.windows import Series, SeriesData, SplitBorders, normalise_window, series_of
 from tokenv.data.stream import low_discrepancy_order
+from tokenv.data.tables import Recording, extend_dates
+from tokenv.data.windows import Series, SeriesData, SplitBorders, normalise_window, series_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
-from tokenv.data.series.tables import read_frame
+from tokenv.data.tables import read_frame
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
@@ -22,7 +22,7 @@ from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, check_season
 from tokenv.forecasting.config import check_request
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
-from tokenv.forecasting.distributions import ParametricForecast, PredictiveDistribution, SampleForecast
+from tokenv.forecasting.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 

@@ -117,7 +117,7 @@ class BenchOptions:
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
-        from tokenv.config.batch_assignment import BatchAssignment  # imports torch, which help does not need
+        from tokenv.config.hardware import BatchAssignment  # imports torch, which help does not need
 
         BatchAssignment.of(self.config.train, world=value)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,9 +16,37 @@ from tqdm import tqdm
 from tokenv.config.components import Components
 from tokenv.config.schema import LossConfig
 from tokenv.env.rollout import rollout
-from tokenv.lab.inference_speed import time_once
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.training.update import backward, rescored_rollouts
+
+WARMUP_ROUNDS = 2
+
+
+def time_once(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds which ``work`` takes, its kernels on a GPU included."""
+    _synchronize(device)
+    start = time.perf_counter()
+    work()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, *, progress: bool = False
+) -> dict[str, list[float]]:
+    """Return the seconds of every variant in every round, after two rounds of warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in tqdm(range(repeats + WARMUP_ROUNDS), desc="bench", unit="round", disable=not progress):
+        for name, work in variants.items():
+            elapsed = time_once(work, device)
+            if number >= WARMUP_ROUNDS:
+                seconds[name].append(elapsed)
+    return seconds
 
 
 @dataclass(frozen=True)

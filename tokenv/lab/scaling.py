@@ -14,13 +14,12 @@ from tqdm import tqdm
 
 from tokenv.config.components import build_components
 from tokenv.config.hardware import prepare
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import RANKS, BenchOptions
-from tokenv.lab.inference_speed import interleave
+from tokenv.lab.costs import interleave
 from tokenv.lab.speed import bench, peak_memory, time_figures
-from tokenv.training.data_parallel import DataParallelGroup
-from tokenv.training.fsdp import apply_fsdp
+from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.update import accumulate_gradients

@@ -1,4 +1,4 @@
-"""Measure speed, memory and the cost of learning boundaries in one interleaved run."""
+"""Measure speed, memory and the cost of learning boundaries in training, and the speed of inference."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenv.config import registry
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.data.sources import TensorSource
+from tokenv.data.corpus import TensorSource
+from tokenv.data.windows import Series, SplitBorders
+from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.forecasting.contexts import ContextBatch, ForecastContexts
+from tokenv.forecasting.forecaster import batch_size, check_forecast, forecast
 from tokenv.lab.bench_report import peak_matrix_size, speed_tables
 from tokenv.lab.config import BenchOptions
-from tokenv.lab.inference_speed import bench_generation, interleave, time_once
+from tokenv.lab.costs import interleave, time_once
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.flops import early_exit_share, policy_flops, policy_share, update_flops
+from tokenv.lm.flops import early_exit_share, policy_flops, policy_share, reading_flops, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
@@ -35,6 +40,9 @@ STAGES = {
     "early log-likelihood": keys.LOG_LIKELIHOOD_EARLY,
     "log-likelihood": keys.LOG_LIKELIHOOD,
 }
+PROMPT = 8  # symbols
+QUANTILES = (0.1, 0.5, 0.9)
+DIRECT = "direct"
 
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
@@ -256,3 +264,83 @@ def _transformer_update(config: Config, components: Components, symbol_BN: Tenso
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     return update
+
+
+def bench_generation(
+    components: Components, symbol_BN: Tensor, options: BenchOptions, *, progress: bool = False
+) -> dict[str, dict[str, float]]:
+    """Time reading and writing at each of ``options.rates``, with evenly spaced boundaries.
+
+    Args:
+        components: language model, in evaluation mode.
+        symbol_BN: symbols read in one pass; one row of as many symbols is written.
+        options: rates and rounds.
+        progress: whether to show a bar.
+
+    Returns:
+        By rate: symbols per second of ``reading`` and ``writing``, and ``flops`` per symbol.
+    """
+    lm, length = components.lm, symbol_BN.shape[1]
+    prompt, work = symbol_BN[:1, :PROMPT], {}
+    for rate in options.rates:
+        agent = registry.build("agent", {"name": "uniform"}, registry.AGENTS, rate=rate, seq_len=length)
+        work[f"reading {rate:g}"] = torch.no_grad()(partial(rollout, lm, agent, symbol_BN))
+        work[f"writing {rate:g}"] = partial(generate, lm, agent, prompt, length - PROMPT)
+    seconds = interleave(work, options.repeats, symbol_BN.device, progress=progress)
+    symbols = {"reading": symbol_BN.shape[0] * length, "writing": length}
+    return {
+        f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
+        | {"flops": reading_flops(lm, rate, torch.nn.Module())}
+        for rate in options.rates
+    }
+
+
+def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
+    """Time forecasts of random histories, in batches of the size which ``tokenv forecast`` uses.
+
+    Returns:
+        ``tables``: printable rows by title; ``figures``: ``forecasts_per_second`` by the number of samples, and of
+        the direct head where its horizon is long enough.
+
+    Raises:
+        UserError: the horizon does not fit the configuration, or the samples do not fit into memory.
+    """
+    config, horizon = options.config, options.horizon
+    stepwise = not config.model.direct
+    history, *_ = [check_forecast(config, horizon, samples=count, direct=not stepwise) for count in options.samples]
+    prepare(config.hardware)
+    components = build_components(config, resolve_device(config.hardware.device))
+    components.train(False)
+    samples = {f"{count}": count for count in options.samples} if stepwise else {}
+    samples |= {DIRECT: 0} if config.model.horizon >= horizon else {}
+    batches = {
+        name: _random_histories(options, history, batch_size(count, direct=not count))
+        for name, count in samples.items()
+    }
+    work = {name: partial(_forecast, components, batches[name], horizon, count) for name, count in samples.items()}
+    seconds = interleave(work, options.repeats, torch.device("cpu"), progress=progress)
+    speed = {name: len(batches[name].names) / statistics.median(values) for name, values in seconds.items()}
+    title = f"forecasts per second, {horizon} steps after {history}"
+    rows = {name if name == DIRECT else f"{name} samples": f"{value:,.3g}" for name, value in speed.items()}
+    return {"tables": {title: rows}, "figures": {"forecasts_per_second": speed}}
+
+
+def _random_histories(options: BenchOptions, length: int, count: int) -> ContextBatch:
+    config = options.config
+    shape = (count, length, config.data.series.channels)
+    value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
+    columns, borders = [f"{c}" for c in range(shape[2])], SplitBorders(length, length, length)
+    zero, one = torch.zeros(shape[2]).numpy(), torch.ones(shape[2]).numpy()
+    series = [Series(f"{row}", columns, value_LC, borders, zero, one) for row, value_LC in enumerate(value_BLC)]
+    index = torch.arange(count).numpy()
+    start, end = torch.zeros(count).long().numpy(), torch.full((count,), length).numpy()
+    contexts = ForecastContexts(
+        series, config.data.series, options.horizon, index, start, end, index, known=False, total=count
+    )
+    return next(contexts.batches(count))
+
+
+def _forecast(components: Components, batch: ContextBatch, horizon: int, samples: int) -> None:
+    """Forecast with quantiles; by the direct head if there are no samples."""
+    result = forecast(components, batch, horizon, samples=samples or 2, direct=not samples)
+    result.distribution.quantile(QUANTILES)

@@ -16,25 +16,25 @@ from tokenv.config import registry
 from tokenv.config.components import Components
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
+from tokenv.core import checkpoints
+from tokenv.core.checkpoints import fingerprint, load_tensors, read_json, save_tensors, write_json
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate
+from tokenv.core.run_folders import file_digest
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
 from tokenv.lab.config import Specification, VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.gradient_statistics import gradient_statistics
 from tokenv.lab.gradients import (
     COMPONENTS,
     MAX_ENUMERABLE,
     GradientProblem,
     credit_by_distance,
     draw_gradient,
+    gradient_statistics,
     true_gradient,
 )
-from tokenv.storage import checkpoints
-from tokenv.storage.checksummed import fingerprint, load_tensors, read_json, save_tensors, write_json
-from tokenv.storage.run_folders import file_digest
 from tokenv.training.checkpointing import load_components, read_state
 from tokenv.training.trainer import train
 

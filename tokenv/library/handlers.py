@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.schema import Config
+from tokenv.core import run_folders
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.run_state import RunState
@@ -18,7 +19,6 @@ from tokenv.library.spans import Spans
 from tokenv.plotting.characters import characters, escape
 from tokenv.plotting.html import coloured, legend, render
 from tokenv.plotting.theme import TERMINOLOGY, in_words
-from tokenv.storage import run_folders
 
 MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU without a noticeable delay
 CACHED_MODELS = 4  # models in memory, besides one of each run

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ov
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
+from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
 from tokenv.forecasting.forecaster import forecast_frame
 from tokenv.library import model_hub
-from tokenv.library.pretokenizer import PreTokenizer, fast_tokenizer
-from tokenv.library.spans import Spans
-from tokenv.storage.trust import allowing
+from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
 
 if TYPE_CHECKING:
     import pandas as pd

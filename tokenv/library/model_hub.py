@@ -12,12 +12,12 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 
+from tokenv.core import run_folders
+from tokenv.core.atomic import replacing_file, write_atomically
+from tokenv.core.checkpoints import MODEL, STATE
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.run_folders import DIGESTS, write_digests
 from tokenv.evaluation.loaded_run import LoadedRun
-from tokenv.storage import run_folders
-from tokenv.storage.atomic import replacing_file, write_atomically
-from tokenv.storage.checkpoints import MODEL, STATE
-from tokenv.storage.run_folders import DIGESTS, write_digests
 
 SAVED = (MODEL, STATE)  # files of a model without its optimiser
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

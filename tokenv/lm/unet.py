@@ -22,8 +22,7 @@ from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunk
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
-from tokenv.lm.packing import Pack, bucket_size
-from tokenv.lm.segments import Segments, relaxed_attention
+from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
 
 
 def _log_prob(codec: Codec, head: Callable[[Tensor], Tensor], x: Tensor, symbol: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Print coloured text and tables to the console, and write tables to CSV files."""
 
 import csv
+import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +15,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from tokenv.core.atomic import replacing_file, write_atomically
 from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.theme import PALETTE, ink, level
-from tokenv.storage.atomic import replacing_file
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width
 
@@ -136,3 +138,25 @@ def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0
         if newline:
             result.append("\n")
     return result
+
+
+def write_json_output(path: str | None, values: Any) -> None:
+    """Write dictionaries, lists, arrays, numbers and texts as JSON, NaN and infinite numbers as null.
+
+    Args:
+        path: file to write; None for none.
+        values: what is written.
+    """
+    if path is not None:
+        write_atomically(Path(path), json.dumps(_to_json(values), allow_nan=False))
+        console().print(f"json: {path}")
+
+
+def _to_json(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {str(key): _to_json(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_to_json(value) for value in values]
+    if hasattr(values, "tolist"):  # of numpy
+        return _to_json(values.tolist())
+    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
+from tokenv.core.atomic import write_atomically
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.theme import AMBER, BLUE, DARK, GREEN, LIGHT, ORANGE, PINK, SKY, style
-from tokenv.storage.atomic import write_atomically
 
 Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]  # training symbols and values
 

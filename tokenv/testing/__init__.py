@@ -15,7 +15,6 @@ __getattr__, __dir__ = lazy_exports(
     {
         "agent_checks": ("check_agent",),
         "codec_checks": ("check_codec",),
-        "estimator_checks": ("check_estimator",),
-        "rate_target_checks": ("check_rate_target",),
+        "estimator_checks": ("check_estimator", "check_rate_target"),
     },
 )

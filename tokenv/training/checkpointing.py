@@ -9,11 +9,11 @@ import torch
 
 from tokenv.config.components import Components, build_components
 from tokenv.config.schema import HardwareConfig, TrainConfig
+from tokenv.core import checkpoints
 from tokenv.core.distributed import gather_full_tensors
 from tokenv.core.errors import UserError
 from tokenv.data.stream import Streams
 from tokenv.evaluation.run_state import RunState
-from tokenv.storage import checkpoints
 from tokenv.training.optimizers import expected_optimizer_state
 
 

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components
 from tokenv.core.errors import RunFailedError
+from tokenv.core.processes import ProgressFile
 from tokenv.evaluation.run_state import Log, RunState
 from tokenv.lm.flops import Tokens, policy_flops, update_flops
-from tokenv.storage.progress_file import ProgressFile
 from tokenv.training.checkpointing import latest_checkpoint
 
 

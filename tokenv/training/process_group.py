@@ -1,8 +1,7 @@
 """The processes which train one run together, as torchrun starts them, and the messages among them.
 
-Nothing here knows of models or batches: ``tokenv.training.data_parallel`` says which sequences belong to which rank and
-sums gradients, ``tokenv.training.fsdp`` shards the model. In a single process nothing is sent. Rank 0 alone writes
-files and messages.
+Nothing here knows of models or batches: ``tokenv.training.data_parallel`` says which sequences belong to which rank,
+sums gradients and shards the model. In a single process nothing is sent. Rank 0 alone writes files and messages.
 """
 
 from __future__ import annotations

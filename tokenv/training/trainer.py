@@ -12,25 +12,22 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
-from tokenv.config.batch_assignment import BatchAssignment
 from tokenv.config.components import Components, build_components
-from tokenv.config.hardware import prepare
+from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig, TrainConfig
+from tokenv.core import checkpoints
 from tokenv.core.contracts import Sampling
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
+from tokenv.core.processes import GracefulStop
 from tokenv.core.sequences import SequenceBatch
-from tokenv.data.corpus import load_corpus
-from tokenv.data.sources import PrefetchedSource, ResumableSource
+from tokenv.data.corpus import PrefetchedSource, ResumableSource, load_corpus
 from tokenv.data.stream import Streams
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
-from tokenv.storage import checkpoints
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
-from tokenv.training.data_parallel import DataParallelGroup, RankStream
-from tokenv.training.fsdp import apply_fsdp
-from tokenv.training.interrupt import GracefulStop
+from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
 from tokenv.training.optimizers import (
     learning_rate,

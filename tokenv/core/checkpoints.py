@@ -1,5 +1,8 @@
-"""Save and load checkpoints: safetensors and JSON, complete or not there at all."""
+"""Save and load checkpoints: safetensors and JSON, complete or not there at all; and files with their own checksum."""
 
+from __future__ import annotations
+
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from tokenv.core import trust
+from tokenv.core.atomic import remove_folder, remove_partial_files, replacing_file, replacing_folder, write_atomically
 from tokenv.core.errors import UserError
-from tokenv.storage.atomic import remove_folder, remove_partial_files, replacing_folder
-from tokenv.storage.run_folders import (
+from tokenv.core.run_folders import (
     PREFIX,
     STATE,
     DamagedError,
@@ -22,12 +26,14 @@ from tokenv.storage.run_folders import (
     verify,
     write_digests,
 )
-from tokenv.storage.run_folders import find as find
-from tokenv.storage.trust import UnreadableFileError, check_regular
+from tokenv.core.run_folders import find as find
+from tokenv.core.trust import UnreadableFileError, check_regular
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 MAX_PARAMETER = 1e9  # magnitude: far above trained values, far below an overflow in a product
 PRECISIONS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
+OWNER, DIGEST = "of", "sha256"
+_ADVICE = "delete it, and what it held is measured again"
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         DamagedError: a file is not what was saved.
-        UserError: the configuration names code which the user has not allowed: see ``tokenv.storage.trust``.
+        UserError: the configuration names code which the user has not allowed: see ``tokenv.core.trust``.
     """
     tensors, state = load_model(path)
     return Checkpoint(tensors, _load_tensors(path / OPTIMIZER), state, path)
@@ -185,3 +191,93 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def write_json(path: Path, values: Mapping[str, Any], owner: Any, *, indent: int | None = None) -> None:
+    """Write values which ``read_json`` can verify, complete or not at all.
+
+    Args:
+        path: path in an existing folder.
+        values: values by name, which is neither ``of`` nor ``sha256``.
+        owner: JSON-serialisable description of what the values belong to.
+        indent: see ``json.dumps``.
+    """
+    owned = dict(values) | {OWNER: fingerprint(owner)}
+    write_atomically(path, json.dumps(owned | {DIGEST: fingerprint(owned)}, indent=indent))
+
+
+def read_json(path: Path, owner: Any, *, require_digest: bool = False) -> dict[str, Any]:
+    """Read and verify a file of ``write_json``.
+
+    Args:
+        path: path of the file.
+        owner: description of what the values must belong to.
+        require_digest: whether to reject a file without a digest, such as one of an earlier version.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: it is not what was written, or belongs to another owner.
+    """
+    try:
+        values = trust.read_json(path)
+    except trust.UnreadableFileError as error:
+        raise UserError(f"{error}: {_ADVICE}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
+    stored = values.pop(DIGEST, None)
+    if stored is not None or require_digest:
+        _check(stored, fingerprint(values), values.get(OWNER), owner, path)
+    return {name: value for name, value in values.items() if name != OWNER}
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, owner: Any) -> None:
+    """Write tensors which ``load_tensors`` can verify, complete or not at all.
+
+    Args:
+        tensors: tensors by name.
+        path: path in an existing folder.
+        owner: JSON-serialisable description of what the tensors belong to.
+    """
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {OWNER: fingerprint(owner), DIGEST: _digest(on_cpu, fingerprint(owner))}
+    with replacing_file(path) as scratch:
+        save_file(on_cpu, scratch, metadata=metadata)
+
+
+def load_tensors(path: Path, owner: Any) -> dict[str, torch.Tensor]:
+    """Load and verify tensors of ``save_tensors`` onto the CPU; a file of an earlier version has no digest and passes.
+
+    Raises:
+        UserError: it is not what was written, or belongs to another owner.
+    """
+    try:
+        trust.check_regular(path)
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, trust.UnreadableFileError) as error:
+        raise UserError(f"{path} is damaged, no safetensors: {error}: {_ADVICE}") from None
+    if DIGEST in metadata:
+        digest = _digest(tensors, metadata.get(OWNER, ""))
+        _check(metadata[DIGEST], digest, metadata.get(OWNER), owner, path)
+    return tensors
+
+
+def fingerprint(values: Any) -> str:
+    """Return a digest of JSON-serialisable values which does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], owner: str) -> str:
+    digest = hashlib.sha256(owner.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check(stored: Any, actual: str, stored_owner: Any, owner: Any, path: Path) -> None:
+    if stored != actual:
+        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {stored!r}: {_ADVICE}")
+    if stored_owner != fingerprint(owner):
+        raise UserError(f"{path}: of another run, or measured with other options: {_ADVICE}")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tokenv.core.checkpoints import load_tensors, read_json, save_tensors, write_json
 from tokenv.core.errors import UserError
-from tokenv.storage.checksummed import load_tensors, read_json, save_tensors, write_json
 
 VALUES = {"loss": [1.25, 2.5, float("inf")], "text": "é", "nested": {"a": None, "b": [1, True]}}
 TENSORS = {"policy": torch.arange(6.0).reshape(2, 3), "logits": torch.ones(1, 4)}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import Corpus
-from tokenv.storage.atomic import write_atomically
 
 BYTES = 256
 # GPT-2's pattern for splitting text into words, for bytes: each is one character, and all from 128 on count as

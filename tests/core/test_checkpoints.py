@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenv.storage import atomic, checkpoints
+from tokenv.core import atomic, checkpoints
 
 TENSORS = {"lm.w": torch.ones(1)}
 

@@ -17,17 +17,17 @@ from tiny import settings
 
 import tokenv
 from tokenv.cli.sacred import FileStorageObserver
-from tokenv.compare.evaluation_request import EvaluationRequest
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.locks import RunLock, acquire_run, lock_gpu
 from tokenv.compare.run_evaluation import FILE, load_evaluation
 from tokenv.compare.store import read_run
 from tokenv.config.files import resolve
 from tokenv.config.schema import Config
+from tokenv.core import atomic, checkpoints, trust
 from tokenv.core.errors import UserError
+from tokenv.core.processes import read_progress
+from tokenv.core.run_folders import DIGESTS, verify, write_digests
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.storage import atomic, checkpoints, checksummed, trust
-from tokenv.storage.progress_file import read_progress
-from tokenv.storage.run_folders import DIGESTS, verify, write_digests
 from tokenv.training.trainer import train
 
 SECRET = "the user's own"
@@ -50,8 +50,8 @@ def foreign(tmp_path: Path) -> Path:
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "file": lambda path: atomic.write_atomically(path, "theirs"),
     "copy": lambda path: atomic.copy_atomically(__file__, path),
-    "sealed": lambda path: checksummed.write_json(path, {"a": 1}, 1),
-    "tensors": lambda path: checksummed.save_tensors({"a": torch.ones(2)}, path, 1),
+    "sealed": lambda path: checkpoints.write_json(path, {"a": 1}, 1),
+    "tensors": lambda path: checkpoints.save_tensors({"a": torch.ones(2)}, path, 1),
 }
 
 
@@ -190,9 +190,9 @@ def test_irregular_files_are_not_loaded(kind: str, name: str, run: Path) -> None
     with pytest.raises(UserError):
         load_run(str(checkpoint))
     with pytest.raises(UserError):
-        checksummed.read_json(checkpoint / name, 1)
+        checkpoints.read_json(checkpoint / name, 1)
     with pytest.raises(UserError):
-        checksummed.load_tensors(checkpoint / name, 1)
+        checkpoints.load_tensors(checkpoint / name, 1)
 
 
 def test_the_size_of_json_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from tokenv.storage import progress_file
-from tokenv.storage.progress_file import FILE, ProgressFile, read_progress
+from tokenv.core import processes
+from tokenv.core.processes import PROGRESS_FILE, ProgressFile, read_progress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Give a clock which the test sets."""
     now = [100.0]
-    monkeypatch.setattr(progress_file.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -21,7 +21,7 @@ def test_it_is_written_once_a_second_and_at_the_end(tmp_path, clock):
     assert read_progress(folder) is None
     writer = ProgressFile(folder, total=100)
     writer.update(10)
-    assert read_progress(folder) == progress_file.Progress(10, 100, 0.0)
+    assert read_progress(folder) == processes.Progress(10, 100, 0.0)
     clock[0] += 0.9
     writer.update(20)
     assert read_progress(folder).symbols == 10
@@ -30,12 +30,12 @@ def test_it_is_written_once_a_second_and_at_the_end(tmp_path, clock):
     assert read_progress(folder).symbols == 30
     writer.update(100)
     assert read_progress(folder).symbols == read_progress(folder).total == 100
-    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert [path.name for path in folder.iterdir()] == [PROGRESS_FILE]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"symbols": 3})])
 def test_an_unreadable_file_is_no_progress(tmp_path, content):
-    (tmp_path / FILE).write_text(content)
+    (tmp_path / PROGRESS_FILE).write_text(content)
     assert read_progress(tmp_path) is None
 
 

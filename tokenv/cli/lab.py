@@ -1,4 +1,4 @@
-"""``tokenv variance``: bias, variance and cost of gradient estimators along one run."""
+"""Commands of the laboratory: bench and variance."""
 
 from __future__ import annotations
 
@@ -13,16 +13,56 @@ from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
 from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
+from tokenv.core import trust
+from tokenv.core.atomic import check_output
+from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.lab.config import MAY_CHANGE_ON_RESUME, VarianceOptions
+from tokenv.lab.bench_report import scaling_table, write_scaling
+from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOptions
+from tokenv.lab.scaling import scale
+from tokenv.lab.speed import bench, bench_forecasts
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
 from tokenv.lab.variance_report import print_variance, write_variance
 from tokenv.lab.variance_study import check_estimators, run_variance_study
-from tokenv.plotting.console import console
-from tokenv.storage import trust
-from tokenv.storage.checksummed import read_json, write_json
+from tokenv.plotting.console import console, summary_table
 
 OPTIONS_FILE = "options.json"
+
+
+def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
+    """Return the options for configurations and the command line.
+
+    Raises:
+        UserError: an unknown key or value; the configuration is of series, or of text where forecasts are to be timed.
+    """
+    own = take_own(BenchOptions, updates)
+    config = resolve(names, updates)
+    options: BenchOptions = from_dict(BenchOptions, {**own, "config": config.as_dict()})
+    check_output("out", options.out, ".csv", ".png")
+    if not options.samples:
+        check_text(config)
+    elif config.data.kind != "series":
+        raise UserError(
+            f"samples = {options.samples!r} with data.kind = 'text': expected series, such as series-synthetic"
+        )
+    return options
+
+
+def measure_and_show(options: BenchOptions, _record: Record) -> dict[str, Any]:
+    """Measure, and print the tables."""
+    if options.scaling:
+        rows = scale(options, progress=sys.stderr.isatty())
+        console().print(scaling_table(rows))
+        console().print("scaling: " + ", ".join(map(str, write_scaling(rows, options.out))))
+        return {"scaling": rows}
+    measure = bench_forecasts if options.samples else bench
+    results = measure(options, progress=sys.stderr.isatty())
+    for title, rows in results["tables"].items():
+        console().print(summary_table(rows, title=title))
+    return results["figures"]
+
+
+BENCH = Command("bench", resolve_bench, measure_and_show, BenchOptions)
 
 
 def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
@@ -102,4 +142,4 @@ def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, An
     return {label: cost["flops"] for label, cost in result["costs"].items()}
 
 
-COMMAND = Command("variance", resolve_variance, compare_estimators, VarianceOptions, stored=True)
+VARIANCE = Command("variance", resolve_variance, compare_estimators, VarianceOptions, stored=True)

@@ -6,6 +6,8 @@ YAML files are allowed; values read from a stored run are checked. Local data wh
 remembered (``remembered_paths``), so that the user's own runs can be evaluated later.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenv.storage.atomic import write_atomically
+from tokenv.core.atomic import write_atomically
 
 
 @pytest.mark.parametrize("content", ["Stück\r\n", b"\x00\xff\n"])

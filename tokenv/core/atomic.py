@@ -1,5 +1,7 @@
 """Write files and folders atomically: they are complete or do not exist."""
 
+from __future__ import annotations
+
 import errno
 import os
 import re
@@ -10,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from tokenv.core.errors import UserError
 
 PARTIAL, DELETED = ".partial-", ".deleted-"
 
@@ -132,3 +136,22 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_output(key: str, path: str | None, *suffixes: str) -> None:
+    """Check that a file can be written, before hours of work.
+
+    Args:
+        key: key which names the file.
+        path: value of the key; None for no file.
+        suffixes: endings of the files which are written, where ``path`` is only the beginning of their names.
+
+    Raises:
+        UserError: it is a folder or a device, or its folder does not exist.
+    """
+    for suffix in suffixes or ("",) if path is not None else ():
+        target = Path(f"{path}{suffix}")
+        if not Path(str(path)).name or (target.exists() and not target.is_file()):
+            raise UserError(f"{key} = {path!r}: expected the name of a file to write, such as {key}=result")
+        if not target.parent.is_dir():
+            raise UserError(f"{key} = {path!r}: there is no folder {target.parent}: make it, or name another file")

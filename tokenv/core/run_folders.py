@@ -1,5 +1,7 @@
 """Checkpoints in run folders, and the digests of their files, for code without tensors: nothing here imports torch."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -7,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenv.core import trust
+from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.storage import trust
-from tokenv.storage.atomic import write_atomically
-from tokenv.storage.trust import UnreadableFileError, open_regular, read_json
+from tokenv.core.trust import UnreadableFileError, open_regular, read_json
 
 PREFIX = "step-"  # of a checkpoint's folder
 STATE = "state.json"
@@ -147,7 +149,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedError: the file is not what was saved, or no state.
-        UserError: its configuration names code which the user has not allowed: see ``tokenv.storage.trust``.
+        UserError: its configuration names code which the user has not allowed: see ``tokenv.core.trust``.
     """
     state = _read_state(path)
     if not isinstance(state.get("config"), dict):

@@ -21,8 +21,8 @@ from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.builtin import synthetic_series
 from tokenv.data.config import HUB_PREFIX, SYNTHETIC_SERIES, DataConfig, check_sources
-from tokenv.data.series.tables import Recording, read_hub, read_table
 from tokenv.data.stream import InMemoryBlocks, low_discrepancy_order
+from tokenv.data.tables import Recording, read_hub, read_table
 
 Array = np.ndarray[Any, Any]
 ETT_ROWS_PER_HOUR = {"ETTh": 1, "ETTm": 4}

@@ -1,0 +1,111 @@
+"""Commands which use a trained model on text: generate, segment, serve and lm-eval."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenv.cli.options import GenerateOptions, SegmentOptions, ServeOptions, check_text, encode, resolve_options
+from tokenv.cli.sacred import Command, Record
+from tokenv.config.hardware import prepare
+from tokenv.core.errors import MissingFileError
+from tokenv.evaluation.calibration import segment_at_rate
+from tokenv.evaluation.evaluator import EvalOptions
+from tokenv.evaluation.loaded_run import generate_text, load_run, rate_for_flops
+from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
+from tokenv.library.handlers import ModelCache
+from tokenv.library.server import build_application, check_installed, host_names, in_url, listen, serve
+from tokenv.library.spans import Spans
+from tokenv.plotting.characters import Character, escape
+from tokenv.plotting.console import console, write_json_output
+
+
+def continue_text(options: GenerateOptions, _record: Record) -> str:
+    """Continue a text, and draw its boundaries on the way."""
+    trained = load_run(options.run, options.checkpoint)
+    check_text(trained.config)
+    rate = options.rate if options.flops is None else rate_for_flops(trained.components, options.flops)
+    written = generate_text(
+        trained,
+        options.read(),
+        options.max_new,
+        EvalOptions(seed=options.seed, rate=rate),
+        temperature=options.temperature,
+        top_p=options.top_p,
+        stop=None if options.stop is None else encode(options.stop),
+    )
+    print_passage(to_passage(written))
+    write_json_output(options.json, Spans(written, trained.step).as_dict())
+    return escape(written.text.decode("utf-8", errors="replace"))  # Sacred prints the result without escaping it
+
+
+GENERATE = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)
+
+
+def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
+    """Colour a text by boundary probability, as one run or several segment it."""
+    text = options.read()
+    spans: dict[str, Spans] = {}
+    passages: dict[str, list[Character]] = {}
+    facts: dict[str, str] = {}
+    for run in (options.run, *options.other_runs):
+        trained = load_run(run, options.checkpoint)
+        check_text(trained.config)
+        prepare(trained.config.hardware)
+        how = EvalOptions(seed=options.seed, threshold=options.threshold, rate=options.rate)
+        segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
+        spans[run], passages[run] = Spans(segmentation, trained.step), to_passage(segmentation)
+        own = passage_facts(passages[run], trained.step)
+        facts |= {run: ", ".join(f"{k}: {v}" for k, v in own.items())} if options.other_runs else {"run": run, **own}
+        if options.other_runs:
+            console().print(f"{run}:")
+        print_passage(passages[run], options.max_chars)
+    if options.out is not None:
+        headings = passages if options.other_runs else {options.file or "text": passages[options.run]}
+        pages = write_pages(Path(options.out), headings, facts)
+        console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
+    write_json_output(options.json, {run: each.as_dict() for run, each in spans.items()})
+    first = passages[options.run]
+    return {"boundaries": sum(c.boundary for c in first), "characters": len(first)}
+
+
+SEGMENT = Command("segment", partial(resolve_options, SegmentOptions), show_segments, SegmentOptions)
+
+
+def serve_page(options: ServeOptions, _record: Record) -> None:
+    """Serve until Ctrl-C."""
+    check_installed()
+    with listen(options.host, options.port) as listening:
+        models = ModelCache([options.run, *options.other_runs], options.checkpoint)
+        for config in models.configs.values():
+            check_text(config)
+        numeric, port, *_ = listening.getsockname()
+        app = build_application(models, seed=options.seed, names=host_names(options.host, numeric))
+        address = f"http://{in_url(options.host)}:{port}/"
+        console().print(f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True)
+        sys.stdout.flush()
+        serve(app, listening)
+
+
+SERVE = Command("serve", partial(resolve_options, ServeOptions), serve_page, ServeOptions)
+
+
+def run_lm_eval(arguments: list[str]) -> None:
+    """Run ``lm-eval`` with these arguments: see ``tokenv.library.lm_eval_model``.
+
+    Raises:
+        MissingFileError: the package is not installed.
+    """
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        import tokenv.library.lm_eval_model  # noqa: F401  registers the model
+    except ImportError:
+        raise MissingFileError("tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]") from None
+    before, sys.argv = sys.argv, ["lm-eval", *arguments]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

@@ -1,0 +1,189 @@
+"""Processes: describe them so that others can check whether they still exist, their progress, and deferred signals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import psutil
+
+from tokenv.core.atomic import write_atomically
+from tokenv.core.trust import read_json
+
+TICKS = "start_ticks"
+PROGRESS_FILE = "progress.json"
+PROGRESS_INTERVAL = 1.0  # seconds between two writes
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+IGNORE_SECONDS = 10.0  # Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
+
+
+def describe(*pids: int) -> dict[str, Any]:
+    """Return a JSON-serialisable description of this process and those with these ids, without ended ones."""
+    processes = [{"pid": pid} | start for pid in (os.getpid(), *pids) if (start := _describe_start(pid))]
+    return {"place": host_id(), "processes": processes}
+
+
+def alive_pids(description: Any) -> list[int] | None:
+    """Return the ids of described processes which still exist; None if they ran on another machine.
+
+    Args:
+        description: result of ``describe``, here or on another machine; anything else describes no process.
+    """
+    try:
+        processes = {each["pid"]: each for each in description["processes"]}
+        return (
+            [pid for pid, each in processes.items() if _is_alive(each)] if description["place"] == host_id() else None
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):  # not ours, or damaged
+        return []
+
+
+def _is_alive(process: dict[str, Any]) -> bool:
+    if TICKS in process:
+        return _start_ticks(process["pid"]) == process[TICKS]
+    started = _start_time(process["pid"])
+    return started is not None and abs(started - process["started"]) < 2  # seconds: clocks may be adjusted
+
+
+def _describe_start(pid: int) -> dict[str, Any]:
+    """Return the start of a process, independent of the system clock where possible; empty if it has ended."""
+    ticks = _start_ticks(pid)
+    if ticks is not None:
+        return {TICKS: ticks}
+    started = None if Path("/proc/self/stat").exists() else _start_time(pid)
+    return {} if started is None else {"started": started}
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return the clock ticks from the machine's start to the process's; None if it has ended or this is not Linux.
+
+    Field 22 of ``/proc/PID/stat``, whose second field, a name in parentheses, may hold anything (proc(5)).
+    """
+    try:
+        fields = Path(f"/proc/{int(pid)}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _start_time(pid: int) -> float | None:
+    """Return a process's start in seconds since 1970, which distinguishes reused ids; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def host_id() -> str:
+    """Return an id of this machine's boot and the container of its process ids; several may be called localhost."""
+    names = [socket.gethostname()]
+    with suppress(OSError):  # not Linux
+        names += [os.readlink("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    return " ".join(names)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run.
+
+    Attributes:
+        symbols: training symbols so far.
+        total: training symbols of the whole run.
+        seconds: time since the run started or resumed.
+    """
+
+    symbols: int
+    total: int
+    seconds: float
+
+
+class ProgressFile:
+    """Writer of a run's progress, at most once a second and at the end of the run.
+
+    Args:
+        folder: folder of the run's checkpoints; created if it is missing.
+        total: training symbols of the whole run.
+    """
+
+    def __init__(self, folder: Path, total: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._total = folder / PROGRESS_FILE, total
+        self._started, self._last_write = time.monotonic(), -PROGRESS_INTERVAL
+
+    def update(self, symbols: int) -> None:
+        """Write that so many training symbols have been seen in all."""
+        seconds = time.monotonic() - self._started
+        if seconds - self._last_write >= PROGRESS_INTERVAL or symbols >= self._total:
+            with suppress(OSError):  # the disk may be full for a while; saving a checkpoint reports that
+                write_atomically(self._path, json.dumps(asdict(Progress(symbols, self._total, seconds))))
+            self._last_write = seconds
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return the progress written last to a folder of checkpoints; None if there is none that can be read."""
+    try:
+        return Progress(**read_json(folder / PROGRESS_FILE))
+    except (OSError, ValueError, TypeError):  # missing, or written by another version
+        return None
+
+
+class GracefulStop:
+    """While entered, Ctrl-C, SIGTERM and SIGHUP all ask for a ``KeyboardInterrupt`` at a safe moment.
+
+    The first signal only sets ``requested``; a second Ctrl-C stops at once, as usual. Schedulers and closed terminals
+    may send their signals twice and mean one. After a ``KeyboardInterrupt`` all signals are ignored for some seconds,
+    so that the end of the run can be recorded.
+
+    SIGTERM and SIGHUP stay with a program which handles or ignores them already (a host program, nohup). Outside the
+    main thread nothing changes. Instances may be nested.
+
+    Args:
+        at_once: whether the first signal stops at once, too, where nothing can be saved.
+    """
+
+    _last_stop = -math.inf
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.requested = False
+        self._at_once = at_once
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> GracefulStop:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                ours = isinstance(getattr(handler, "__self__", None), GracefulStop)
+                if number == signal.SIGINT or handler == signal.SIG_DFL or ours:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def ignore_signals() -> None:
+        """Ignore all signals for some seconds, because the run is ending already."""
+        GracefulStop._last_stop = time.monotonic()
+
+    def raise_interrupt(self) -> NoReturn:
+        """Raise ``KeyboardInterrupt``, and ignore further signals for some seconds."""
+        self.ignore_signals()
+        raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again, self.requested = self.requested, True
+        ignored = time.monotonic() - GracefulStop._last_stop < IGNORE_SECONDS
+        if not ignored and (self._at_once or (again and number == signal.SIGINT)):
+            self.raise_interrupt()

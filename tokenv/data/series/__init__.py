@@ -1,1 +1,0 @@
-"""Time series: tables of recorded series, and the windows cut from them."""

@@ -1,1 +1,0 @@
-"""Texts: documents of local files and built-in corpora, and BPE tokenizers."""
