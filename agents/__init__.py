@@ -9,7 +9,7 @@ CLASSES = {
     "conditional": ("ConditionalBernoulli",),
     "boundary_predictors": ("HNet", "Nawrot"),
     "fixed": ("RandomRate", "NoBoundaries", "Random", "Uniform"),
-    "heuristic": ("Entropy", "Whitespace"),
+    "heuristic": ("Entropy", "Events", "Whitespace"),
     "bpe": ("BPE",),
     "pretrained": ("PretrainedAgent",),
 }
@@ -26,6 +26,7 @@ AGENTS = {  # agents by name
     "never": "tokenv.agents.fixed:NoBoundaries",
     "whitespace": "tokenv.agents.heuristic:Whitespace",
     "entropy": "tokenv.agents.heuristic:Entropy",
+    "events": "tokenv.agents.heuristic:Events",
     "bpe": "tokenv.agents.bpe:BPE",
 }
 

@@ -187,7 +187,7 @@ class StepState:
         Raises:
             ValueError: a row is neither at the position after the last call's nor at 0.
         """
-        previous = self._previous(value, position)
+        previous = self.previous(value, position)
         self._last = value.detach().clone(), position.clone()
         return previous
 
@@ -202,7 +202,7 @@ class StepState:
             ValueError: as ``exchange``.
         """
         start = (position == 0).view(*position.shape, *(1,) * (value.dim() - position.dim()))
-        initial = value.detach().where(start, self._previous(value, position))
+        initial = value.detach().where(start, self.previous(value, position))
         self._last = initial, position.clone()
         return initial
 
@@ -212,7 +212,8 @@ class StepState:
             value, position = self._last
             self._last = value.repeat_interleave(times, 0), position.repeat_interleave(times, 0)
 
-    def _previous(self, value: Tensor, position: Tensor) -> Tensor:
+    def previous(self, value: Tensor, position: Tensor) -> Tensor:
+        """Return the values of the previous positions, and store nothing; see ``exchange``."""
         previous = value.detach(), position.new_full(position.shape, -1)
         if self._last is not None and self._last[1].shape == position.shape:
             previous = self._last

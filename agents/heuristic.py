@@ -139,3 +139,72 @@ class Entropy(Rule):
         quantile = torch.quantile(compared, 1 - self.rate).to(self.theta)
         previous = torch.where(self.theta.isinf(), quantile, self.theta)
         self.theta.copy_(self.momentum * previous + (1 - self.momentum) * quantile)
+
+
+class Events(Agent):
+    """A boundary at a fixed delay after every event of a series, an event being a jump.
+
+    ``|x_i - x_{i-1}| > threshold`` in the frame's scale, in any channel, is an event if the last one is at least
+    ``refractory`` steps back (a dead time, as in spike and heartbeat detectors). The first step counts as one.
+    Deterministic: noise is ignored. Acting at one position stores the steps since the last event in a ``StepState``.
+
+    Args:
+        threshold: least jump, in standard deviations of the sequence's context.
+        refractory: least steps between two events.
+        delay: steps from an event to its boundary.
+        period: steps between further boundaries until the next event; 0 for none.
+
+    Raises:
+        ValueError: ``threshold`` not positive, ``refractory`` below 1, or a negative ``delay`` or ``period``.
+    """
+
+    in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
+
+    def __init__(self, threshold: float = 2.5, refractory: int = 15, delay: int = 0, period: int = 0) -> None:
+        super().__init__()
+        if not threshold > 0 or refractory < 1 or delay < 0 or period < 0:
+            raise ValueError(
+                f"agent.threshold = {threshold}, agent.refractory = {refractory}, agent.delay = {delay}, "
+                f"agent.period = {period}: expected a positive threshold, at least 1 step between events, and no "
+                "negative number"
+            )
+        self.threshold, self.refractory, self.delay, self.period = threshold, refractory, delay, period
+        self._state = StepState()
+
+    def _jump(self, observation: TensorDictBase) -> Tensor:
+        """Return whether the series jumps, [..]; never where a value is missing."""
+        symbol = observation[keys.SYMBOL]
+        if not symbol.is_floating_point():
+            raise ValueError("agent.name=events reads the values of a series, not bytes: set data.kind=series")
+        value, scale, last = symbol[..., 0], symbol[..., 2], symbol[..., 4]
+        return ((value - last).abs() > self.threshold * scale).any(-1)
+
+    def _since_event(self, jump: Tensor, previous: Tensor, position: Tensor) -> Tensor:
+        """Return the steps since the last event, given those one step earlier; [..] each."""
+        event = (position == 0) | jump & (previous + 1 >= self.refractory)
+        return torch.where(event, 0, previous + 1)
+
+    def _boundary(self, since: Tensor) -> Tensor:
+        after = since - self.delay
+        return (after >= 0) & (after % self.period == 0) if self.period else after == 0
+
+    def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
+        """Draw all boundaries, all K samples equal; step after step, because an event depends on the one before."""
+        jump, position = self._jump(observation), observation[keys.POSITION]
+        since = [torch.zeros_like(position[..., 0])]
+        for i in range(1, position.shape[-1]):
+            since.append(self._since_event(jump[..., i], since[-1], position[..., i]))
+        boundary = self._boundary(torch.stack(since, -1))
+        return deterministic_output(observation, boundary.expand(noise.shape), noise.dtype)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act at one position, the one after the last call's or 0 in every row.
+
+        Raises:
+            ValueError: a row is at any other position.
+        """
+        position, noise = tensordict[keys.POSITION], tensordict.get(keys.NOISE)
+        since = self._since_event(self._jump(tensordict), self._state.previous(position, position), position)
+        self._state.exchange(since, position)
+        dtype = torch.get_default_dtype() if noise is None else noise.dtype
+        return tensordict.update(deterministic_output(tensordict, self._boundary(since), dtype))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv.agents.heuristic import Entropy, Whitespace
+from tokenv.agents.heuristic import Entropy, Events, Whitespace
 from tokenv.core import keys
 from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
@@ -148,6 +148,52 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm):
     assert 2 < action_BT.sum() < action_BT.numel()
 
 
+def series(value_BT):
+    """Symbols of one channel with location 0 and scale 1, as ``normalise_window`` writes them."""
+    last_BT = torch.cat([torch.zeros_like(value_BT[:, :1]), value_BT[:, :-1]], 1)
+    one = torch.ones_like(value_BT)
+    return torch.stack([value_BT, 0 * one, one, one, last_BT], -1).unsqueeze(2)
+
+
+def events_of(values, refractory):
+    found = [0]
+    for i in range(1, len(values)):
+        if abs(values[i] - values[i - 1]) > 1 and i - found[-1] >= refractory:
+            found.append(i)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 6), st.integers(0, 5), st.integers(0, 4), seeds
+)
+def test_events_are_answered_after_their_delay(values, refractory, delay, period, seed):
+    """Compared with the definition; one position at a time gives the same."""
+    expected = {0}
+    begins = events_of(values, refractory)
+    for begin, end in zip(begins, [*begins[1:], len(values)], strict=True):
+        after = range(begin + delay, end, period) if period else (begin + delay,)
+        expected |= {i for i in after if i < end}
+    agent = Events(threshold=1.0, refractory=refractory, delay=delay, period=period)
+    value_BT = torch.tensor([values, values], dtype=torch.float64)
+    td = observe(value=value_BT).set(keys.SYMBOL, series(value_BT))
+    noise = torch.rand(3, *td.batch_size, generator=torch.Generator().manual_seed(seed))
+    drawn = agent.draw(td, noise)
+    assert drawn.batch_size == noise.shape
+    assert set(drawn[keys.ACTION][2, 0].nonzero().flatten().tolist()) == expected
+    for _ in range(2):  # and once more from the start
+        for i in range(len(values)):
+            assert torch.equal(agent(td[:, i].clone())[keys.ACTION], drawn[keys.ACTION][0, :, i])
+
+
+def test_a_missing_value_is_no_event():
+    value_BT = torch.tensor([[0.0, torch.nan, 5.0, 0.0]] * 2)
+    symbol = series(value_BT)
+    symbol[:, 2, 0, 4] = 5.0  # the last value that is known
+    drawn = Events(refractory=1).draw(observe(value=value_BT).set(keys.SYMBOL, symbol), torch.rand(2, 4))
+    assert drawn[keys.ACTION][0].tolist() == [1, 0, 0, 1]
+
+
 class Mute(Codec):
     """Has no entropy."""
 
@@ -163,6 +209,11 @@ def test_mistakes_are_told(tiny_lm):
     ):
         with pytest.raises(ValueError, match=message):
             Entropy(**options)
+    for name, wrong in (("threshold", 0.0), ("refractory", 0), ("delay", -1), ("period", -1)):
+        with pytest.raises(ValueError, match=rf"agent\.{name} = {wrong}"):
+            Events(**{name: wrong})
+    with pytest.raises(ValueError, match=r"reads the values of a series, not bytes: set data\.kind=series"):
+        Events().draw(observe(symbol=torch.zeros(2, 3, dtype=torch.long)), torch.rand(2, 3))
     env = TokenizationEnv(tiny_lm, TensorSource(torch.zeros(1, 4, dtype=torch.long)), 1)
     with pytest.raises(ValueError, match=r'make the environment with optional_keys=\["early_entropy"\]'):
         env.rollout(3, Entropy())

@@ -132,7 +132,10 @@ def test_invalid_requests_are_rejected(trained: Path, words: list[str], message:
         run_command("evaluate", ["with", f"run={trained}", *words])
     with pytest.raises(UserError, match="flops and rate: expected one of them"):
         run_command("generate", ["with", f"run={trained}", "text=a", "rate=0.1", "flops=1e5"])
-    for more, said in (("tokens=0", "tokens = 0: expected at least 1"), ("tokens=9", "expected 1 to 1, the bytes")):
+    for more, said in (
+        ("tokens=0", "tokens = 0: expected a whole number of at least 1"),
+        ("tokens=9", "expected 1 to 1, the bytes"),
+    ):
         with pytest.raises(UserError, match=said):
             run_command("segment", ["with", f"run={trained}", "text=a", more])
     with pytest.raises(UserError, match="tokens and rate: expected one of them"):

@@ -235,7 +235,7 @@ def test_mistakes_are_told(comparison):
     ("words", "message"),
     [
         ([], "nothing to compare"),
-        (["both.yaml", "jobs=0"], "jobs = 0: expected at least 1"),
+        (["both.yaml", "jobs=0"], "jobs = 0: expected a whole number of at least 1"),
         (["both.yaml", "seeds=[]"], "seeds is empty"),
         (["both.yaml", "seeds=['a']"], "expected whole numbers"),
         (["both.yaml", "only=other"], "only names 'other'"),

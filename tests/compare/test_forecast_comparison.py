@@ -175,7 +175,7 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
          r"forecast with data\.kind = 'text': expected series"),
         ({"season": 19}, {}, "season = 19: expected 1 to 18"),
         ({"peers": ["arima"]}, {}, r"forecast\.peers = \['arima'\]: expected names among dlinear"),
-        ({"windows": -1}, {}, r"forecast\.windows = -1: expected at least 0"),
+        ({"windows": -1}, {}, r"forecast\.windows = -1: expected a whole number of at least 0"),
         ({"horizont": 6}, {}, r"unknown key forecast\.horizont"),
     ],
 )  # fmt: skip

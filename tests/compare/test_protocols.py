@@ -55,6 +55,15 @@ def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settin
         assert one / equal.train.batch_size == pytest.approx(other / plain.train.batch_size, rel=0.01), name
 
 
+def test_the_model_of_every_method_is_tuned(tiny_settings):
+    of = options(tiny_settings, tune={"train.learning_rate": [0.1, 0.2], "loss.rate": [1.0, 2.0]}, tune_seeds=[7])
+    tried = make_trials(of, None)
+    assert {trial.method for trial in tried} == set(METHODS)
+    assert [trial.changes for trial in tried if trial.method == "uniform"] == [
+        {"train": {"learning_rate": rate}} for rate in (0.1, 0.2)
+    ]
+
+
 def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
     """Every learning method that does not say so itself tries all values on all tuning seeds; the lowest mean wins."""
     grid = {"train.agent_learning_rate": [0.1, 0.2], "loss.rate": [1.0, 2.0, 3.0]}

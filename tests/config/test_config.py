@@ -70,7 +70,7 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
         ({"train": {"batch_size": 0}}, r"train.batch_size = 0: expected"),
         ({"train": {"warmup_symbols": -1}}, r"train.warmup_symbols = -1: expected 0 or more"),
         ({"model": {"heads": 5}}, r"model.heads = 5 does not divide model.width"),
-        ({"model": {"window": 0}}, r"model.window = 0: expected a positive number"),
+        ({"model": {"window": 0}}, r"model.window = 0: expected a whole number of at least 1"),
         ({"hardware": {"device": "gpu"}}, r"hardware.device = 'gpu': expected auto, cpu, cuda"),
         ({"hardware": {"precision": "int8"}}, r"hardware.precision = 'int8'"),
         ({"loss": {"policy": -1}}, r"loss.policy = -1.0: expected a weight"),

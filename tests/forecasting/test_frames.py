@@ -78,8 +78,8 @@ def test_mistakes_are_reported(model):
         (frame, {"horizon": 7, "direct": True}, r"direct head reaches 6 steps: train one with model\.horizon=7"),
         (frame, {"horizon": 28}, "horizon = 28: expected 1 to 27"),
         (frame, {"quantiles": [0.9, 0.1]}, "quantiles = "),
-        (frame, {"samples": 0, "direct": False}, "samples = 0: expected at least 2"),
-        (frame, {"horizon": 8, "samples": 1}, "samples = 1: expected at least 2"),
+        (frame, {"samples": 0, "direct": False}, "samples = 0: expected a whole number of at least 2"),
+        (frame, {"horizon": 8, "samples": 1}, "samples = 1: expected a whole number of at least 2"),
         (frame.iloc[:0], {}, "frame has no row"),
     ]
     for each, options, message in cases:

@@ -418,7 +418,7 @@ def test_specifications_are_calls():
         ({"seq_len": 1000}, "longer than the run's"),
         ({"estimators": ()}, "estimators is empty"),
         ({"estimators": "rloo"}, "expected a list"),
-        ({"credit_draws": -1}, "credit_draws = -1: expected at least 0"),
+        ({"credit_draws": -1}, "credit_draws = -1: expected a whole number of at least 0"),
         ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),
     ],
 )

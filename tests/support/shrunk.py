@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 from PIL import Image
@@ -74,7 +75,7 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
     source = data.get("source", "python")
     changes = copy.deepcopy(RUN)
     if data.get("kind") == "series":
-        changes["data"] |= SERIES if not source.endswith(".csv") else {"series": {"context": 12}}
+        changes["data"] |= SERIES if not source.endswith((".csv", ".parquet")) else {"series": {"context": 12}}
         if settings["model"].get("horizon"):
             changes["model"] = MODEL | {"horizon": 8}
         if settings["model"].get("direct"):
@@ -181,6 +182,7 @@ def stand_ins(folder: Path) -> None:
     _table(folder / TABLE, ETT, 20 * 30 * 24, dice)
     _table(folder / "new.csv", ETT, 200, dice)
     _table(folder / "my.csv", ("load", "price"), 600, dice)
+    pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(folder / "ecg60.parquet")
     (folder / "lambada_test.jsonl").write_text('{"text": "the last word of this line is here"}\n' * 3)
     question = {"goal": "open a jar", "sol1": "turn the lid", "sol2": "paint the lid"}
     (folder / "piqa_valid.jsonl").write_text((json.dumps(question) + "\n") * 3)

@@ -8,27 +8,20 @@ from typing import Any
 
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE
-from tokenv.config.schema import Config, check_seed
+from tokenv.config.schema import Config
 from tokenv.core import run_folders
 from tokenv.core.atomic import check_output
-from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.errors import COUNT, SEED, MissingFileError, UserError, at_least, bounds, check_bounds, choice
 from tokenv.core.rates import check_rate
 from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
-from tokenv.forecasting.config import check_request
+from tokenv.forecasting.config import PEER_NAMES, SAMPLES, SEASON, WINDOWS
 
-
-def check_budget(flops: float | None, replaces: bool, key: str) -> None:
-    """Raise an error unless a budget is positive and given without the option which it replaces.
-
-    Raises:
-        UserError: if the budget is not positive, or the option ``key`` is given, too.
-    """
-    if flops is not None and not flops > 0:
-        raise UserError(f"flops = {flops}: expected floating-point operations per symbol, such as 1e6")
-    if flops is not None and replaces:
-        raise UserError(f"flops and {key}: expected one of them")
+MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
+REQUESTED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda value: value is None or 0 < value < 1)
+FLOPS = bounds("floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0)
+TEMPERATURE = bounds("0 (the most probable byte) or more", lambda value: value >= 0)
 
 
 @dataclass(frozen=True)
@@ -42,15 +35,13 @@ class RunOptions:
     """
 
     run: str = ""
-    checkpoint: str = "best"
-    seed: int = 0
+    checkpoint: str = field(default="best", metadata=choice("best", "latest"))
+    seed: int = field(default=0, metadata=SEED)
 
     def __post_init__(self) -> None:
         if not self.run:
             raise UserError("run is missing: expected a run folder, such as run=runs/1")
-        check_seed(self.seed)
-        if self.checkpoint not in ("best", "latest"):
-            raise UserError(f"checkpoint = {self.checkpoint!r}: expected best or latest")
+        check_bounds(self)
 
     def check_others(self, other_runs: list[str]) -> None:
         """Raise an error unless further runs exist and are different ones."""
@@ -87,15 +78,13 @@ class ServeOptions(RunOptions):
 
     other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     host: str = "127.0.0.1"
-    port: int = 8123
+    port: int = field(default=8123, metadata=bounds("0 (any free one) to 65535", lambda port: 0 <= port < 2**16))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_others(self.other_runs)
         if not self.host:
             raise UserError("host is empty: expected an address of this machine, such as 127.0.0.1")
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"port = {self.port}: expected a number from 0 (any free one) to 65535")
 
 
 @dataclass(frozen=True)
@@ -111,11 +100,10 @@ class TextOptions(JsonOutputOptions):
 
     text: str | None = None
     file: str | None = None
-    rate: float | None = None
+    rate: float | None = field(default=None, metadata=REQUESTED_RATE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rate("rate", self.rate)
         if (self.text is None) == (self.file is None):
             raise UserError('expected one of text="..." and file=PATH')
         if self.file is not None and not Path(self.file).is_file():
@@ -153,19 +141,15 @@ class SegmentOptions(TextOptions):
 
     out: str | None = "segments.html"
     other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
-    tokens: int | None = None
+    tokens: int | None = field(default=None, metadata=at_least(1, optional=True))
     threshold: bool = False
-    max_chars: int = field(default=5_000, metadata={"was": "shown"})
+    max_chars: int = field(default=5_000, metadata=at_least(0) | {"was": "shown"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_output("out", self.out)
-        if self.tokens is not None and self.tokens < 1:
-            raise UserError(f"tokens = {self.tokens}: expected at least 1, or null")
         if self.tokens is not None and self.rate is not None:
             raise UserError("tokens and rate: expected one of them")
-        if self.max_chars < 0:
-            raise UserError(f"max_chars = {self.max_chars}: expected 0 characters or more")
         self.check_others(self.other_runs)
 
 
@@ -181,26 +165,18 @@ class GenerateOptions(TextOptions):
         flops: budget of floating-point operations per byte, in place of a rate (docs/rates.md); null for none.
     """
 
-    max_new: int = 200
-    temperature: float = 0.8
-    top_p: float = 0.95
+    max_new: int = field(default=200, metadata=COUNT)
+    temperature: float = field(default=0.8, metadata=TEMPERATURE)
+    top_p: float = field(default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1))
     stop: str | None = None
-    flops: float | None = None
+    flops: float | None = field(default=None, metadata=FLOPS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget(self.flops, self.rate is not None, "rate")
-        if self.max_new < 1:
-            raise UserError(f"max_new = {self.max_new}: expected at least 1 byte to write")
-        if self.temperature < 0:
-            raise UserError(f"temperature = {self.temperature}: expected 0 (the most probable byte) or more")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p = {self.top_p}: expected a number in (0, 1]")
+        if self.flops is not None and self.rate is not None:
+            raise UserError("flops and rate: expected one of them")
         if self.stop == "":
             raise UserError("stop is empty: expected a text after which to stop, or null")
-
-
-MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
 
 
 @dataclass(frozen=True)
@@ -229,15 +205,15 @@ class EvaluateOptions(JsonOutputOptions):
     """
 
     data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
-    split: str = "validation"
-    sequences: int = 2048
-    batch_size: int = 64
+    split: str = field(default="validation", metadata=choice("validation", "test"))
+    sequences: int = field(default=2048, metadata=COUNT)
+    batch_size: int = field(default=64, metadata=COUNT)
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
-    limit: int | None = field(default=None, metadata={"was": "questions"})
+    limit: int | None = field(default=None, metadata=at_least(1, optional=True) | {"was": "questions"})
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
-    flops: float | None = None
+    flops: float | None = field(default=None, metadata=FLOPS)
     entropy_weight: list[float] = field(default_factory=list, metadata={"was": "doubt"})
     other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     out: str | None = "rates"
@@ -247,7 +223,8 @@ class EvaluateOptions(JsonOutputOptions):
         check_output("out", self.out, ".csv", ".png")
         for rate in self.rates:
             check_rate("rates", rate)
-        check_budget(self.flops, bool(self.rates), "rates")
+        if self.flops is not None and self.rates:
+            raise UserError("flops and rates: expected one of them")
         if self.other_runs and not self.at_rates:
             raise UserError(
                 f"other_runs = {self.other_runs!r}: expected rates or flops beside it, at which runs are compared"
@@ -264,15 +241,8 @@ class EvaluateOptions(JsonOutputOptions):
         self.check_others(self.other_runs)
         if self.tasks and self.at_rates:
             raise UserError("tasks are scored at a run's own rate: leave out rates and flops, or tasks")
-        if self.split not in ("validation", "test"):
-            raise UserError(f"split = {self.split!r}: expected validation or test")
         check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
         check_tasks([*self.task_names, *self.task_files])
-        for name in ("sequences", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least 1")
-        if self.limit is not None and not (isinstance(self.limit, int) and self.limit >= 1):
-            raise UserError(f"limit = {self.limit!r}: expected a whole number of at least 1, or null for all")
         if self.calibrate and self.split != "validation":
             raise UserError(
                 f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
@@ -319,24 +289,21 @@ class ForecastOptions(JsonOutputOptions):
     """
 
     csv: str | None = None
-    horizon: int = 96
-    samples: int = 100
-    rate: float | None = None
-    windows: int = 16
+    horizon: int = field(default=96, metadata=COUNT)
+    samples: int = field(default=100, metadata=SAMPLES)
+    rate: float | None = field(default=None, metadata=REQUESTED_RATE)
+    windows: int = field(default=16, metadata=WINDOWS)
     direct: bool = False
-    season: int | None = None
-    peers: list[str] | str = field(default_factory=list)
+    season: int | None = field(default=None, metadata=SEASON)
+    peers: list[str] | str = field(default_factory=list, metadata=PEER_NAMES)
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     out: str = "forecast"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_output("out", self.out, ".csv", ".png")
-        check_rate("rate", self.rate)
         if isinstance(self.peers, str):
             object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
-        names = ("horizon", "samples", "windows", "season", "peers")
-        check_request(**{name: getattr(self, name) for name in names})
+        super().__post_init__()
+        check_output("out", self.out, ".csv", ".png")
         if self.peers and self.csv is not None:
             raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
         if self.csv is not None and not Path(self.csv).is_file():

@@ -31,6 +31,7 @@ from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
 from tokenv.core.errors import RunFailedError, UserError
 
+OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")  # keys of what learns
 StartFolders = dict[str, Path]  # method to the run which it starts from
 
 
@@ -267,7 +268,9 @@ def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, prot
     for method, changes in options.selected_methods.items():
         own = flatten(merge(options.common, changes)) if options.tune else {}
         grid = {key: values for key, values in options.tune.items() if key not in own}
-        if not grid or not is_trainable(options.make_task(method, options.tune_seeds[0]).config.agent):
+        if grid and not is_trainable(options.make_task(method, options.tune_seeds[0]).config.agent):
+            grid = {key: values for key, values in grid.items() if not key.startswith(OF_POLICY)}
+        if not grid:
             continue
         for values in itertools.product(*grid.values()):
             name, tuned = method, dict[str, Any]()

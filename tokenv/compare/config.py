@@ -11,12 +11,17 @@ from typing import Any, Self
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
 from tokenv.core.rates import check_rate
 from tokenv.forecasting.config import ForecastRequest
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
+
+EXECUTOR = bounds(
+    "local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or slurm:FILE (a YAML file of submitit's parameters)",
+    lambda name: re.fullmatch(r"local|(dask|slurm):.+", name) is not None,
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,9 @@ class CompareOptions:
         pretrain: run whose language model all methods start from (``init_from``), as changes of ``base``; trained
             once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained
             alike. Empty for none.
-        tune: dotted key to the values to try for every learning method which does not set it, on ``tune_seeds``; the
-            value with the lowest mean loss is taken.
+        tune: dotted key to the values to try for every method which does not set it, on ``tune_seeds``; the value with
+            the lowest mean loss is taken. Keys of the policy, such as ``train.agent_learning_rate``, are tuned only for
+            methods which learn.
         tune_seeds: seeds used for tuning only.
         protocols: name to changes of all of the above; each is a comparison of its own with the same methods, and a
             summary compares the methods in all of them. Empty for one comparison.
@@ -113,13 +119,13 @@ class CompareOptions:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     only: list[str] = field(default_factory=list)
     skip: list[str] = field(default_factory=list)
-    jobs: int = 1
-    executor: str = "local"
-    ranks: int = 1
+    jobs: int = field(default=1, metadata=COUNT)
+    executor: str = field(default="local", metadata=EXECUTOR)
+    ranks: int = field(default=1, metadata=COUNT)
     store: str = "runs"
     runs: list[str] = field(default_factory=list)
-    passages: int = 3
-    bpe_vocabulary: int = 32_000
+    passages: int = field(default=3, metadata=at_least(0))
+    bpe_vocabulary: int = field(default=32_000, metadata=at_least(256))
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     forecast: ForecastRequest | None = None
@@ -139,11 +145,7 @@ class CompareOptions:
         for key in ("seeds", "tune_seeds"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise UserError(f"{key} = {getattr(self, key)!r}: expected every seed once, such as {key}=[0,1,2]")
-        if not re.fullmatch(r"local|(dask|slurm):.+", self.executor):
-            raise UserError(
-                f"executor = {self.executor!r}: expected local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or "
-                "slurm:FILE (a YAML file of submitit's parameters)"
-            )
+        check_bounds(self)
         for rate in self.rates:
             check_rate("rates", rate)
         if len(set(self.rates)) < len(self.rates):
@@ -172,9 +174,6 @@ class CompareOptions:
                 "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
                 "shifted rate, or no calibration"
             )
-        for name, least in (("jobs", 1), ("ranks", 1), ("passages", 0), ("bpe_vocabulary", 256)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
 
     @property
     def evaluation_request(self) -> EvaluationRequest:

@@ -14,14 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenv.config.conversion import Limit, Section, in_words
-from tokenv.core.errors import UserError
+from tokenv.config.conversion import Section, in_words
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
 MAX_REEXPORTS = 5  # modules through which a name is imported
-# Wrong values of fields which declare no range, by their types; see ``tokenv.core.errors``.
-WRONG_VALUES = {(int, float, Limit, int | None, float | None): -1, (str, str | None): "?"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
             )
         else:
             default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            yield Key(name, default, descriptions[item.name], _expected(sample, item, hints[item.name]))
+            expected = item.metadata.get("expected", in_words(hints[item.name]))
+            yield Key(name, default, descriptions[item.name], expected)
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -79,22 +77,6 @@ def meanings(kind: type) -> dict[str, str]:
 def plain(text: str) -> str:
     """Return a docstring's text on one line, without marks of code."""
     return " ".join(text.replace("`", "").split())
-
-
-def _expected(sample: Any, item: dataclasses.Field[Any], hint: Any) -> str:
-    """Return the range of a field in words: as it is declared, else as its check says, else as its type says.
-
-    A check which no field declares is found by a wrong value, whose error says what was expected.
-    """
-    if "expected" in item.metadata:
-        return str(item.metadata["expected"])
-    for kinds, wrong in WRONG_VALUES.items():
-        try:
-            dataclasses.replace(sample, **({item.name: wrong} if hint in kinds else {}))
-        except UserError as error:
-            if message := re.search(rf"\b{item.name}\b.*?expected (.+?)(?:: |; |$)", str(error)):
-                return message[1]
-    return in_words(hint)
 
 
 def sentence(target: str) -> str:

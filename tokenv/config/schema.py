@@ -30,15 +30,6 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
         raise UserError(f"{key} = {value!r}: expected {expected}")
 
 
-def check_seed(seed: int, key: str = "seed") -> None:
-    """Check that a seed is in the range which all generators accept.
-
-    Raises:
-        UserError: it is negative or too large.
-    """
-    _require(SEED["accepts"](seed), key, seed, SEED["expected"])
-
-
 # Metadata of fields of ``Config``.
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # not part of the method

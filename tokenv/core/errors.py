@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -39,7 +39,24 @@ def bounds(expected: str, accepts: Callable[[Any], bool]) -> dict[str, Any]:
     return {"expected": expected, "accepts": accepts}
 
 
-COUNT = bounds("a whole number of at least 1", lambda value: value >= 1)
+def at_least(low: int, *, optional: bool = False) -> dict[str, Any]:
+    """Return the metadata of a field which is a whole number of at least ``low``, or None if ``optional``."""
+
+    def accepts(value: Any) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+    return bounds(f"a whole number of at least {low}" + ", or null" * optional, accepts)
+
+
+def choice(*values: str) -> dict[str, Any]:
+    """Return the metadata of a field which is one of these values."""
+    words = ", ".join(values[:-1]) + " or " + values[-1]
+    return bounds(words, lambda value: value in values)
+
+
+COUNT = at_least(1)
 POSITIVE = bounds("a positive number", lambda value: value > 0)
 POSITIVE_OR_NULL = bounds("a positive number, or null", lambda value: value is None or value > 0)
 NOT_NEGATIVE = bounds("0 or more", lambda value: value >= 0)
@@ -58,6 +75,20 @@ def check_bounds(options: Any, prefix: str = "") -> None:
         UserError: a value is out of range.
     """
     for item in fields(options):
-        value = getattr(options, item.name)
-        if "accepts" in item.metadata and not item.metadata["accepts"](value):
-            raise UserError(f"{prefix}{item.name} = {value!r}: expected {item.metadata['expected']}")
+        if "accepts" in item.metadata:
+            check_value(f"{prefix}{item.name}", getattr(options, item.name), item.metadata)
+
+
+def check_value(key: str, value: Any, metadata: Mapping[Any, Any]) -> None:
+    """Check one value.
+
+    Args:
+        key: its name in the message.
+        value: the value.
+        metadata: metadata of a field with a range; see ``bounds``.
+
+    Raises:
+        UserError: it is out of range.
+    """
+    if not metadata["accepts"](value):
+        raise UserError(f"{key} = {value!r}: expected {metadata['expected']}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenv.core import trust
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, choice
 
 BUILT_IN = {  # texts that need no file
     "python": "the interpreter's standard library, as source text",
@@ -20,22 +20,14 @@ SYNTHETIC_SERIES = {  # series that need no file, with known change points
     "echoes": "quiet sections that end in a brief pulse, which a slow response answers a section later",
 }
 HUB_PREFIX = "hub:"
-CUTS = ("chunk", "document")
-KINDS = ("text", "series")
 SERIES_SUFFIXES = (".csv", ".parquet")
-SPLITS = ("auto", "fractions")
 
 
-def _check_choice(key: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{key} is {value!r}; expected {' or '.join(choices)}: choose one")
-
-
-def _check_integers(section: str, config: Any, least: dict[str, int]) -> None:
-    for name, low in least.items():
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise UserError(f"{section}.{name} is {value!r}; expected an integer of at least {low}: raise it")
+NAME = bounds("a text which is not empty", lambda value: isinstance(value, str) and value not in ("", HUB_PREFIX))
+HELD_OUT = bounds(
+    "a fraction strictly between 0 and 1, such as 0.02 (data.validation_source names other data to validate on)",
+    lambda value: isinstance(value, int | float) and 0 < value < 1,
+)
 
 
 @dataclass(frozen=True)
@@ -62,18 +54,18 @@ class SeriesConfig:
         UserError: a value is out of range.
     """
 
-    context: int = 32
+    context: int = field(default=32, metadata=COUNT)
     columns: list[str] | str = field(default_factory=list)
     date: str | None = "date"
     joint: bool = False
-    split: str = "auto"
-    test: float = 0.2
-    stride: int = 1
-    floor: float = 0.1
-    tolerance: int = 2
-    count: int = 64
-    length: int = 2048
-    dwell: int = 24
+    split: str = field(default="auto", metadata=choice("auto", "fractions"))
+    test: float = field(default=0.2, metadata=bounds("a fraction from 0 to below 1", lambda value: 0 <= value < 1))
+    stride: int = field(default=1, metadata=COUNT)
+    floor: float = field(default=0.1, metadata=bounds("a positive number", lambda value: 0 < value < math.inf))
+    tolerance: int = field(default=2, metadata=at_least(0))
+    count: int = field(default=64, metadata=COUNT)
+    length: int = field(default=2048, metadata=at_least(2))
+    dwell: int = field(default=24, metadata=at_least(4))
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -85,13 +77,7 @@ class SeriesConfig:
             raise UserError(f"data.series.columns is {self.columns!r}; expected every name once: drop the others")
         if self.joint and not self.columns:
             raise UserError("data.series.joint is true and data.series.columns names none; expected their names")
-        _check_choice("data.series.split", self.split, SPLITS)
-        if not 0 <= self.test < 1:
-            raise UserError(f"data.series.test is {self.test}; expected a fraction from 0 to below 1: try 0.2")
-        if not 0 < self.floor < float("inf"):
-            raise UserError(f"data.series.floor is {self.floor}; expected a positive number: try 0.1")
-        least = {"context": 1, "stride": 1, "tolerance": 0, "count": 1, "length": 2, "dwell": 4}
-        _check_integers("data.series", self, least)
+        check_bounds(self, "data.series.")
 
     @property
     def channels(self) -> int:
@@ -133,21 +119,21 @@ class DataConfig:
         UserError: a value is out of range.
     """
 
-    kind: str = "text"
-    source: str = "python"
+    kind: str = field(default="text", metadata=choice("text", "series"))
+    source: str = field(default="python", metadata=NAME)
     hub_config: str | None = None
-    hub_split: str = "train"
-    column: str = "text"
-    cut: str = "chunk"
-    seq_len: int = 512
-    validation: float = 0.02
+    hub_split: str = field(default="train", metadata=NAME)
+    column: str = field(default="text", metadata=NAME)
+    cut: str = field(default="chunk", metadata=choice("chunk", "document"))
+    seq_len: int = field(default=512, metadata=at_least(2))
+    validation: float = field(default=0.02, metadata=HELD_OUT)
     validation_source: str | None = None
-    seed: int = 0
+    seed: int = field(default=0, metadata=at_least(0))
     group_duplicates: bool = field(default=True, metadata={"stored_default": False})
-    shuffle_buffer: int = 10_000
-    streams: int = 16
-    lexicon_size: int = field(default=100, metadata={"was": "words_lexicon"})
-    words_documents: int = 2000
+    shuffle_buffer: int = field(default=10_000, metadata=COUNT)
+    streams: int = field(default=16, metadata=COUNT)
+    lexicon_size: int = field(default=100, metadata=at_least(2) | {"was": "words_lexicon"})
+    words_documents: int = field(default=2000, metadata=COUNT)
     series: SeriesConfig = field(default_factory=SeriesConfig)
 
     @property
@@ -156,21 +142,7 @@ class DataConfig:
         return self.series.tolerance if self.kind == "series" else 0
 
     def __post_init__(self) -> None:
-        _check_choice("data.kind", self.kind, KINDS)
-        for name in ("source", "hub_split", "column"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value or value == HUB_PREFIX:
-                raise UserError(f"data.{name} is {value!r}; expected a non-empty string: write it out")
-        _check_choice("data.cut", self.cut, CUTS)
-        least = {"seq_len": 2, "seed": 0, "shuffle_buffer": 1, "streams": 1, "lexicon_size": 2, "words_documents": 1}
-        _check_integers("data", self, least)
-        if isinstance(self.validation, bool) or not isinstance(self.validation, int | float):
-            raise UserError(f"data.validation is {self.validation!r}; expected a number: try 0.02")
-        if not 0 < self.validation < 1:
-            raise UserError(
-                f"data.validation is {self.validation}; expected a fraction strictly between 0 and 1: "
-                "try 0.02, or set data.validation_source to validate on other data"
-            )
+        check_bounds(self, "data.")
         self._check_source()
         if self.validation_source is not None and self.validation_source.startswith(HUB_PREFIX):
             raise UserError(

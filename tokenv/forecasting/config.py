@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tokenv.core.errors import UserError
+from tokenv.core.errors import at_least, bounds, check_bounds
 
 PEERS = ("dlinear",)
 
 
-def check_request(
-    *, horizon: int | None, samples: int, windows: int, season: int | None, peers: Sequence[str], prefix: str = ""
-) -> None:
-    """Check the options of forecasts.
+def _are_peers(names: Any) -> bool:
+    return not isinstance(names, str) and all(name in PEERS for name in names)
 
-    Args:
-        horizon: number of steps; None for as many as a model's direct head predicts.
-        samples: continuations of a history.
-        windows: number of test windows; 0 for all.
-        season: steps of a season; None to estimate it.
-        peers: names of peer models.
-        prefix: prefix of the keys in the message.
 
-    Raises:
-        UserError: a number is too small, or a peer model is unknown.
-    """
-    for name, value, least in (("horizon", horizon, 1), ("samples", samples, 2), ("windows", windows, 0)):
-        if value is not None and value < least:
-            raise UserError(f"{prefix}{name} = {value}: expected at least {least}")
-    if season is not None and season < 1:
-        raise UserError(f"{prefix}season = {season}: expected a number of steps, such as 24, or null to estimate it")
-    for name in peers:
-        if name not in PEERS:
-            raise UserError(f"{prefix}peers = {list(peers)!r}: expected names among {', '.join(PEERS)}")
+# Metadata of options, of this request and of ``tokenv forecast``.
+HORIZON, SAMPLES, WINDOWS = at_least(1, optional=True), at_least(2), at_least(0)
+SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
+PEER_NAMES = bounds(f"names among {', '.join(PEERS)}", _are_peers)
 
 
 @dataclass(frozen=True)
@@ -49,16 +33,15 @@ class ForecastRequest:
         peers: further models beside the naive baselines.
 
     Raises:
-        UserError: see ``check_request``.
+        UserError: a number is too small, or a peer model is unknown.
     """
 
-    horizon: int | None = None
-    windows: int = 1400
+    horizon: int | None = field(default=None, metadata=HORIZON)
+    windows: int = field(default=1400, metadata=WINDOWS)
     direct: bool = True
-    samples: int = 25
-    season: int | None = None
-    peers: list[str] = field(default_factory=lambda: ["dlinear"])
+    samples: int = field(default=25, metadata=SAMPLES)
+    season: int | None = field(default=None, metadata=SEASON)
+    peers: list[str] = field(default_factory=lambda: ["dlinear"], metadata=PEER_NAMES)
 
     def __post_init__(self) -> None:
-        names = ("horizon", "samples", "windows", "season", "peers")
-        check_request(**{name: getattr(self, name) for name in names}, prefix="forecast.")
+        check_bounds(self, "forecast.")

@@ -13,14 +13,14 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.data.tables import read_frame
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, check_season
-from tokenv.forecasting.config import check_request
+from tokenv.forecasting.config import SAMPLES
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
 from tokenv.forecasting.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
@@ -241,7 +241,8 @@ def forecast_frame(
     """Forecast the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
     if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
         raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
-    check_request(horizon=horizon, samples=samples, windows=0, season=None, peers=[])
+    check_value("horizon", horizon, COUNT)
+    check_value("samples", samples, SAMPLES)
     config, components = run.config, run.components
     if direct is None:
         direct = components.lm.config.horizon >= horizon

@@ -12,8 +12,8 @@ from tokenv.config import registry
 from tokenv.config.conversion import convert, from_dict
 from tokenv.config.files import merge, nest_key
 from tokenv.config.literals import check_plain
-from tokenv.config.schema import IDENTITY, Config, check_seed
-from tokenv.core.errors import UserError
+from tokenv.config.schema import IDENTITY, Config
+from tokenv.core.errors import COUNT, SEED, UserError, at_least, bounds, check_bounds
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -75,18 +75,17 @@ class BenchOptions:
     """
 
     config: Config
-    repeats: int = 5
+    repeats: int = field(default=5, metadata=COUNT)
     stepping: bool = True
     plain: bool = False
     scaling: dict[str, Any] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    horizon: int = 24
+    horizon: int = field(default=24, metadata=COUNT)
     out: str = "scaling"
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise UserError(f"repeats = {self.repeats}: expected at least 1")
+        check_bounds(self)
         for rate in self.rates:
             if not 1 <= rate * self.config.data.seq_len < self.config.data.seq_len:
                 raise UserError(
@@ -189,30 +188,23 @@ class VarianceOptions:
 
     config: Config
     run: str = ""
-    checkpoints: int = field(default=3, metadata={"was": "moments"})
+    checkpoints: int = field(default=3, metadata=COUNT | {"was": "moments"})
     estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
-    draws: int = 32
+    draws: int = field(default=32, metadata=at_least(4))
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
-    reference_draws: int = 64
-    batch_size: int = 16
-    seq_len: int = 0
-    warmup: int = 20
-    timings: int = 5
-    credit_draws: int = 16
-    noise_seed: int = 0
+    reference_draws: int = field(default=64, metadata=at_least(4))
+    batch_size: int = field(default=16, metadata=at_least(2))
+    seq_len: int = field(default=0, metadata=bounds("0 (the run's own) or at least 4", lambda n: n == 0 or n >= 4))
+    warmup: int = field(default=20, metadata=at_least(0))
+    timings: int = field(default=5, metadata=COUNT)
+    credit_draws: int = field(default=16, metadata=at_least(0))
+    noise_seed: int = field(default=0, metadata=SEED)
     resume: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.estimators, str):
             raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
-        low = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 0, "timings": 1}
-        low |= {"seq_len": 0, "credit_draws": 0}
-        for name, least in low.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{name} = {getattr(self, name)}: expected at least {least}")
-        check_seed(self.noise_seed, "noise_seed")
-        if self.seq_len and self.seq_len < 4:
-            raise UserError(f"seq_len = {self.seq_len}: expected 0 (the run's own) or at least 4 symbols")
+        check_bounds(self)
         if self.length > self.config.data.seq_len:
             raise UserError(
                 f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {self.config.data.seq_len}"

@@ -1,11 +1,13 @@
 """The size of a U-Net."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, POSITIVE, UserError, at_least, bounds, check_bounds
 
 MAX_LAYERS = 1000
+LAYERS = bounds(f"1 to {MAX_LAYERS:,} layers", lambda value: 1 <= value <= MAX_LAYERS)
 POOLINGS = ("select", "mean", "smooth")
+POOLING = bounds("select (the paper's), mean (Nawrot's) or smooth (H-Net's)", lambda name: name in POOLINGS)
 
 
 @dataclass(frozen=True)
@@ -37,38 +39,26 @@ class UNetConfig:
             has no horizon.
     """
 
-    width: int = 128
-    heads: int = 4
-    down_layers: int = 2
-    mid_layers: int = 4
-    up_layers: int = 2
-    window: int = 64
-    byte_mlp: int = 1
-    token_mlp: int = 4
-    attention_softcap: float = 50.0
-    output_softcap: float = 30.0
-    rope_base: float = 10_000.0
-    pooling: str = "select"
-    horizon: int = 0
+    width: int = field(default=128, metadata=COUNT)
+    heads: int = field(default=4, metadata=COUNT)
+    down_layers: int = field(default=2, metadata=LAYERS)
+    mid_layers: int = field(default=4, metadata=LAYERS)
+    up_layers: int = field(default=2, metadata=LAYERS)
+    window: int = field(default=64, metadata=COUNT)
+    byte_mlp: int = field(default=1, metadata=COUNT)
+    token_mlp: int = field(default=4, metadata=COUNT)
+    attention_softcap: float = field(default=50.0, metadata=POSITIVE)
+    output_softcap: float = field(default=30.0, metadata=POSITIVE)
+    rope_base: float = field(default=10_000.0, metadata=POSITIVE)
+    pooling: str = field(default="select", metadata=POOLING)
+    horizon: int = field(default=0, metadata=at_least(0))
     direct: bool = False
 
     def __post_init__(self) -> None:
-        if self.horizon < 0:
-            raise UserError(f"model.horizon = {self.horizon}: expected symbols to predict at once, or 0 for none")
+        check_bounds(self, "model.")
         if self.direct and not self.horizon:
             raise UserError(
                 "model.direct = True with model.horizon = 0: expected symbols to predict at once, such as 24"
-            )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_layers") and value > MAX_LAYERS:
-                raise UserError(f"model.{field.name} = {value:,}: expected at most {MAX_LAYERS:,} layers")
-            if field.name not in ("pooling", "horizon", "direct") and not value > 0:
-                raise UserError(f"model.{field.name} = {value!r}: expected a positive number")
-        if self.pooling not in POOLINGS:
-            raise UserError(
-                f"model.pooling = {self.pooling!r}: expected one of {', '.join(POOLINGS)}; "
-                "select is the paper's, mean is Nawrot's, smooth is H-Net's"
             )
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise UserError(
