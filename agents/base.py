@@ -241,6 +241,8 @@ class Agent(TensorDictModuleBase, ABC):
             constructor with an argument ``rates`` receives the run's range.
         whole: whether a decision reads all symbols of the history, later ones too, so that none of them may be
             predicted (``tokenv.core.contracts.check_causal``).
+        reads_ahead: whether a decision depends on later symbols although they are predicted, so that the likelihood
+            given its boundaries is not that of a causal model. Comparisons mark such agents.
     """
 
     in_keys: list[str]
@@ -250,6 +252,7 @@ class Agent(TensorDictModuleBase, ABC):
     pooling: str | None = None
     rates: RateRange | None = None
     whole: bool = False
+    reads_ahead: bool = False
 
     @abstractmethod
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:

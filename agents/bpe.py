@@ -40,6 +40,7 @@ class BPE(Agent):
     """
 
     in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
+    reads_ahead = True
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Agents which follow a fixed rule on the text."""
 
+import functools
 import math
 from abc import abstractmethod
 
@@ -54,6 +55,11 @@ class Rule(Agent):
         return tensordict.update(deterministic_output(tensordict, boundary, dtype))
 
 
+@functools.cache  # a copy to an accelerator waits for it
+def _spacelike_edges(device: torch.device) -> Tensor:
+    return torch.tensor(SPACELIKE_EDGES, device=device)
+
+
 class Whitespace(Rule):
     """SpaceByte's rule (Slagle 2024, arXiv 2404.14408): a boundary at the first byte after a word.
 
@@ -66,8 +72,7 @@ class Whitespace(Rule):
 
     def _value(self, observation: TensorDictBase) -> Tensor:
         symbol = observation[keys.SYMBOL]
-        edges = torch.tensor(SPACELIKE_EDGES, device=symbol.device)
-        return torch.bucketize(symbol.contiguous(), edges, right=True) % 2 == 0
+        return torch.bucketize(symbol.contiguous(), _spacelike_edges(symbol.device), right=True) % 2 == 0
 
     def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
         return value & ~previous

@@ -1,4 +1,7 @@
-"""Baselines, which are subtracted from an action's credit to lower its variance."""
+"""Baselines, which are subtracted from an action's credit to lower its variance.
+
+Each logs ``explained_variance``: ``1 - Var(A) / Var(G)`` over all decisions, A being what is left of the credit G.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +10,20 @@ from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.estimators.base import Stage
-from tokenv.estimators.statistics import any_over, leave_one_out_mean, masked_mean, mean_over, mean_over_batch
+from tokenv.estimators.statistics import (
+    any_over,
+    leave_one_out_mean,
+    log_explained_variance,
+    masked_mean,
+    mean_over,
+    mean_over_batch,
+)
+
+
+def _set_centred(tensordict: TensorDictBase, centred: Tensor) -> TensorDictBase:
+    """Write what a baseline leaves of the advantage, and the share of the variance which it explains."""
+    log_explained_variance(tensordict, tensordict[keys.ADVANTAGE], centred)
+    return tensordict.set(keys.ADVANTAGE, centred)
 
 
 class BatchCentre(Stage):
@@ -27,7 +43,7 @@ class BatchCentre(Stage):
         """Centre ``advantage``: [.., B, T]."""
         advantage = tensordict[keys.ADVANTAGE]
         mean = mean_over_batch(advantage, tensordict[keys.DECISION_MASK])
-        return tensordict.set(keys.ADVANTAGE, advantage - mean)
+        return _set_centred(tensordict, advantage - mean)
 
 
 class LeaveOneOutBatch(Stage):
@@ -46,7 +62,7 @@ class LeaveOneOutBatch(Stage):
         """Centre ``advantage``: [.., B, T]."""
         advantage = tensordict[keys.ADVANTAGE]
         others = leave_one_out_mean(advantage, tensordict[keys.DECISION_MASK], -2)
-        return tensordict.set(keys.ADVANTAGE, advantage - others)
+        return _set_centred(tensordict, advantage - others)
 
 
 class LeaveOneOut(Stage):
@@ -63,7 +79,7 @@ class LeaveOneOut(Stage):
         reward_only: whether only the first sample trains the language model.
     """
 
-    in_keys = [keys.ADVANTAGE]
+    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
     out_keys = [keys.ADVANTAGE]
     samples = 2
 
@@ -76,7 +92,7 @@ class LeaveOneOut(Stage):
         advantage = tensordict[keys.ADVANTAGE]
         samples = advantage.shape[-3]
         centred = advantage - advantage.mean(-3, keepdim=True)
-        return tensordict.set(keys.ADVANTAGE, centred * (samples / (samples - 1)))
+        return _set_centred(tensordict, centred * (samples / (samples - 1)))
 
 
 class ShrunkLeaveOneOut(LeaveOneOut):
@@ -97,8 +113,6 @@ class ShrunkLeaveOneOut(LeaveOneOut):
     Raises:
         ValueError: ``decay`` outside [0, 1).
     """
-
-    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
 
     def __init__(self, reward_only: bool = False, decay: float = 0.95) -> None:
         super().__init__(reward_only)
@@ -125,7 +139,7 @@ class ShrunkLeaveOneOut(LeaveOneOut):
         if self.training:
             for mean, values in ((self.product, advantage * others), (self.square, others.square())):
                 mean.lerp_(masked_mean(values, mask).to(mean.dtype), 1 - self.decay)
-        return tensordict.set(keys.ADVANTAGE, centred)
+        return _set_centred(tensordict, centred)
 
 
 class GroupRelative(Stage):
@@ -147,7 +161,7 @@ class GroupRelative(Stage):
         ValueError: ``epsilon`` is not positive.
     """
 
-    in_keys = [keys.ADVANTAGE]
+    in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]
     out_keys = [keys.ADVANTAGE]
     samples = 2
     unbiased = False
@@ -163,8 +177,9 @@ class GroupRelative(Stage):
         """Standardise ``advantage``: [.., K, B, T]."""
         advantage = tensordict[keys.ADVANTAGE]
         centred = advantage - advantage.mean(-3, keepdim=True)
+        _set_centred(tensordict, centred)
         if self.centred_only:
-            return tensordict.set(keys.ADVANTAGE, centred)
+            return tensordict
         spread = centred.square().mean(-3, keepdim=True).sqrt()
         return tensordict.set(keys.ADVANTAGE, centred / (spread + self.epsilon))
 
@@ -210,7 +225,7 @@ class MovingAverage(Stage):
             step_T = torch.where(present_T, 1 - self.decay, 0.0).to(self.mean_T.dtype)
             self.mean_T.add_(step_T * (batch_mean_T - self.mean_T))
             self.weight_T.add_(step_T * (1 - self.weight_T))
-        return tensordict.set(keys.ADVANTAGE, advantage - baseline_T.to(advantage.dtype))
+        return _set_centred(tensordict, advantage - baseline_T.to(advantage.dtype))
 
 
 class TextCritic(Stage):
@@ -221,7 +236,8 @@ class TextCritic(Stage):
     text, so a baseline may read ahead of the decision (Mao et al. 2018, arXiv 1807.02264). More input is of no use for
     one reward: given the text, its expectation depends on ``x_<=i+1`` alone, as the actions and the prediction do.
 
-    c is trained by regression on the rewards, through ``loss_critic``; it starts at 0.
+    c is trained by regression on the rewards, through ``loss_critic``; it starts at 0. Logs
+    ``explained_variance_critic``, of the rewards by c.
 
     Bias: none, for every policy. Cost: a network of (2 D + 1) x ``hidden`` weights on every symbol, forward and
     backward; the encodings are detached. Before ``LeaveOneOut`` it has no effect, because it is the same in all samples
@@ -272,6 +288,9 @@ class TextCritic(Stage):
         reward, predicted = tensordict[keys.REWARD], self._predicted_reward(tensordict)
         error = (reward.squeeze(-1) - predicted).square().where(tensordict[keys.DECISION_MASK], 0.0)
         tensordict.set(keys.LOSS_CRITIC, error)
+        log_explained_variance(
+            tensordict, reward.squeeze(-1), reward.squeeze(-1) - predicted, "explained_variance_critic"
+        )
         baseline = predicted.detach().where(self.rollouts_done >= self.warmup, 0.0)
         if self.training:
             self.rollouts_done += 1

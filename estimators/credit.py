@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokenv.core import keys
 from tokenv.estimators.base import Stage
-from tokenv.estimators.statistics import leave_one_out_mean
+from tokenv.estimators.statistics import leave_one_out_mean, log_explained_variance
 
 
 class Likelihood(Stage):
@@ -153,7 +153,7 @@ class LambdaReturn(Stage):
     ``A_i = sum_{j>=0} (gamma lambda)^j (R_{i+j+1} + gamma V_{i+j+1} - V_{i+j})``, generalised advantage estimation
     (Schulman et al. 2016, arXiv 1506.02438) with V_i the mean over the *other* sequences of their discounted
     returns from i on. lambda = 1 is ``Discount(gamma)`` less the leave-one-out batch mean; lambda = 0 credits the
-    next reward only, and the difference of two means.
+    next reward only, and the difference of two means. Logs ``explained_variance``, of the returns by V.
 
     Bias: that of the discount; V does not depend on the sequence's own actions, so it adds none for lambda = 1, and
     for lambda < 1 rewards at distance j count only (gamma lambda)^j. Cost: O(B T log T) elementwise.
@@ -179,6 +179,8 @@ class LambdaReturn(Stage):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., B, T] in nats."""
         reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
-        value = leave_one_out_mean(discounted_sum(reward, self.gamma), mask, -2)
+        returns = discounted_sum(reward, self.gamma)
+        value = leave_one_out_mean(returns, mask, -2)
+        log_explained_variance(tensordict, returns, returns - value)
         td_error = reward + self.gamma * F.pad(value[..., 1:], (0, 1)) - value
         return tensordict.set(keys.ADVANTAGE, discounted_sum(td_error, self.gamma * self.lam))

@@ -113,8 +113,8 @@ class BinomialPrior(RateTarget):
         count = (boundary * mask).sum(-1, keepdim=True)
         trials = mask.sum(-1, keepdim=True).to(count.dtype)
         target = tensordict.get(keys.TARGET_RATE, None)
-        rate = torch.tensor(self.rate) if target is None else target[..., :1]
-        binomial = torch.distributions.Binomial(trials, probs=rate.to(count), validate_args=False)
+        rate = count.new_full((), self.rate) if target is None else target[..., :1].to(count)
+        binomial = torch.distributions.Binomial(trials, probs=rate, validate_args=False)
         loss = -binomial.log_prob(count) / trials.clamp(min=1)
         return tensordict.set(keys.LOSS_RATE, loss * mask)
 

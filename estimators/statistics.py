@@ -4,8 +4,10 @@ A mean over the batch is the mean of the whole batch, whichever process holds it
 """
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
+from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, current_group
 from tokenv.core.expectations import (
     local_masked_mean,
@@ -23,12 +25,30 @@ __all__ = [
     "kernel_weighted_mean",
     "leave_one_out_mean",
     "local_masked_mean",
+    "log_explained_variance",
     "masked_mean",
     "mean_over",
     "mean_over_batch",
     "mean_over_decisions",
     "policy_objective",
 ]
+
+
+def log_explained_variance(
+    td: TensorDictBase, target: Tensor, residual: Tensor, name: str = "explained_variance"
+) -> None:
+    """Log ``1 - Var(residual) / Var(target)`` over all decisions of the batch, 0 where the target does not vary.
+
+    Args:
+        td: rollout, whose diagnostics get the value.
+        target: credits or rewards, [.., B, T].
+        residual: what a baseline leaves of them, [.., B, T].
+        name: name of the metric.
+    """
+    mask, (residual, target) = td[keys.DECISION_MASK], (residual.detach(), target.detach())
+    rest, whole = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (residual, target))
+    share = torch.where(whole > 0, 1 - rest / whole.where(whole > 0, 1.0), 0.0)
+    td.set((keys.DIAGNOSTICS, name), share.expand(target.shape))
 
 
 def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:

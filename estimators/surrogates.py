@@ -112,6 +112,9 @@ class ClippedSurrogate(Stage):
     stored and detached rollout, ``Chain.replay``, backward of policy and rate loss, and a step of the optimizer, in
     which only the agent's parameters have a gradient.
 
+    Further steps log ``clip_fraction``, the share of decisions with rho outside of the clipping range, and
+    ``kl_approx``, the estimate ``rho - 1 - log rho`` of KL(pi_old || pi), unbiased and never negative.
+
     Args:
         epsilon: clipping range, positive.
         epochs: gradient steps on one rollout.
@@ -137,9 +140,13 @@ class ClippedSurrogate(Stage):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], without gradient where no decision is made."""
         log_prob, advantage = tensordict[keys.ACTION_LOG_PROB], tensordict[keys.ADVANTAGE].detach()
-        ratio = (log_prob - tensordict.get(keys.OLD_LOG_PROB, log_prob).detach()).exp()
+        log_ratio = log_prob - tensordict.get(keys.OLD_LOG_PROB, log_prob).detach()
+        ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.epsilon, 1 + self.epsilon)
         loss = -(ratio * advantage).minimum(clipped * advantage)
+        if keys.OLD_LOG_PROB in tensordict:
+            tensordict.set((keys.DIAGNOSTICS, "clip_fraction"), (ratio != clipped).to(ratio.dtype))
+            tensordict.set((keys.DIAGNOSTICS, "kl_approx"), (ratio - 1 - log_ratio).detach())
         return tensordict.set(keys.LOSS_POLICY, loss)
 
 

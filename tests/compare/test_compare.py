@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
-from tokenv.compare.command import resolve_comparison
-from tokenv.compare.comparison import group_into_methods, load_compared_run
+from tokenv.compare.command import load_compared_run, resolve_comparison
+from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest, flatten
 from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
 from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation

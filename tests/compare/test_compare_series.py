@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli.main import run_command
-from tokenv.compare.comparison import build_comparison, load_compared_run
+from tokenv.compare.command import load_compared_run
+from tokenv.compare.comparison import build_comparison
 from tokenv.compare.config import EvaluationRequest, flatten
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.run_evaluation import load_evaluation

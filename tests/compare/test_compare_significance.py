@@ -15,13 +15,12 @@ from scipy import stats
 
 import tokenv
 from tokenv.compare.comparison import build_comparison
+from tokenv.compare.robust_statistics import clustered_degrees_of_freedom, clustered_standard_error
 from tokenv.compare.score_statistics import (
     Difference,
     Scores,
     adjust_p_values,
     apply_holm,
-    clustered_degrees_of_freedom,
-    clustered_standard_error,
     compare_scores,
     describe_difference,
     estimate_difference,

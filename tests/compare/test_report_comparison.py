@@ -96,7 +96,7 @@ def test_everything_is_escaped(evil):
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
     assert page.headings[:2] == [evil, evil]
-    assert page.cells.count(evil) == 9  # two rows of facts and failures, a row in four tables, a reference
+    assert page.cells.count(evil) == 10  # two rows of facts and failures, a row in five tables, a reference
     assert not page.tags & {"script", "s"}
     drawn = [replace(method, runs=[changed(run, windows=[a_window(evil)])]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
@@ -266,6 +266,7 @@ def test_a_missing_metric_is_left_out():
         "Title",
         "Title",
         "Methods, best first",
+        "Robust to exceptional seeds",
         "Every pair",
         "Notes",
     ]

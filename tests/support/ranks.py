@@ -77,7 +77,8 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     if parts.estimator is not None:
         parts.estimator.double()
     for parameter in parts.agent.parameters():
-        parameter.data.add_(torch.linspace(-0.3, 0.3, parameter.numel()).view_as(parameter))
+        shift = torch.linspace(-0.3, 0.3, parameter.numel(), device=parameter.device)
+        parameter.data.add_(shift.view_as(parameter))
     parts.lm.requires_grad_(not frozen)
     team = DataParallelGroup.create(ranks, config.train, together=parts.has_cross_step_state)
     source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.assignment)
@@ -103,8 +104,8 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         gradients = gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
-        policy_epochs(optimizer, rollouts, parts, config, team)
-        found.append((figures.read(), gradients))
+        further = policy_epochs(optimizer, rollouts, parts, config, team)
+        found.append((figures.read() | ({} if further is None else further.read()), gradients))
     return found, {name: tensor.detach().clone() for name, tensor in gather_full_tensors(parts.state_dict()).items()}
 
 

@@ -211,7 +211,7 @@ def test_checkpoint_is_json_and_safetensors(tiny_settings: dict[str, Any], tmp_p
 
 def read_metrics_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read metrics late, as on a GPU: those of an update while the next one is computed."""
-    monkeypatch.setattr(training, "ASYNC_DEVICES", ("cpu",))
+    monkeypatch.setattr(training, "is_accelerator", lambda device: True)
 
 
 def test_reading_metrics_late_changes_nothing(

@@ -1,103 +1,69 @@
-"""An update makes the device wait as seldom as possible."""
+"""Every agent and estimator trains on an accelerator, and an update waits for it as seldom as possible."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from fake_accelerator import NAME, FakeAccelerator
+from tiny import settings
 
-from tokenv.config.components import build_components
+from tokenv.config import registry
 from tokenv.config.files import merge, resolve
-from tokenv.data.corpus import TensorSource
-from tokenv.env.stepping import TokenizationEnv
-from tokenv.training.data_parallel import DataParallelGroup
-from tokenv.training.optimizers import make_optimizer, optimizer_step
-from tokenv.training.process_group import Ranks
-from tokenv.training.update import accumulate_gradients, policy_epochs
+from tokenv.core import checkpoints
+from tokenv.training.trainer import Trainer, train
+
+SHORT = {"symbols": 256, "gradient_accumulation_steps": 1, "warmup_symbols": 64}
+SETTINGS = settings(train=SHORT, hardware={"device": NAME}, validation={"sequences": 4})
+PATCHES = {
+    "data": {"kind": "series", "source": "regimes", "series": {"context": 24, "count": 6, "length": 300, "dwell": 8}},
+    "codec": {"name": "series"},
+    "model": {"horizon": 8, "direct": True},
+}
+LEARNED = {"agent": {"name": "learned", "window": 0}}
+CASES: dict[str, dict[str, Any]] = {name: {"agent": {"name": name}} for name in registry.AGENTS}
+CASES |= {name: LEARNED | {"estimator": {"name": name}} for name in registry.ESTIMATORS if name != "path"}
+CASES |= {
+    "strict": {"agent": {"name": "strict", "window": 1}, "estimator": {"name": "rloo"}},
+    "conditional": PATCHES | {"agent": {"name": "conditional"}, "estimator": {"name": "reinpatch"}},
+    "nawrot": {"agent": {"name": "nawrot"}, "estimator": {"name": "gumbel"}, "rate_target": {"name": "binomial"}},
+    "hnet": {"agent": {"name": "hnet"}, "estimator": {"name": "path"}, "rate_target": {"name": "ratio"}},
+    "muon": LEARNED | {"train": {"optimizer": "muon"}},
+    "recomputed": LEARNED | {"hardware": {"activation_checkpointing": "on"}},
+}
+POOLINGS = {"nawrot": "mean", "hnet": "smooth"}
+
+SETTLED = "equal at agents/learned.py"  # have the draws settled?
+TOKENS = "copy to the host at tokenv/lm/segments.py"  # how many are there?
+METRICS = "event at tokenv/training/metrics.py"  # those of the update before
+NOISE = "copy to the host at tokenv/env/random_inputs.py"  # the decisions for which the CPU couples the noise
+USUAL = {SETTLED: 1, TOKENS: 1, METRICS: 1}
+WAITS = dict.fromkeys(CASES, USUAL)
+WAITS |= {name: {TOKENS: 1, METRICS: 1} for name in registry.AGENTS if name != "learned"}  # one round settles them
+WAITS |= {name: {SETTLED: 1, METRICS: 1} for name in ("straight", "gumbel", "reinmax", "gumbel_rao")}  # bytes alone
+WAITS |= {name: USUAL | {NOISE: 1} for name in ("arm", "disarm", "arms", "bitflip")}
+WAITS |= {
+    "rloo_clipped": USUAL | {TOKENS: 2},  # samples which only earn a reward are decoded by themselves
+    "branch": USUAL | {NOISE: 1, TOKENS: 2},
+    "off_policy": {"_local_scalar_dense at estimators/surrogates.py": 2, TOKENS: 1, METRICS: 1},  # the warm start's end
+    "entropy": {"mask at agents/heuristic.py": 1, TOKENS: 1, METRICS: 1},
+    "bpe": {"copy to the host at agents/bpe.py": 2, "copy to the device at agents/bpe.py": 1, TOKENS: 1, METRICS: 1},
+}
 
 
-class WaitCounter(TorchDispatchMode):
-    """Count operations which wait for a GPU: values read by Python, and shapes which depend on values."""
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_trains_evaluates_and_saves(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Counter[str]] = []
+    step, sections = Trainer.train_step, merge({"model": {"pooling": POOLINGS.get(case, "select")}}, CASES[case])
+    with FakeAccelerator() as accelerator:
 
-    tags = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+        def counted(trainer: Trainer) -> None:
+            accelerator.waits.clear()
+            step(trainer)
+            waits.append(Counter(name.rpartition(":")[0] for name in accelerator.waits.elements()))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        chosen = args[1] if func is torch.ops.aten.index.Tensor else ()
-        by_mask = any(index is not None and index.dtype == torch.bool for index in chosen)
-        if by_mask or (not chosen and self.tags & set(func.tags)):
-            self.number[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class ReadCounter(TorchFunctionMode):
-    """Count reads which the dispatcher does not see on a CPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = Counter[str]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.tolist, Tensor.numpy, Tensor.cpu):
-            self.number[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class Source(TensorSource):
-    """Source in memory, whose reads do not count."""
-
-    def next(self, count: int) -> Any:
-        with torch._C.DisableTorchFunction():
-            return super().next(count)
-
-
-@pytest.mark.parametrize(("estimator", "reads_tokens"), [("reinforce", 1), ("rloo_clipped", 2), ("straight", 0)])
-def test_an_update_waits_for_the_device_twice_a_pass(
-    estimator: str, reads_tokens: int, tiny_settings: dict[str, Any]
-) -> None:
-    """Whether the draws have settled, and how many tokens came of them; how the update went, nobody asks here.
-
-    Samples that only earn a reward are read out apart, and relaxed boundaries have no number of tokens.
-    """
-    config = resolve([], merge(tiny_settings, {"estimator": {"name": estimator}}))
-    parts = build_components(config)
-    parts.train()
-    team, passes = (
-        DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
-        config.train.gradient_accumulation_steps,
-    )
-    source = Source(torch.randint(256, (8, config.data.seq_len)))
-    env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
-    parameters = parts.named_parameters()
-    optimizer = make_optimizer(config.train, parameters)
-
-    def update() -> None:
-        _, rollouts = accumulate_gradients(
-            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
-        )
-        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
-        policy_epochs(optimizer, rollouts, parts, config, team)
-
-    update()
-    with WaitCounter() as asked, ReadCounter() as listed:
-        update()
-    assert asked.number == {"equal.default": passes}
-    assert listed.number == {"tolist": passes * reads_tokens} or (not reads_tokens and not listed.number)
-
-
-def test_waiting_operations_are_counted() -> None:
-    x = torch.arange(4.0)
-    with WaitCounter() as asked, ReadCounter() as listed:
-        assert x.sum().item() == 6
-        assert bool(x[1] > 0)
-        assert torch.equal(x[x > 1], x[2:])
-        assert x.nonzero().tolist() == [[1], [2], [3]]
-        assert x[torch.tensor([1])].shape == (1,)
-    assert asked.number.total() == 5
-    assert listed.number == {"tolist": 1}
+        monkeypatch.setattr(Trainer, "train_step", counted)
+        train(resolve([], merge(SETTINGS, sections)), tmp_path, lambda *_: None)
+    assert waits[-1] == WAITS[case]
+    assert len(waits) == 2
+    assert [path.name for path in checkpoints.list_complete(tmp_path)] == ["step-00000002"]

@@ -12,24 +12,26 @@ import numpy as np
 from tqdm import tqdm
 
 from tokenv.compare.comparison import (
+    ComparedRun,
     Comparison,
     build_comparison,
-    check_same_kind,
     group_into_methods,
-    load_compared_run,
 )
-from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, flatten
+from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind, flatten
+from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.forecast_comparison import check_forecast_request
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.store import finished_run
+from tokenv.compare.store import StoredRun, finished_run
 from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, nest_key
 from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
+from tokenv.core import checkpoints
 from tokenv.core.errors import RunFailedError, UserError
+from tokenv.evaluation.run_state import RunState
 
 OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")  # keys of what learns
 StartFolders = dict[str, Path]  # method to the run which it starts from
@@ -89,6 +91,25 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
         name: _compare_protocol(name, own, [(task, next(remaining)) for task in tasks[name]], failed)
         for name, own in protocols.items()
     }
+
+
+def load_compared_run(stored: StoredRun, evaluation_request: EvaluationRequest) -> ComparedRun:
+    """Return a finished run with its evaluation, which is made unless it is stored."""
+    evaluation = evaluate_run(stored.folder, evaluation_request)
+    state = RunState.read(checkpoints.find(stored.folder))
+    return ComparedRun(
+        folder=str(stored.folder),
+        config=stored.config,
+        flops=state.flops,
+        seconds=_training_seconds(*state.history["train/symbols_per_second"]),
+        history=state.history,
+        evaluation=evaluation,
+    )
+
+
+def _training_seconds(symbols: Sequence[int], symbols_per_second: Sequence[float]) -> float:
+    steps = zip(symbols, [0, *symbols[:-1]], symbols_per_second, strict=True)
+    return sum((now - before) / speed for now, before, speed in steps)
 
 
 def _compare_stored(options: CompareOptions, progress: bool) -> Comparison:

@@ -16,19 +16,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tokenv.compare.config import EvaluationRequest, flatten
-from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.config import flatten
 from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
 from tokenv.compare.rate_curves import tabulate_rates
+from tokenv.compare.robust_statistics import RobustTable
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.score_statistics import Difference, Pair, add_reversed_pairs, compare_scores
-from tokenv.compare.store import StoredRun
-from tokenv.config.build import is_trainable
+from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
+from tokenv.config.build import is_trainable, reads_ahead
 from tokenv.config.schema import SETTINGS, Config
-from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
-from tokenv.evaluation.run_state import RunState
 from tokenv.plotting.theme import TERMINOLOGY, Terminology, in_words
 
 AGREEMENT = ("precision", "recall", "f1")
@@ -103,6 +100,24 @@ class ComparedMethod:
     seed_error: float
     document_error: float
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether its boundaries depend on symbols which are still to be predicted."""
+        config = self.runs[0].config
+        return reads_ahead(config.agent) and not config.model.direct
+
+    def imitation_bits(self, agent: Mapping[str, Any]) -> float:
+        """Return the bits per symbol at which its policy predicts an agent's boundaries from the past, mean over runs.
+
+        Returns:
+            NaN unless it imitates this agent throughout.
+        """
+        imitation = self.runs[0].config.imitation
+        if imitation.fraction < 1 or imitation.teacher != agent:
+            return math.nan
+        curves = (run.history.get("validation/imitation_bits", ((), ()))[1] for run in self.runs)
+        return finite_mean(curve[-1] for curve in curves if curve)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -170,6 +185,22 @@ class Comparison:
         every = (name for m in self.methods for run in m.runs for name in run.evaluation.agreement)
         return list(dict.fromkeys(every))
 
+    def joint_loss(self, method: ComparedMethod) -> float:
+        """Return the mean loss of symbols and boundaries, both predicted from the past.
+
+        It is the loss of a causal method. To that of a method which reads ahead it adds the bits of its boundaries by
+        the best method which imitates it throughout; NaN without any.
+        """
+        if not method.reads_ahead:
+            return method.loss
+        bits = [other.imitation_bits(method.runs[0].config.agent) for other in self.methods]
+        return method.loss + min((each for each in bits if each >= 0), default=math.nan)
+
+    @cached_property
+    def robust(self) -> RobustTable:
+        """Interquartile means, probabilities of improvement and performance profiles of the methods."""
+        return _compare_runs({method.name: method.runs for method in self.methods}).robust
+
     @cached_property
     def runs(self) -> pd.DataFrame:
         """One row a run and one column a variable; all tables, pictures and CSV files read it.
@@ -228,25 +259,6 @@ def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
     return row
 
 
-def load_compared_run(stored: StoredRun, evaluation_request: EvaluationRequest) -> ComparedRun:
-    """Return a finished run with its evaluation, which is made unless it is stored."""
-    evaluation = evaluate_run(stored.folder, evaluation_request)
-    state = RunState.read(checkpoints.find(stored.folder))
-    return ComparedRun(
-        folder=str(stored.folder),
-        config=stored.config,
-        flops=state.flops,
-        seconds=_training_seconds(*state.history["train/symbols_per_second"]),
-        history=state.history,
-        evaluation=evaluation,
-    )
-
-
-def _training_seconds(symbols: Sequence[int], symbols_per_second: Sequence[float]) -> float:
-    steps = zip(symbols, [0, *symbols[:-1]], symbols_per_second, strict=True)
-    return sum((now - before) / speed for now, before, speed in steps)
-
-
 def build_comparison(
     methods: Mapping[str, Sequence[ComparedRun]],
     title: str,
@@ -271,12 +283,7 @@ def build_comparison(
     first, *others = [run for group in methods.values() for run in group]
     for run in others:
         _check_comparable(run, first)
-    table = compare_scores(
-        {name: [run.evaluation.loss for run in group] for name, group in methods.items()},
-        documents=first.evaluation.document,
-        seeds={name: [run.seed for run in group] for name, group in methods.items()},
-        reference=reference if reference in methods else "",
-    )
+    table = _compare_runs(methods, reference if reference in methods else "")
     settings = differing_settings({name: group[0].config for name, group in methods.items()})
     ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
     rates_reference = reference if reference in methods else next(ranged, "")
@@ -294,6 +301,15 @@ def build_comparison(
         rates=tabulate_rates(evaluations, rates_reference),
         rates_reference=rates_reference,
         forecasts=compare_forecasts(evaluations, reference),
+    )
+
+
+def _compare_runs(methods: Mapping[str, Sequence[ComparedRun]], reference: str = "") -> ScoreTable:
+    return compare_scores(
+        {name: [run.evaluation.loss for run in group] for name, group in methods.items()},
+        documents=next(iter(methods.values()))[0].evaluation.document,
+        seeds={name: [run.seed for run in group] for name, group in methods.items()},
+        reference=reference,
     )
 
 
@@ -325,26 +341,6 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
         "seeds": ", ".join(map(str, sorted({run.config.seed for run in runs}))),
         "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }
-
-
-def check_same_kind(configs: Mapping[str, Config]) -> None:
-    """Raise an error unless all configurations are of one kind of data.
-
-    Args:
-        configs: name of a run or method to its configuration.
-
-    Raises:
-        UserError: two of them are of different kinds of data; the message names both.
-    """
-    firsts: dict[str, str] = {}
-    for name, config in configs.items():
-        firsts.setdefault(config.data.kind, name)
-    if len(firsts) > 1:
-        (kind, name), (other_kind, other) = firsts.items()
-        raise UserError(
-            f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
-            "are in different units; compare them separately"
-        )
 
 
 def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:

@@ -342,3 +342,23 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         pairs |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return pairs
+
+
+def check_same_kind(configs: Mapping[str, Config]) -> None:
+    """Raise an error unless all configurations are of one kind of data.
+
+    Args:
+        configs: name of a run or method to its configuration.
+
+    Raises:
+        UserError: two of them are of different kinds of data; the message names both.
+    """
+    firsts: dict[str, str] = {}
+    for name, config in configs.items():
+        firsts.setdefault(config.data.kind, name)
+    if len(firsts) > 1:
+        (kind, name), (other_kind, other) = firsts.items()
+        raise UserError(
+            f"{name} is of {kind} and {other} of {other_kind}: expected runs of one data.kind, for the losses of two "
+            "are in different units; compare them separately"
+        )

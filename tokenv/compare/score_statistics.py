@@ -4,7 +4,7 @@ A difference is uncertain for two reasons: other held-out documents, and other s
 same parameters and read the same data in the same order, so a hard seed is hard for all methods: methods which have
 seeds in common are compared seed by seed.
 
-``compare_scores`` is the whole of it. The module imports numpy, scipy and pandas only.
+``compare_scores`` is the whole of it. It and ``robust_statistics`` import numpy, scipy and pandas only.
 """
 
 from __future__ import annotations
@@ -13,16 +13,27 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, special
+from scipy import optimize
+
+from tokenv.compare.robust_statistics import (
+    LEVEL,
+    RobustTable,
+    clustered_degrees_of_freedom,
+    clustered_standard_error,
+    compare_robustly,
+    critical_value,
+    select_known,
+    student_interval,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[str, str]
 Key = TypeVar("Key")
-LEVEL = 0.95
 SMALLEST_P = 1e-100  # smaller p-values are reported as 0
 
 
@@ -68,6 +79,15 @@ class Scores:
     def document_degrees(self) -> float:
         """Degrees of freedom of ``document_error``."""
         return clustered_degrees_of_freedom(self.document_B, self.weight_B)
+
+    @property
+    def by_document(self) -> Array:
+        """Mean loss of each seed on each of the C documents, shape [S, C]."""
+        index_B = np.unique(self.document_B, return_inverse=True)[1]
+        weight_B = np.ones(len(index_B)) if self.weight_B is None else self.weight_B
+        total_SC = np.stack([np.bincount(index_B, loss_B * weight_B) for loss_B in self.loss_SB])
+        result: Array = total_SC / np.bincount(index_B, weight_B)
+        return result
 
     def select(self, seeds: Sequence[int]) -> Scores:
         """Return the scores of some of the seeds, in this order."""
@@ -144,10 +164,19 @@ class ScoreTable:
     Attributes:
         estimates: name of a method to its mean loss.
         differences: pairs of methods, each pair once, to the first one's mean minus the second one's.
+        scores: methods' scores, without baselines.
     """
 
     estimates: Mapping[str, Estimate]
     differences: Mapping[Pair, Difference]
+    scores: Mapping[str, Scores]
+
+    @cached_property
+    def robust(self) -> RobustTable:
+        """Interquartile means, probabilities of improvement and performance profiles: see ``compare_robustly``."""
+        seeds = {name: sorted(each.seeds) for name, each in self.scores.items()}
+        losses = {name: each.select(seeds[name]).by_document for name, each in self.scores.items()}
+        return compare_robustly(losses, seeds, float(np.mean([each.mean for each in self.scores.values()])))
 
     @property
     def methods(self) -> pd.DataFrame:
@@ -176,6 +205,7 @@ def compare_scores(
         table = compare_scores({"ours": ours_SD, "theirs": theirs_SD}, lengths=length_D, reference="theirs")
         table.methods  # data frame: mean, standard errors over seeds and documents, 95% interval
         table.pairs  # data frame: difference, standard errors, 95% interval, p, p_holm, verdict
+        table.robust.methods, table.robust.pairs  # interquartile means, probabilities of improvement
 
     Errors over documents are CR2 with Bell and McCaffrey's degrees of freedom; methods which share seeds are paired
     seed by seed. The intervals of differences cover 94% to 98% for any number of seeds from two on, and for 5 documents
@@ -227,14 +257,16 @@ def compare_scores(
     tested = {pair: each for pair, each in differences.items() if not reference or reference in pair}
     every = methods | baselines
     return ScoreTable(
-        {name: _estimate_mean(every[name], name in methods) for name in arrays}, differences | apply_holm(tested)
+        {name: _estimate_mean(every[name], name in methods) for name in arrays},
+        differences | apply_holm(tested),
+        methods,
     )
 
 
 def _estimate_mean(scores: Scores, has_seeds: bool) -> Estimate:
     mean, seed_error, document_error = scores.mean, scores.seed_error, scores.document_error
     errors = [(seed_error, len(scores.seeds) - 1.0), (document_error, scores.document_degrees)]
-    return Estimate(len(scores.seeds) * has_seeds, mean, seed_error, document_error, *_interval(mean, errors))
+    return Estimate(len(scores.seeds) * has_seeds, mean, seed_error, document_error, *student_interval(mean, errors))
 
 
 def add_reversed_pairs(differences: Mapping[Pair, Difference]) -> dict[Pair, Difference]:
@@ -284,84 +316,21 @@ def estimate_difference(first: Scores, second: Scores) -> Difference:
     # The documents' error is that of the difference of the means over seeds, which need not be paired.
     gap = replace(first, loss_SB=(first.loss_SB.mean(0) - second.loss_SB.mean(0))[None], seeds=(0,))
     errors = [(seed_error, degrees), (gap.document_error, gap.document_degrees)]
-    low, high = _interval(gap.mean, errors)
+    low, high = student_interval(gap.mean, errors)
     p = math.nan if math.isnan(seed_error) else _p_value(gap.mean, errors)
     return Difference(gap.mean, gap.document_error, seed_error, low, high, p)
 
 
-def clustered_standard_error(value_B: Array, document_B: Array, weight_B: Array | None = None) -> float:
-    """Return the standard error of a mean over columns when those of one document are dependent.
-
-    ``sqrt(sum_c (sum_{b in c} w_b (v_b - mean))^2 / (1 - h_c)) / sum_b w_b``, h_c being the share of the weight which
-    document c has: the bias-reduced estimator CR2 (Bell & McCaffrey 2002; Imbens & Kolesar 2016).
-
-    Args:
-        value_B: values, [B].
-        document_B: index of the document of every value, [B].
-        weight_B: weights, [B]; None for equal ones.
-
-    Returns:
-        The standard error; NaN for one document.
-    """
-    weight_B = np.ones(len(value_B)) if weight_B is None else weight_B
-    share_C = _document_shares(document_B, weight_B)
-    if len(share_C) < 2:
-        return math.nan
-    deviation_B = weight_B * (value_B - np.average(value_B, weights=weight_B))
-    total_C = np.bincount(np.unique(document_B, return_inverse=True)[1], deviation_B)
-    return math.sqrt((np.square(total_C) / (1 - share_C)).sum()) / float(weight_B.sum())
-
-
-def clustered_degrees_of_freedom(document_B: Array, weight_B: Array | None = None) -> float:
-    """Return the degrees of freedom of ``clustered_standard_error`` (Satterthwaite's, after Bell & McCaffrey 2002).
-
-    With ``w_c = h_c^2 / (1 - h_c)``, ``1 / (sum_c h_c^2 + (sum_c w_c)^2 - sum_c w_c^2)``: twice the squared mean of the
-    estimated variance over its variance, for independent values of one variance. C documents of one size have C - 1,
-    unequal ones fewer.
-
-    Returns:
-        At least 1; NaN for one document.
-    """
-    share_C = _document_shares(document_B, np.ones(len(document_B)) if weight_B is None else weight_B)
-    if len(share_C) < 2:
-        return math.nan
-    weight_C = np.square(share_C) / (1 - share_C)
-    return float(1 / (np.square(share_C).sum() + np.square(weight_C.sum()) - np.square(weight_C).sum()))
-
-
-def _document_shares(document_B: Array, weight_B: Array) -> Array:
-    """Return the share of the weight which each of the C documents has, [C]."""
-    return np.bincount(np.unique(document_B, return_inverse=True)[1], weight_B) / weight_B.sum()
-
-
-def _known(errors: Sequence[tuple[float, float]]) -> tuple[Array, Array, float]:
-    """Return squares and degrees of freedom of the errors which are known and positive, and the total error."""
-    known = [(error, degrees) for error, degrees in errors if error > 0]  # NaN is left out, too
-    total = math.hypot(*(error for error, _ in known))
-    return np.array([error**2 for error, _ in known]), np.array([degrees for _, degrees in known]), total
-
-
-def _interval(mean: float, errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    square, degrees, total = _known(errors)
-    half = total * _critical_value(square, degrees, 1 - LEVEL)
-    return mean - half, mean + half
-
-
-def _critical_value(square: Array, degrees: Array, p: float) -> float:
-    """Return Cochran and Cox's t: the ratio of a mean to its error which is exceeded with probability p."""
-    return -float(np.average(special.stdtrit(degrees, p / 2), weights=square)) if len(square) else 0.0
-
-
 def _p_value(mean: float, errors: Sequence[tuple[float, float]]) -> float:
-    """Return the p for which ``_critical_value`` is the ratio of the mean to its error."""
-    square, degrees, total = _known(errors)
+    """Return the p for which ``critical_value`` is the ratio of the mean to its error."""
+    square, degrees, total = select_known(errors)
     if not len(square):
         return float(mean == 0)
     ratio = abs(mean) / total
-    if _critical_value(square, degrees, SMALLEST_P) <= ratio:
+    if critical_value(square, degrees, SMALLEST_P) <= ratio:
         return 0.0
     log_p = optimize.brentq(
-        lambda log_p: _critical_value(square, degrees, math.exp(log_p)) - ratio, math.log(SMALLEST_P), 0.0
+        lambda log_p: critical_value(square, degrees, math.exp(log_p)) - ratio, math.log(SMALLEST_P), 0.0
     )
     return math.exp(log_p)
 

@@ -78,6 +78,20 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
     return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
 
 
+def reads_ahead(section: Mapping[str, Any]) -> bool:
+    """Return whether an agent says that it reads symbols which are still to be predicted; nothing is built.
+
+    Args:
+        section: see ``build_agent``.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    if section["name"] == LOADED:
+        return reads_ahead(LoadedAgent.of(section).trained.agent)
+    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "reads_ahead", False))
+
+
 def load_pretrained_agent(
     pretrained: str,
     trained: TrainedAgent,

@@ -23,6 +23,7 @@ from tokenv.config.hardware import (
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_causal, check_compatible
+from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import load_corpus
@@ -226,7 +227,7 @@ def build_components(
 def _configure_lm(lm: UNet, agent: Agent, config: Config, device: torch.device) -> None:
     """Switch on sequence packing and compilation as ``config.hardware`` says."""
     hardware = config.hardware
-    compiled = hardware.compile == "on" or (hardware.compile == "auto" and device.type == "cuda")
+    compiled = hardware.compile == "on" or (hardware.compile == "auto" and compiles(device))
     if hardware.sequence_packing == "on" or (hardware.sequence_packing == "auto" and compiled):
         lm.pack_tokens()
     if hardware.small_flex_blocks:
@@ -257,7 +258,8 @@ def _rows_per_device(config: Config, learners: list[torch.nn.Module], world: int
             f"hardware.fsdp_size = {fsdp_size} with {world} processes: expected a number that divides them, or 1 for a "
             "whole copy of the model in each"
         )
-    return len(assignment.rows) if resolve_device(config.hardware.device).type == "cuda" else config.train.batch_size
+    device = resolve_device(config.hardware.device)
+    return len(assignment.rows) if has_own_memory(device) else config.train.batch_size
 
 
 def check_components(config: Config, world: int = 1) -> None:

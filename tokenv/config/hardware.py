@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from tokenv.config.schema import Config, HardwareConfig, TrainConfig
+from tokenv.core.devices import device_module, has_own_memory, is_accelerator
 from tokenv.core.errors import UserError
 from tokenv.core.rates import highest_rate
 from tokenv.data.config import SYNTHETIC_SERIES
@@ -77,8 +78,8 @@ def busy_warning(config: HardwareConfig) -> str:
     """
     threads = torch.get_num_threads()
     load = psutil.getloadavg()[0]
-    on_cpu = resolve_device(config.device).type == "cpu"
-    if not on_cpu or config.threads or threads < 2 or threads + load <= MAX_LOAD * cores():
+    busy = threads > 1 and threads + load > MAX_LOAD * cores()
+    if is_accelerator(resolve_device(config.device)) or config.threads or not busy:
         return ""
     return (
         f"this machine is busy (load {load:.1f} on {cores()} cores), and this run's {threads} threads, which wait for "
@@ -235,8 +236,8 @@ def _check(work: str, needed: int, device: str, advice: str) -> None:
 def _memory(name: str) -> int:
     """Return the memory of the machine or the GPU in bytes."""
     device = resolve_device(name)
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if has_own_memory(device):
+        return int(device_module(device).get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
 
 

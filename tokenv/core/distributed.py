@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from tokenv.core.devices import to_device_async
 from tokenv.core.errors import RunFailedError
 
 
@@ -140,7 +141,7 @@ def uniform_like(noise: Tensor, generator: torch.Generator | None) -> Tensor:
     device = noise.device if generator is None else generator.device
     shape = (*samples, rows * current_group().size, steps)
     fresh = torch.rand(shape, dtype=noise.dtype, device=device, generator=generator)
-    return local_rows(fresh).reshape(noise.shape).to(noise.device)
+    return to_device_async(local_rows(fresh).reshape(noise.shape), noise.device)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from tokenv.core.devices import device_module, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch, Source, SourceOrFactory, TensorSource
 from tokenv.data.chunks import Document, chunk_documents
@@ -261,8 +262,8 @@ class PrefetchedSource:
 
     def _prefetch(self) -> None:
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # every thread has its own
+            if has_own_memory(self._device):
+                device_module(self._device).set_device(self._device)  # every thread has its own
             while not self._stop.is_set():
                 batch = self._source.next(self._count)
                 self._queue.put((stage_batch(batch, self._device), self._source.state_dict()))
@@ -272,7 +273,7 @@ class PrefetchedSource:
 
 def stage_batch(batch: SequenceBatch, device: torch.device) -> SequenceBatch:
     """Prepare sequences for copying to a GPU: bytes as uint8, in pinned memory. For the CPU they stay as they are."""
-    if device.type != "cuda":
+    if not has_own_memory(device):
         return batch
     symbol_BN = batch.symbol_BN.to(torch.uint8) if batch.symbol_BN.dtype == torch.int64 else batch.symbol_BN
     return dataclasses.replace(batch, symbol_BN=symbol_BN.pin_memory())

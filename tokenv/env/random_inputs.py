@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 from tokenv.core.contracts import Sampling
+from tokenv.core.devices import to_device_async
 from tokenv.core.distributed import SINGLE_PROCESS, current_group, local_rows
 from tokenv.core.rates import Rate, RateRange
 from tokenv.env.observation import Observer
-
-
-def to_device_async(x: Tensor, device: torch.device) -> Tensor:
-    """Return ``x`` on ``device``; a copy to a GPU is from pinned memory and does not wait for the GPU's queue."""
-    if device.type == "cuda" and x.device.type == "cpu":
-        return x.pin_memory().to(device, non_blocking=True)
-    return x.to(device)
 
 
 def couple_noise(

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
+from tokenv.core.devices import device_module, is_accelerator
 from tokenv.lm.flops import matrix_parameters
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import save_png
@@ -29,7 +30,7 @@ FIGURES = {
 
 def peak_matrix_size(device: torch.device) -> int:
     """Return the size of the square matrices whose product measures the peak speed."""
-    return 8192 if device.type == "cuda" else 2048
+    return 8192 if is_accelerator(device) else 2048
 
 
 def speed_tables(
@@ -43,7 +44,11 @@ def speed_tables(
         config: configuration of the run.
         device: device which was measured.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    name = (
+        device_module(device).get_device_name(device)
+        if is_accelerator(device)
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     model = config.model
     size = sum(p.numel() for p in components.lm.parameters())
     speed_rows = {

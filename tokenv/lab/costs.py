@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components
 from tokenv.config.schema import LossConfig
+from tokenv.core.devices import device_module, is_accelerator
 from tokenv.env.rollout import rollout
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.training.update import backward, rescored_rollouts
@@ -32,8 +33,8 @@ def time_once(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if is_accelerator(device):
+        device_module(device).synchronize(device)
 
 
 def interleave(

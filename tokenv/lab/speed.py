@@ -15,6 +15,7 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
+from tokenv.core.devices import compiles, device_module, has_own_memory
 from tokenv.data.corpus import TensorSource
 from tokenv.data.windows import Series, SplitBorders
 from tokenv.env.generation import generate
@@ -166,8 +167,8 @@ def time_figures(seconds: Sequence[float], symbols: int) -> dict[str, float]:
 
 def peak_memory(device: torch.device) -> float:
     """Return the peak memory so far in GiB: allocated on the GPU, or resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+    if has_own_memory(device):
+        return float(device_module(device).max_memory_allocated(device) / 2**30)
     return peak_resident_memory()
 
 
@@ -253,7 +254,7 @@ class PlainTransformer(nn.Module):
 def _transformer_update(config: Config, components: Components, symbol_BN: Tensor) -> Callable[[], None]:
     """Return a function which makes an update of a plain transformer."""
     transformer = PlainTransformer(config.model, components.lm.compute_dtype).to(symbol_BN.device)
-    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and symbol_BN.is_cuda):
+    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and compiles(symbol_BN.device)):
         for layer in transformer.layers:
             layer.compile(dynamic=False)
     parameters = {f"lm.{name}": parameter for name, parameter in transformer.named_parameters()}

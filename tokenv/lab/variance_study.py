@@ -162,13 +162,13 @@ class VarianceStudy:
             self._save()
 
     def reference_gradients(self, problem: GradientProblem, checkpoint: Path, path: Path) -> dict[str, Tensor]:
-        """Return the true gradient [1, d], or unbiased draws of it [m, d], of every component at one checkpoint."""
+        """Return the true gradient [1, d], or unbiased draws of it [m, d], of every component: on the CPU."""
         options = self.options
         owner = [self._identity, file_digest(checkpoint / checkpoints.MODEL)]
         if path.is_file():
             return load_tensors(path, owner)
         if options.length <= MAX_ENUMERABLE:
-            reference = {name: value.unsqueeze(0) for name, value in true_gradient(problem).items()}
+            reference = {name: value.unsqueeze(0).cpu() for name, value in true_gradient(problem).items()}
         else:
             estimator = _build_reference(options, problem.device)
             reference = self.draw_gradients(problem, estimator, options.reference_draws, options.noise_seed + 2)

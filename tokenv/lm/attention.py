@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tokenv.core.devices import compiles
+
 BLOCK_ENTRIES = 2**24  # scores of a block, over batch and heads: 64 MiB in float32
 MIN_QUERIES = 64
 
@@ -196,7 +198,7 @@ def flex_with_mask(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -
         return 2 * softcap * torch.sigmoid(score * (2 / softcap)) - softcap
 
     # In a compiled layer it is fused by the compilation of the layer.
-    run = _compiled_flex(mask.BLOCK_SIZE[0]) if q.is_cuda and not torch.compiler.is_compiling() else eager
+    run = _compiled_flex(mask.BLOCK_SIZE[0]) if compiles(q.device) and not torch.compiler.is_compiling() else eager
     return run(q, k, v, score_mod=cap, block_mask=mask)
 
 
@@ -212,7 +214,7 @@ def select_attention(
 
     On a GPU it works in blocks of ``block`` queries and keys; with small windows most of a large block is masked.
     """
-    if device.type == "cuda":
+    if compiles(device):
         # The mask is built here, outside of compiled layers.
         return functools.partial(flex_with_mask, softcap=softcap, mask=_flex_mask(length, window, device, block))
     if window is None:

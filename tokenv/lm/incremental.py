@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenv.core.devices import is_accelerator
 from tokenv.lm.attention import AttentionFn
 from tokenv.lm.unet import Encoder, UNet
 
@@ -159,8 +160,8 @@ class Decoder:
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.x_BD = torch.zeros(batch, config.width, dtype=dtype, device=device)
         self._boundaries = 0  # upper bound of the boundaries in a row
-        # On a GPU additional rows cost nothing, and compiled layers keep their shapes.
-        self._all_rows = device.type == "cuda"
+        # On an accelerator additional rows cost nothing, and compiled layers keep their shapes.
+        self._all_rows = is_accelerator(device)
         self._write_leading_tokens(torch.ones_like(self.position_B, dtype=torch.bool))
 
     def reset(self, rows_B: Tensor) -> None:
@@ -226,8 +227,8 @@ class Decoder:
 
         It is never overwritten, but the parameters may have been trained since the last call.
         """
-        token_BD, rows = self.pooling.leading(), rows_B.nonzero().flatten()
-        if token_BD is not None and len(rows):
+        token_BD = self.pooling.leading()
+        if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
             zero_B = torch.zeros_like(self.position_B)
             self._apply_token_layers(rows, token_BD, zero_B - 1, zero_B)
 

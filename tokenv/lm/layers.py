@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tokenv.core.devices import is_accelerator
 from tokenv.lm.attention import AttentionFn
 
 EPSILON = 1e-6
@@ -60,7 +61,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise: [.., D] -> [.., D]."""
         weight = self.weight.to(x.dtype)
-        if x.is_cuda:
+        if is_accelerator(x.device):
             return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
         return _RMSNormFunction.apply(x, weight)
 
@@ -119,7 +120,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [.., D] -> [.., D]."""
         gate_up = self.gate_up(x)
-        if x.is_cuda:  # a compiled layer fuses it
+        if is_accelerator(x.device):  # a compiled layer fuses it
             gate, up = gate_up.chunk(2, -1)
             return self.down(F.gelu(gate, approximate="tanh") * up)
         return self.down(_GeGLUFunction.apply(gate_up))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenv.core.devices import compiles, is_accelerator
 from tokenv.lm.attention import BLOCK, AttentionFn, causal_attention, flex_with_mask
 
 
@@ -72,7 +73,7 @@ class Pack(NamedTuple):
 
     def attention(self, softcap: float) -> AttentionFn:
         """Return causal attention within every sequence, for queries, keys and values [1, H, C, d]."""
-        if self.row_C.is_cuda:
+        if compiles(self.row_C.device):
             return functools.partial(flex_with_mask, softcap=softcap, mask=self.block_mask())
         return functools.partial(_padded_attention, softcap=softcap, pack=self)
 
@@ -169,7 +170,7 @@ def select(x_BTD: Tensor, segments: Segments) -> Tensor:
 
 def distribute(token_BMD: Tensor, segments: Segments) -> Tensor:
     """Upsample: every byte receives the newest token closed at or before it (eq. 9). [B, M, D] -> [B, T, D]."""
-    if token_BMD.is_cuda:
+    if is_accelerator(token_BMD.device):
         return SortedGather.apply(token_BMD, segments.token_index_BT)
     return _gather_rows(token_BMD, segments.token_index_BT)
 

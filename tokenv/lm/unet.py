@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
 from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
@@ -129,8 +130,8 @@ class UNet(Encoder):
     @property
     def token_multiple(self) -> int:
         """Number to a multiple of which the number of tokens M is padded."""
-        # The GPU's attention is compiled for each M, so M should take few values.
-        return 128 if self.head.weight.is_cuda else self._token_multiple
+        # Flex attention is compiled for each M, so M should take few values.
+        return 128 if compiles(self.head.weight.device) else self._token_multiple
 
     @property
     def recomputes(self) -> bool:
@@ -295,7 +296,7 @@ class UNet(Encoder):
         """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
-        options = flex_options(self._block) if self.head.weight.is_cuda else None
+        options = flex_options(self._block) if compiles(self.head.weight.device) else None
         for layer in (*self.down, *self.up):
             layer.compile(dynamic=False, options=options)
         for layer in self.mid:

@@ -53,7 +53,7 @@ class _AgentProblem:
         return observation[:, :-1]
 
 
-def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool = False, **options: Any) -> None:
+def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = None, **options: Any) -> None:
     """Check an agent against everything that rollouts, stepping, training and generating rely on.
 
     Its output must have the right keys, shapes and ranges, with one and with several samples. The first symbol must
@@ -67,7 +67,7 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool = False, *
     Args:
         agent: a registered name, or a class or function that builds an ``Agent``.
         reads_ahead: whether the boundaries depend on later symbols, as those of ``bpe``: then causality is not
-            required, but the agent must reject acting position by position.
+            required, but the agent must reject acting position by position. None for what the agent declares.
         options: arguments of the constructor; ``width``, ``rate``, ``seq_len`` and ``codec`` are passed if required.
 
     Raises:
@@ -78,8 +78,8 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool = False, *
         problem = _AgentProblem(length)
         context = {"width": WIDTH, "rate": RATE, "seq_len": length, "codec": problem.lm.codec}
         checker = Checker("agent", agent, registry.AGENTS, options, context)
-        checker.build()  # errors of the constructor are the user's and are not reported as failed checks
-        check(checker, problem, reads_ahead)
+        built = checker.build()  # errors of the constructor are the user's and are not reported as failed checks
+        check(checker, problem, built.reads_ahead if reads_ahead is None else reads_ahead)
 
 
 def _build_adapted(checker: Checker, problem: _AgentProblem) -> Agent:
@@ -195,7 +195,7 @@ def _check_causality(checker: Checker, agent: Agent, problem: _AgentProblem, dra
         checker.require(
             _same(other[:, :cut], drawn[:, :cut]),
             f"boundaries depend on later symbols: another symbol {cut} changes an earlier decision; if that is meant, "
-            "say reads_ahead=True",
+            "declare it: reads_ahead = True",
         )
 
 

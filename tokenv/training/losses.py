@@ -15,6 +15,8 @@ from tokenv.core.distributed import all_reduce_sum, current_group
 from tokenv.core.expectations import local_masked_mean, masked_mean, mean_over, mean_over_decisions
 from tokenv.lm.codecs.base import Codec
 
+ROUNDING = 1e-5  # advantages below it, in nats, count as zero
+
 
 def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tensor]:
     """Return this process's shares of the losses of eq. 27: means per symbol or value (lm, early) or per decision."""
@@ -67,6 +69,15 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((x - masked_mean(x, mask)).square(), mask).sqrt()
 
 
+def _boundary_enrichment(td: TensorDictBase, key: NestedKey, codec: Codec) -> Tensor:
+    """Return the mean loss of the symbol after a boundary minus that elsewhere; 0 if either does not occur: []."""
+    loss, decisions, ends = -td[key].double() / codec.nats_per_unit, td[keys.DECISION_MASK], td[keys.ACTION].bool()
+    sums = [x for where in (decisions & ends, decisions & ~ends) for x in ((loss * where).sum(), where.sum())]
+    after, number_after, elsewhere, number_elsewhere = all_reduce_sum(*sums)
+    gap = after / number_after.clamp(min=1) - elsewhere / number_elsewhere.clamp(min=1)
+    return gap.where((number_after > 0) & (number_elsewhere > 0), 0.0)
+
+
 @torch.no_grad()
 def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: Components) -> dict[str, Tensor]:
     """Return metrics of model and policy on a rollout, for the whole batch.
@@ -85,11 +96,13 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
         "entropy": masked_mean(td[keys.ENTROPY], decisions),
         "neg_log_prob": -masked_mean(td[keys.ACTION_LOG_PROB], decisions),
     }
+    metrics["boundary_enrichment"] = _boundary_enrichment(td, keys.LOG_LIKELIHOOD, codec)
     if "early" in losses:
         reward = td[keys.REWARD].squeeze(-1)
         (mean_reward,) = all_reduce_sum(_local_mean(reward))
         metrics |= {
             f"{codec.unit}_early": losses["early"] / codec.nats_per_unit,
+            "boundary_enrichment_early": _boundary_enrichment(td, keys.LOG_LIKELIHOOD_EARLY, codec),
             "reward_mean": mean_reward,
             "reward_std": current_group().gather(reward, -2).std(),
         }
@@ -103,6 +116,7 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
         metrics |= {name: masked_mean(value, decisions) for name, value in td[keys.DIAGNOSTICS].items()}
     if keys.ADVANTAGE in td:
         metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decisions)
+        metrics["advantage_zero_fraction"] = masked_mean((td[keys.ADVANTAGE].abs() < ROUNDING).double(), decisions)
         metrics["loss_policy"] = losses["policy"]
     return {name: value.detach().double() for name, value in (metrics | count_tokens(td, components)).items()}
 

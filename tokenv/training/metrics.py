@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config.components import Components
+from tokenv.core.devices import device_module, is_accelerator
 from tokenv.core.errors import RunFailedError
 from tokenv.core.processes import ProgressFile
 from tokenv.evaluation.run_state import Log, RunState
@@ -33,18 +34,18 @@ class MetricsBuffer:
     """
 
     def __init__(self, values: Mapping[str, Tensor], watched: Sequence[str]) -> None:
-        self._names, self._watched = list(values), watched
+        self._names, self.watched = list(values), watched
         self._device_values = torch.stack([value.double() for value in values.values()])
         self._host_values = self._device_values.to("cpu", non_blocking=True)  # into pinned memory
         self._event = None
-        if self._device_values.is_cuda:
-            self._event = torch.cuda.Event()
+        if is_accelerator(self._device_values.device):
+            self._event = device_module(self._device_values.device).Event()
             self._event.record()
 
     @property
     def found_inf(self) -> Tensor:
         """On the device of the values: 1.0 if a watched metric is infinite or NaN, else 0.0."""
-        chosen = [self._names.index(name) for name in self._watched]
+        chosen = [self._names.index(name) for name in self.watched]
         return 1 - torch.stack([self._device_values[number] for number in chosen]).sum().isfinite().float()
 
     def read(self) -> dict[str, float]:
@@ -52,11 +53,6 @@ class MetricsBuffer:
         if self._event is not None:
             self._event.synchronize()
         return dict(zip(self._names, self._host_values.tolist(), strict=True))
-
-    def is_finite(self) -> bool:
-        """Return whether all watched metrics are finite."""
-        values = self.read()
-        return math.isfinite(sum(values[name] for name in self._watched))
 
 
 @dataclass
@@ -71,6 +67,7 @@ class PendingUpdate:
         flops: counter of its FLOPs.
         origin: sources of its last sequences.
         seconds: its duration.
+        further: metrics of its further steps; see ``tokenv.training.update.policy_epochs``.
     """
 
     step: int
@@ -80,6 +77,7 @@ class PendingUpdate:
     flops: UpdateFlops
     origin: list[str]
     seconds: float = math.nan
+    further: MetricsBuffer | None = None
 
     def check(self, folder: Path) -> dict[str, float]:
         """Return the metrics.
@@ -91,7 +89,7 @@ class PendingUpdate:
             NotFiniteError: the loss or a gradient is infinite or NaN.
         """
         metrics = self.values.read()
-        if not self.values.is_finite():
+        if not math.isfinite(sum(metrics[name] for name in self.values.watched)):
             wrong = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
             raise NotFiniteError(
                 f"step {self.step}: {wrong}; {latest_checkpoint(folder)}. The last sequences were "
@@ -185,6 +183,8 @@ class MetricsLogger:
     def _log_update(self, update: PendingUpdate) -> None:
         state, unit = self._state, self._state.unit
         metrics = update.check(self._folder)
+        if update.further is not None:
+            metrics |= update.further.read()
         needed, executed = update.flops.take(metrics, self._symbols_per_update)
         state.flops, state.flops_executed = state.flops + needed, state.flops_executed + executed
         metrics |= {

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from tokenv.config.components import Components
 from tokenv.config.schema import TrainConfig
+from tokenv.core.devices import is_accelerator
 from tokenv.core.distributed import full_tensor, shard_like
 
 T = TypeVar("T", bound=Tensor)
@@ -168,7 +169,7 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
         tall = rows > columns
         x_LRC = torch.stack([matrices[number].mT if tall else matrices[number] for number in numbers])
         x_LRC = x_LRC / x_LRC.norm(dim=(1, 2), keepdim=True).clamp_min(1e-30)
-        x_LRC = x_LRC.bfloat16() if x_LRC.is_cuda else x_LRC
+        x_LRC = x_LRC.bfloat16() if is_accelerator(x_LRC.device) else x_LRC
         for _ in range(ROUNDS):
             gram_LRR = x_LRC @ x_LRC.mT
             polynomial_LRR = torch.baddbmm(gram_LRR, gram_LRR, gram_LRR, beta=b, alpha=c)

@@ -17,6 +17,7 @@ from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.core import checkpoints
 from tokenv.core.contracts import Sampling
+from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.core.processes import GracefulStop
 from tokenv.core.sequences import SequenceBatch
@@ -39,8 +40,6 @@ from tokenv.training.optimizers import (
 )
 from tokenv.training.process_group import Ranks
 from tokenv.training.update import accumulate_gradients, micro_batch_seed, policy_epochs
-
-ASYNC_DEVICES = ("cuda",)  # devices on which the metrics of an update are read while the next update is computed
 
 
 def train(
@@ -143,8 +142,9 @@ class Trainer:
         self.symbols_per_update = (
             config.train.batch_size * config.train.gradient_accumulation_steps * self.corpus.seq_len
         )
-        # The fused optimizer's flag which skips a step does not support DTensor.
-        self.asynchronous = self.device.type in ASYNC_DEVICES and self.fsdp_size == 1
+        # An accelerator computes an update while the metrics of the one before are read. The fused optimizer's flag
+        # which skips a step does not support DTensor.
+        self.asynchronous = is_accelerator(self.device) and self.fsdp_size == 1
         self.objective = Objective.of(self.components, config.loss, config.train)
         self.imitation: Objective | None = None
         if self.components.imitation is not None:
@@ -207,7 +207,7 @@ class Trainer:
     def open_source(self) -> AbstractContextManager[ResumableSource]:
         """Open this rank's training sequences; a thread reads them ahead from disk, or for a GPU."""
         source = RankStream(self.streams, self.group.assignment)
-        if self.corpus.streamed or self.device.type == "cuda":
+        if self.corpus.streamed or has_own_memory(self.device):
             return PrefetchedSource(source, len(self.group.assignment.rows), self.device)
         return nullcontext(source)
 
@@ -236,7 +236,7 @@ class Trainer:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
-            policy_epochs(self.optimizer, rollouts, components, self.config, self.group)
+            update.further = policy_epochs(self.optimizer, rollouts, components, self.config, self.group)
         state.step, state.symbols = state.step + 1, symbols
         update.seconds = time.perf_counter() - started
         self.metrics.add(update)

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from tokenv.config.components import Components
 from tokenv.config.schema import Config, LossConfig
+from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, use_group
+from tokenv.core.expectations import masked_mean
 from tokenv.env.rescoring import rescore, rescore_head
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.losses import compute_losses, rollout_metrics, total_loss
 from tokenv.training.metrics import MetricsBuffer
 from tokenv.training.optimizers import grad_norm, optimizer_step
 
+POLICY_METRICS = ("clip_fraction", "kl_approx")  # diagnostics of an estimator's further steps
 GRAD_NORMS = {"grad_norm_lm": "lm.", "grad_norm_policy": "agent."}  # metric to the prefix of its parameters' names
 
 
@@ -82,15 +85,27 @@ def policy_epochs(
     components: Components,
     config: Config,
     group: DataParallelGroup,
-) -> None:
-    """Make the further steps which the estimator requires, on the rollouts of ``accumulate_gradients``."""
-    parameters = components.named_parameters()
+) -> MetricsBuffer | None:
+    """Make the further steps which the estimator requires, on the rollouts of ``accumulate_gradients``.
+
+    Returns:
+        ``POLICY_METRICS``, means over the steps; None without further steps.
+    """
+    parameters, passes = components.named_parameters(), group.assignment.accumulate
+    steps = components.num_epochs - 1 + components.head_epochs
+    sums: dict[str, Tensor] = {}
     for rescored in rescored_rollouts(components, rollouts):
         with use_group(group.pass_group):
             for one_pass in rescored:
-                backward(one_pass, components, config.loss, passes=group.assignment.accumulate)
+                td, _ = backward(one_pass, components, config.loss, passes=passes)
+                for name in POLICY_METRICS:
+                    if (each := td.get((keys.DIAGNOSTICS, name), None)) is None:  # another surrogate's steps
+                        continue
+                    value = masked_mean(each.double(), td[keys.DECISION_MASK])
+                    sums[name] = sums.get(name, 0) + value / (passes * steps)
         group.all_reduce_gradients(parameters.values())
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
+    return MetricsBuffer(group.all_reduce_metrics(sums), watched=()) if sums else None
 
 
 def rescored_rollouts(

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.robust_statistics import Interval
 from tokenv.compare.score_statistics import Difference
 from tokenv.plotting.characters import Character, characters, escape_line
 from tokenv.plotting.console import write_csv
@@ -52,6 +53,12 @@ def format_number(value: float, form: str = ".4f") -> str:
 def format_with_error(value: float, error: float) -> str:
     """Return a value and its standard error for people."""
     return f"{format_number(value)} ± {format_number(error)}"
+
+
+def format_interval(interval: Interval, form: str = ".4f") -> str:
+    """Return a value and its 95% interval for people."""
+    ends = " to ".join(format_number(end, form) for end in interval[1:])
+    return f"{format_number(interval.value, form)} ({ends if math.isfinite(interval.low) else '–'})"
 
 
 def style_class(difference: Difference) -> str:
@@ -101,6 +108,9 @@ def describe_result(comparison: Comparison) -> list[str]:
     sentences += _describe_tests(comparison)
     if not tied and not worse:
         sentences.append("It was not compared with the others, so the certainty of this is unknown.")
+    if ahead := find_look_ahead(comparison):
+        verb = "reads" if len(ahead) == 1 else "read"
+        sentences.append(f"{join_names(ahead)} {verb} ahead: such {comparison.unit_in_words} are not a causal model's.")
     if any(len(method.runs) == 1 for method in comparison.methods):
         sentences.append(
             "Methods with a single seed are separable from no other: how much another would change is unknown."
@@ -111,12 +121,17 @@ def describe_result(comparison: Comparison) -> list[str]:
 def _describe_correction(comparison: Comparison) -> str:
     """Name the correction for the number of pairs; return nothing if it was not made for all of them."""
     pairs = sum(math.isfinite(difference.p_holm) for difference in comparison.differences.values())
-    if pairs < 2 or _find_reference(comparison):
+    if pairs < 2 or find_reference(comparison):
         return ""
     return f", after Holm's correction for {pairs} pairs,"
 
 
-def _find_reference(comparison: Comparison) -> str:
+def find_look_ahead(comparison: Comparison) -> list[str]:
+    """Return the names of the methods which read ahead, escaped."""
+    return [escape_line(method.name) for method in comparison.methods if method.reads_ahead]
+
+
+def find_reference(comparison: Comparison) -> str:
     """Return the method whose pairs alone Holm's correction counts; empty if it counts all."""
     counted = [set(pair) for pair, each in comparison.differences.items() if math.isfinite(each.p_holm)]
     common = set.intersection(*counted) if 1 < len(counted) < len(comparison.differences) else set()
@@ -125,7 +140,7 @@ def _find_reference(comparison: Comparison) -> str:
 
 def _describe_tests(comparison: Comparison) -> list[str]:
     """Return a sentence on the methods which are better and worse than the reference, if there is one."""
-    name = _find_reference(comparison)
+    name = find_reference(comparison)
     if not name:
         return []
     pairs = comparison.both_ways

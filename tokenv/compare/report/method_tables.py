@@ -15,6 +15,9 @@ from tokenv.compare.report.aggregate import (
     compute_length_shares,
     compute_test_error,
     describe_result,
+    find_look_ahead,
+    find_reference,
+    format_interval,
     format_number,
     format_with_error,
     sort_methods,
@@ -39,6 +42,7 @@ def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, st
     cells = {
         f"{escape(comparison.unit_in_words)} ± seeds": format_with_error(method.loss, method.seed_error),
         f"error over {comparison.words.document}s": format_number(method.document_error),
+        **({"joint bits": format_number(comparison.joint_loss(method))} if find_look_ahead(comparison) else {}),
         "each seed": " ".join(format_number(run.loss) for run in method.runs),
     }
     if comparison.has_test:
@@ -49,6 +53,14 @@ def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, st
     if comparison.calibrated:
         cells |= {"before calibration": mean("loss_raw"), "its rate": mean("boundary_rate_raw", ".3f")}
     return cells | {"FLOPs": mean("flops", ".2e"), "seconds": mean("seconds", ",.0f")}
+
+
+def robust_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return header and text of the cells on a method's robust statistics, with 95% intervals."""
+    robust, base = comparison.robust, find_reference(comparison) or sort_methods(comparison)[0].name
+    header, pair = f"P(better than {escape_line(base)})", (method.name, base)
+    better = format_interval(robust.improvement[pair], ".2f") if pair in robust.improvement else ""
+    return {"interquartile mean (95% interval)": format_interval(robust.iqm[method.name]), header: better}
 
 
 def boundary_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
@@ -108,10 +120,14 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         unit: [method.loss for method in methods],
         "seed_error": [method.seed_error for method in methods],
         "document_error": [method.document_error for method in methods],
+        **comparison.robust.methods.loc[order].to_dict("list"),
     }
+    if find_look_ahead(comparison):
+        own["reads_ahead"] = [method.reads_ahead for method in methods]
+        own[f"joint_{unit}"] = [comparison.joint_loss(method) for method in methods]
     means = _blank_missing(comparison.means.loc[order, list(names)], compared).rename(columns=names)
     runs = _blank_missing(comparison.runs.set_index("method").loc[order].reset_index(), compared)
-    pairs = tabulate_differences(comparison.differences).reset_index()
+    pairs = tabulate_differences(comparison.differences).join(comparison.robust.pairs).reset_index()
     pairs["sentence"] = [
         describe_difference(*pair, each, comparison.unit_in_words) for pair, each in comparison.differences.items()
     ]
@@ -142,6 +158,7 @@ def comparison_table(comparison: Comparison) -> Table:
     rows = [method_cells(comparison, method) for method in methods]
     wanted = (
         f"{escape(comparison.unit_in_words)} ± seeds",
+        "joint bits",
         "test ± seeds",
         "early exit",
         "boundaries /",
@@ -154,7 +171,20 @@ def comparison_table(comparison: Comparison) -> Table:
     for name in names:
         table.add_column("rate" if name.startswith("boundaries") else name, justify="right")
     for method, row in zip(methods, rows, strict=True):
-        table.add_row(Text(escape_line(method.name)), *(row[name] for name in names))
+        mark = " (reads ahead)" if method.reads_ahead else ""
+        table.add_row(Text(escape_line(method.name) + mark), *(row[name] for name in names))
+    return table
+
+
+def robust_table(comparison: Comparison) -> Table:
+    """Return a table of robust statistics for a rich console, one line a method, best first."""
+    rows = [(method.name, robust_cells(comparison, method)) for method in sort_methods(comparison)]
+    table = Table(title=Text("Robust to exceptional seeds"), title_justify="left")
+    table.add_column("method", overflow="fold")
+    for header in rows[0][1]:
+        table.add_column(Text(header), justify="right")
+    for name, row in rows:
+        table.add_row(Text(escape_line(name)), *row.values())
     return table
 
 
@@ -162,6 +192,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Print the tables, which method is best, and the sentences on the best method's pairs."""
     terminal = console(wide=120)
     terminal.print(comparison_table(comparison))
+    terminal.print(robust_table(comparison))
     if len(comparison.rates):
         terminal.print(rates_table(comparison))
     for line in describe_result(comparison):

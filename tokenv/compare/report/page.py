@@ -27,7 +27,7 @@ from tokenv.compare.report.aggregate import (
     write_frame,
 )
 from tokenv.compare.report.forecast_tables import forecasts_by_protocol, write_protocols
-from tokenv.compare.report.method_tables import boundary_cells, method_cells, write_tables
+from tokenv.compare.report.method_tables import boundary_cells, method_cells, robust_cells, write_tables
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.score_statistics import describe_difference
 from tokenv.core.atomic import write_atomically
@@ -38,7 +38,8 @@ from tokenv.plotting.theme import SERIES, Terminology, in_words
 
 _NOTES_ON_TEXT = (
     "BPE guidance reads ahead: the end of a BPE token depends on bytes which are not yet predicted, even with its "
-    "boundaries moved right by one.",
+    "boundaries moved right by one. Joint bits add what such boundaries cost where a policy which imitates them "
+    "throughout predicts them from the past; of causal methods they are the bits per byte.",
 )
 _NOTES_ON_SERIES = (
     "Methods are ordered by the loss on validation windows, which come before the test windows in time: choose by "
@@ -67,6 +68,12 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         "seed (by Welch's method if methods do not share two seeds), for runs of one seed share first parameters and "
         f"the order of the {data}; each counts with Student's t of its own degrees of freedom (Cochran and Cox). One "
         "seed alone decides nothing.",
+        f"The interquartile mean leaves out the best and the worst quarter of all losses by seed and {words.document}; "
+        f"P(better) is the probability that a random seed has a lower loss than one of the other method, mean over "
+        f"{documents}; a performance profile is the share of losses at most a threshold (rliable's terms, with lower "
+        f"losses for higher scores). Losses are taken relative to each {words.document}'s mean over the methods, each "
+        f"{words.document} counts once, and whole seeds and {documents} are resampled (stratified bootstrap, Student's "
+        "t). With fewer than three seeds there is no interval.",
         "Verdicts and intervals are not corrected for the number of pairs: of twenty pairs which do not differ, one "
         "will seem to. Holm's corrected p-values are: if all pairs with one below 0.05 are taken to differ, the "
         "probability that any of them does not is at most 5%.",
@@ -107,6 +114,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         unit=escape(comparison.unit_in_words),
         words=comparison.words,
         methods=_rows(comparison, lambda method: (describe_settings(method), method_cells(comparison, method))),
+        robust=_rows(comparison, lambda method: robust_cells(comparison, method)),
         targets=describe_target_rates(comparison),
         matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
         sentences=[
@@ -165,7 +173,8 @@ def _escape_items(items: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def describe_settings(method: ComparedMethod) -> str:
     """Return the settings which distinguish a method for people."""
-    return ", ".join(f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items())
+    settings = [f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()]
+    return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
 
 
 def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[tuple[str, str, str] | None]:

@@ -28,6 +28,7 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.report.forecast_tables import draw_forecasts, window_pictures
 from tokenv.compare.report.rate_tables import draw_rates
+from tokenv.compare.robust_statistics import MIN_SEEDS
 from tokenv.compare.score_statistics import apply_holm
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short
@@ -142,6 +143,24 @@ def draw_ranks(comparison: Comparison) -> Picture | None:
     return draw_both("ranks", caption, 1.2 + 0.34 * len(mean), draw)
 
 
+def draw_profiles(comparison: Comparison) -> Picture | None:
+    """Draw the performance profile of every method; None for one method, or where no method has three seeds."""
+    robust, documents = comparison.robust, f"{comparison.words.document}s"
+    curves = {m.name: Band(robust.threshold_P, *robust.profiles[m.name].T) for m in sort_methods(comparison)}
+    if len(curves) < 2 or max(len(method.runs) for method in comparison.methods) < MIN_SEEDS:
+        return None
+
+    def finish(axes: Axes) -> None:
+        unit = f"{comparison.unit_in_words} above the {comparison.words.document}'s mean over the methods (τ)"
+        axes.set(xlabel=unit, ylabel=f"share of seeds and {documents} at most τ", ylim=(0, 1))
+
+    caption = (
+        f"Performance profiles: share of all seeds and {documents} whose loss is at most τ (higher is better), with "
+        "pointwise 95% intervals of methods with three seeds or more."
+    )
+    return draw_lines(comparison, "profiles", caption, curves, finish)
+
+
 def _find_inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int, int]]:
     """Return the longest runs of neighbours, by first and last index, no two of which differ by Holm over all pairs."""
     every = comparison.both_ways
@@ -243,15 +262,16 @@ def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw all pictures for which there are data.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``ranks``, ``rates``, ``forecasts``, ``loss-bytes`` (of series
-        ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths`` (``patch-lengths``),
-        ``window-1`` and so on, in this order; those without data are left out.
+        Name to picture: ``methods``, ``differences``, ``ranks``, ``profiles``, ``rates``, ``forecasts``, ``loss-bytes``
+        (of series ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths``
+        (``patch-lengths``), ``window-1`` and so on, in this order; those without data are left out.
     """
     colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     pictures = [
         _draw_losses(comparison),
         _draw_differences(comparison),
         draw_ranks(comparison),
+        draw_profiles(comparison),
         draw_rates(comparison),
         draw_forecasts(comparison.forecasts, colours) if comparison.forecasts else None,
         *_draw_training(comparison),

@@ -1,0 +1,37 @@
+"""What a device can do. Code which computes asks here, and names no device itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HOST = ("cpu", "meta")  # devices on which the values of an operation, if any, exist as soon as it returns
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether a device computes in parallel behind a queue: the host waits only where it reads a value."""
+    return device.type not in HOST
+
+
+def has_own_memory(device: torch.device) -> bool:
+    """Return whether tensors must be copied between a device and the host, which pinned memory makes asynchronous."""
+    return device.type not in (*HOST, "mps")
+
+
+def to_device_async(x: Tensor, device: torch.device) -> Tensor:
+    """Return ``x`` on ``device``; a copy to a GPU is from pinned memory and does not wait for the GPU's queue."""
+    if has_own_memory(device) and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+def compiles(device: torch.device) -> bool:
+    """Return whether models are compiled for a device by default, and ``flex_attention`` has fast kernels there."""
+    return device.type == "cuda"
+
+
+def device_module(device: torch.device) -> Any:
+    """Return torch's module of an accelerator, such as ``torch.cuda``."""
+    return torch.get_device_module(device)
