@@ -1,6 +1,8 @@
 """The base of all agents, which draw the boundaries of whole sequences at once, or of one position at a time."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,10 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
+Observation: TypeAlias = TensorDictBase | Mapping[str, Tensor]  # of one position in ``Agent.step``
 
-def forced_action(observation: TensorDictBase) -> Tensor:
+
+def forced_action(observation: Observation) -> Tensor:
     """Return the actions where no decision is made: 1 at the first symbol, 0 in the padding. int64 [.., T]."""
     return (observation[keys.POSITION] == 0).long()
 
@@ -40,10 +44,15 @@ def agent_output(
     return TensorDict(outputs | further, batch_size=action.shape)
 
 
-def draw_noise(tensordict: TensorDictBase) -> Tensor:
+def draw_noise(tensordict: Observation) -> Tensor:
     """Return the noise of single positions, [..]; draw it if the observation holds none."""
     noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
     return torch.rand(position.shape, device=position.device) if noise is None else noise
+
+
+def forced_or(observation: Observation, boundary: Tensor) -> Tensor:
+    """Return the actions, int64: ``boundary``, overridden where no decision is made."""
+    return torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
 
 
 def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
@@ -57,7 +66,7 @@ def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: t
     Returns:
         ``action``, ``boundary_prob`` (0 or 1), ``action_log_prob`` and ``entropy`` (0), of the boundary's shape.
     """
-    action = torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
+    action = forced_or(observation, boundary)
     return agent_output(action, action.to(dtype))
 
 
@@ -100,7 +109,7 @@ class BoundaryDistribution(Distribution):
 
     def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
         self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
-        super().__init__(logits.shape, validate_args=False)
+        self._batch_shape, self._event_shape = logits.shape, torch.Size()  # all that the base class would do
 
     def _choose(self, drawn: Tensor) -> Tensor:
         return torch.where(self.decision_mask, drawn.long(), self.forced)
@@ -254,6 +263,12 @@ class Agent(TensorDictModuleBase, ABC):
     whole: bool = False
     reads_ahead: bool = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let ``step`` call ``forward`` in a subclass which overrides ``forward`` alone."""
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) and "step" not in vars(cls):
+            cls.step = Agent.step  # type: ignore[method-assign]
+
     @abstractmethod
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries of all sequences.
@@ -286,6 +301,18 @@ class Agent(TensorDictModuleBase, ABC):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position: read an observation (and ``noise``, if present), write ``action`` and other outputs."""
 
+    def step(self, observation: Mapping[str, Tensor]) -> Observation:
+        """Act at one position as ``forward`` does: the same ``action``, ``boundary_prob`` and ``boundary``, if any.
+
+        Generation calls it. Agents override it together with ``forward`` where that saves most of the time.
+
+        Args:
+            observation: what ``forward`` reads, ``noise`` included, [B, ..] each.
+        """
+        tensordict = TensorDict(dict(observation), batch_size=observation[keys.POSITION].shape)
+        acted: TensorDictBase = self(tensordict.clone())  # a copy: the agent cannot change symbols or likelihoods
+        return acted
+
     def compile_draw(self) -> None:
         """Compile the functions by which boundaries are drawn, if there are any; the actions stay the same."""
         for child in self.children():
@@ -312,14 +339,21 @@ class Policy(Agent):
     learns = True
 
     @abstractmethod
-    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+    def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
+
+    def _decide(self, observation: Observation) -> tuple[BoundaryDistribution, Tensor]:
+        dist, noise = self.get_dist(observation), observation.get(keys.NOISE)
+        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
+            return dist, dist.mode
+        return dist, dist.sample() if noise is None else dist.from_noise(noise)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position; TorchRL's exploration type decides between a draw and the most probable action."""
-        dist, noise = self.get_dist(tensordict), tensordict.get(keys.NOISE)
-        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
-            action = dist.mode
-        else:
-            action = dist.sample() if noise is None else dist.from_noise(noise)
+        dist, action = self._decide(tensordict)
         return tensordict.update(dist.answer(action))
+
+    def step(self, observation: Mapping[str, Tensor]) -> Observation:
+        """Act at one position; see ``Agent``."""
+        dist, action = self._decide(observation)
+        return {keys.ACTION: action, keys.BOUNDARY_PROB: dist.mean}

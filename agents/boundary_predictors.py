@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import Agent, BoundaryDistribution, Policy, StepState, agent_output, forced_action
+from tokenv.agents.base import (
+    Agent,
+    BoundaryDistribution,
+    Observation,
+    Policy,
+    StepState,
+    agent_output,
+    forced_action,
+)
 from tokenv.core import keys
 
 MARGIN = 1e-4  # distance from 0 and 1 of the probability whose logit is written
@@ -41,9 +49,9 @@ class Nawrot(Policy):
         nn.init.constant_(last.bias, math.log(rate / (1 - rate)))
         self.predictor = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), last)
 
-    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+    def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
-        encoding = tensordict[keys.ENCODING].to(self.predictor[0].weight.dtype)
+        encoding = tensordict[keys.ENCODING].to(next(self.predictor.parameters()).dtype)
         logits = self.predictor(encoding).squeeze(-1)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
 
@@ -84,7 +92,7 @@ class HNet(Agent):
             nn.init.eye_(linear.weight)
         self._state = StepState()
 
-    def _probability(self, observation: TensorDictBase, previous: Tensor) -> Tensor:
+    def _probability(self, observation: Observation, previous: Tensor) -> Tensor:
         encoding = observation[keys.ENCODING].to(self.key.weight.dtype)
         cosine = F.cosine_similarity(self.query(previous.to(encoding.dtype)), self.key(encoding), dim=-1)
         forced = forced_action(observation).to(encoding.dtype)
@@ -117,6 +125,11 @@ class HNet(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        encoding, position = tensordict[keys.ENCODING], tensordict[keys.POSITION]
-        prob = self._probability(tensordict, self._state.exchange(encoding, position))
-        return tensordict.update(self._output(prob, (prob > 0.5).long()))
+        output = self.step(tensordict)
+        return tensordict.update(self._output(output[keys.BOUNDARY], output[keys.ACTION]))
+
+    def step(self, observation: Observation) -> Observation:
+        """Act at one position; see ``Agent``."""
+        encoding, position = observation[keys.ENCODING], observation[keys.POSITION]
+        prob = self._probability(observation, self._state.exchange(encoding, position))
+        return {keys.ACTION: (prob > 0.5).long(), keys.BOUNDARY_PROB: prob, keys.BOUNDARY: prob}

@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import BoundaryDistribution, Policy, boundary_count, check_exact_count, forced_action
+from tokenv.agents.base import (
+    BoundaryDistribution,
+    Observation,
+    Policy,
+    boundary_count,
+    check_exact_count,
+    forced_action,
+)
 from tokenv.core import keys
 
 NEVER = -1e30  # log of 0: of empty sums, and of impossible odds; finite, so that gradients are not NaN
@@ -188,7 +195,7 @@ class ConditionalBernoulli(Policy):
         check_exact_count(dist, action, "conditional", self.count)
         return dist.answer(action)
 
-    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+    def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Raise an error: this policy reads whole histories.
 
         Raises:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tokenv.agents.base import (
     Agent,
+    Observation,
     StepState,
     agent_output,
     boundary_count,
@@ -63,7 +64,7 @@ class _Fixed(Agent):
         """Return P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
         raise NotImplementedError
 
-    def _count(self, first_noise: Tensor, observation: TensorDictBase) -> Tensor:
+    def _count(self, first_noise: Tensor, observation: Observation) -> Tensor:
         """Return the number of boundaries of the whole sequence, int64 of the noise's shape."""
         rate = None if self.rates is None else observation[keys.TARGET_RATE].expand(first_noise.shape)
         if self.rounding == "down":
@@ -74,7 +75,7 @@ class _Fixed(Agent):
         return (mean + first_noise).floor().long().clamp(1, self.num_positions)
 
     def _act(
-        self, observation: TensorDictBase, token_count: Tensor, count: Tensor, noise: Tensor
+        self, observation: Observation, token_count: Tensor, count: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
         prob = self._probability(observation[keys.POSITION], token_count, count).to(noise.dtype)
@@ -99,11 +100,17 @@ class _Fixed(Agent):
         Raises:
             ValueError: with ``rounding="random"``, a row is neither at the position after the last call's nor at 0.
         """
-        noise = draw_noise(tensordict)
-        count = self._count(noise, tensordict)
+        output = self.step(tensordict)
+        return tensordict.update(_output(output[keys.ACTION], output[keys.BOUNDARY_PROB]))
+
+    def step(self, observation: Observation) -> Observation:
+        """Act at one position; see ``Agent``."""
+        noise = draw_noise(observation)
+        count = self._count(noise, observation)
         if self.rounding == "random":
-            count = self._state.keep(count, tensordict[keys.POSITION])
-        return tensordict.update(_output(*self._act(tensordict, tensordict[keys.TOKEN_COUNT], count, noise)))
+            count = self._state.keep(count, observation[keys.POSITION])
+        action, prob = self._act(observation, observation[keys.TOKEN_COUNT], count, noise)
+        return {keys.ACTION: action, keys.BOUNDARY_PROB: prob}
 
 
 class Uniform(_Fixed):
@@ -183,13 +190,13 @@ class RandomRate(Agent):
         return self.low + (self.high - self.low) * first_noise
 
     @staticmethod
-    def _act(observation: TensorDictBase, rate: Tensor, noise: Tensor) -> TensorDict:
+    def _act(observation: Observation, rate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         prob = torch.where(observation[keys.DECISION_MASK], rate, forced_action(observation).to(noise.dtype))
-        return _output((noise < prob).long(), prob)
+        return (noise < prob).long(), prob
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once."""
-        return self._act(observation, self._rate(noise[..., :1]), noise)
+        return _output(*self._act(observation, self._rate(noise[..., :1]), noise))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position, the one after the last call's or 0 in every row.
@@ -197,9 +204,15 @@ class RandomRate(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        noise = draw_noise(tensordict)
-        rate = self._state.keep(self._rate(noise), tensordict[keys.POSITION])
-        return tensordict.update(self._act(tensordict, rate, noise))
+        output = self.step(tensordict)
+        return tensordict.update(_output(output[keys.ACTION], output[keys.BOUNDARY_PROB]))
+
+    def step(self, observation: Observation) -> Observation:
+        """Act at one position; see ``Agent``."""
+        noise = draw_noise(observation)
+        rate = self._state.keep(self._rate(noise), observation[keys.POSITION])
+        action, prob = self._act(observation, rate, noise)
+        return {keys.ACTION: action, keys.BOUNDARY_PROB: prob}
 
 
 class NoBoundaries(Agent):

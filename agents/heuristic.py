@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, StepState, deterministic_output
+from tokenv.agents.base import Agent, Observation, StepState, agent_output, deterministic_output, forced_or
 from tokenv.core import keys
 from tokenv.core.distributed import current_group
 
@@ -29,7 +29,7 @@ class Rule(Agent):
         self._state = StepState()
 
     @abstractmethod
-    def _value(self, observation: TensorDictBase) -> Tensor:
+    def _value(self, observation: Observation) -> Tensor:
         """Return v, [..]."""
 
     @abstractmethod
@@ -49,10 +49,16 @@ class Rule(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        value, noise = self._value(tensordict), tensordict.get(keys.NOISE)
-        boundary = self._boundary(value, self._state.exchange(value, tensordict[keys.POSITION]))
+        output = self.step(tensordict)
+        return tensordict.update(agent_output(output[keys.ACTION], output[keys.BOUNDARY_PROB]))
+
+    def step(self, observation: Observation) -> Observation:
+        """Act at one position; see ``Agent``."""
+        value, noise = self._value(observation), observation.get(keys.NOISE)
+        boundary = self._boundary(value, self._state.exchange(value, observation[keys.POSITION]))
+        action = forced_or(observation, boundary)
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
-        return tensordict.update(deterministic_output(tensordict, boundary, dtype))
+        return {keys.ACTION: action, keys.BOUNDARY_PROB: action.to(dtype)}
 
 
 @functools.cache  # a copy to an accelerator waits for it
@@ -70,7 +76,7 @@ class Whitespace(Rule):
 
     in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
 
-    def _value(self, observation: TensorDictBase) -> Tensor:
+    def _value(self, observation: Observation) -> Tensor:
         symbol = observation[keys.SYMBOL]
         return torch.bucketize(symbol.contiguous(), _spacelike_edges(symbol.device), right=True) % 2 == 0
 
@@ -113,7 +119,7 @@ class Entropy(Rule):
         self.rate, self.mode, self.momentum = rate, mode, momentum
         self.register_buffer("theta", torch.tensor(math.inf))
 
-    def _value(self, observation: TensorDictBase) -> Tensor:
+    def _value(self, observation: Observation) -> Tensor:
         value = observation.get(keys.EARLY_ENTROPY, None)
         if value is None:
             raise ValueError(

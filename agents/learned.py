@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import BoundaryDistribution, Policy, forced_action
+from tokenv.agents.base import BoundaryDistribution, Observation, Policy, forced_action
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
@@ -98,9 +98,10 @@ class Learned(Policy):
 
     def _project(self, encoding: Tensor) -> Tensor:
         """Return all W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
-        return self.projection(encoding.to(self.projection.weight.dtype))
+        weight = self.projection.weight
+        return F.linear(encoding.to(weight.dtype), weight)
 
-    def _condition_on_rate(self, observation: TensorDictBase) -> Tensor:
+    def _condition_on_rate(self, observation: Observation) -> Tensor:
         """Return all W_j X_i, modulated by the target rate if the policy reads one: [.., w + 1]."""
         projected = self._project(observation[keys.ENCODING])
         if self.rates is None:
@@ -109,7 +110,7 @@ class Learned(Policy):
         start = F.pad(self._initial_logit(observation).unsqueeze(-1), (0, self.window))
         return projected * (1 + gain) + self.scale * (shift + start)
 
-    def _initial_logit(self, observation: TensorDictBase) -> Tensor:
+    def _initial_logit(self, observation: Observation) -> Tensor:
         """Return the logits of the target rates, at which the logits of the policy start: [..]."""
         return torch.logit(observation[keys.TARGET_RATE].to(self.projection.weight.dtype))
 
@@ -119,9 +120,9 @@ class Learned(Policy):
         The sum is a loop of elementwise operations, so that its rounding, hence every drawn action, is the same
         for one position and for all of them.
         """
-        raw = projected[..., 0]
-        for j, action in enumerate(earlier, start=1):
-            raw = raw + projected[..., j] * action
+        raw, *effects = projected.unbind(-1)
+        for effect, action in zip(effects, earlier, strict=True):
+            raw = raw + effect * action
         scaled = raw / self.scale + self.bias
         return self.softcap * torch.tanh(scaled / self.softcap) if self.training else scaled
 
@@ -182,7 +183,7 @@ class Learned(Policy):
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
         return BoundaryDistribution(logits, observation[keys.DECISION_MASK], forced_action(observation))
 
-    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+    def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface).
 
         Raises:

@@ -1,13 +1,13 @@
 """An agent which was trained with another model, used with a new one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, StepState
+from tokenv.agents.base import Agent, Observation, StepState
 from tokenv.core import keys
 
 
@@ -74,21 +74,24 @@ class PretrainedAgent(Agent):
         """Set the training mode; a frozen agent stays in evaluation mode."""
         return super().train(mode and not self.frozen)
 
-    def _observe(self, observation: TensorDictBase, encoding: Tensor) -> TensorDictBase:
-        """Return the observation with the encodings of the agent's own encoder."""
+    def _computed(self, encoding: Tensor) -> dict[str, Tensor]:
+        """Return the observations which depend on the encodings of the agent's own encoder."""
         fine = torch.promote_types(encoding.dtype, torch.float32)  # as in the environment's observations
-        encoded = observation.copy().set(keys.ENCODING, encoding.to(fine))
+        computed = {keys.ENCODING: encoding.to(fine)}
         if keys.EARLY_ENTROPY in self.agent.in_keys:
-            encoded.set(keys.EARLY_ENTROPY, self.encoder.early_entropy(encoding))
-        return encoded
+            computed[keys.EARLY_ENTROPY] = self.encoder.early_entropy(encoding)
+        return computed
+
+    def _observe(self, observation: TensorDictBase) -> TensorDictBase:
+        return observation.copy().update(self._computed(self.encoder.encode(observation[keys.SYMBOL])))
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once, as the agent does."""
-        return self.agent.draw(self._observe(observation, self.encoder.encode(observation[keys.SYMBOL])), noise)
+        return self.agent.draw(self._observe(observation), noise)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Return the outputs for given boundaries, int64 [.., B, T], in parallel."""
-        return self.agent.score(self._observe(observation, self.encoder.encode(observation[keys.SYMBOL])), action)
+        return self.agent.score(self._observe(observation), action)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position, the one after the last call's or 0 in every row; observations are [B].
@@ -96,12 +99,20 @@ class PretrainedAgent(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        symbol_B, position_B = tensordict[keys.SYMBOL], tensordict[keys.POSITION]
+        observation = tensordict.copy().update(self._read(tensordict))
+        return tensordict.update(self.agent(observation).select(*self.out_keys))
+
+    def step(self, observation: Mapping[str, Tensor]) -> Observation:
+        """Act at one position; see ``Agent``."""
+        return self.agent.step({**observation, **self._read(observation)})
+
+    def _read(self, observation: Observation) -> dict[str, Tensor]:
+        """Read the next symbols, and return what ``_computed`` does."""
+        symbol_B, position_B = observation[keys.SYMBOL], observation[keys.POSITION]
         self._order.exchange(position_B, position_B)
         if self._reader[0] != len(position_B):
             self._reader = len(position_B), self._make_reader(len(position_B))
-        observation = self._observe(tensordict, self._reader[1].read(symbol_B, position_B))
-        return tensordict.update(self.agent(observation).select(*self.out_keys))
+        return self._computed(self._reader[1].read(symbol_B, position_B))
 
     def repeat_rows(self, times: int) -> None:
         """Repeat the state of each row; see ``Agent``. The state of the encoder is repeated, too."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tokenv.agents.base import (
     BoundaryDistribution,
+    Observation,
     boundary_count,
     boundary_counts,
     check_exact_count,
@@ -64,11 +65,11 @@ class ExactCount(Learned):
         """Always True: decisions depend on earlier ones through the count."""
         return True
 
-    def _counts(self, observation: TensorDictBase) -> int | Tensor:
+    def _counts(self, observation: Observation) -> int | Tensor:
         """Return the number of boundaries of the whole sequence."""
         return self.count if self.rates is None else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
 
-    def _tilt(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _tilt(self, logits: Tensor, observation: Observation, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tilted logits, where a decision is free, and the actions where it is not."""
         left = (self._counts(observation) - token_count).clamp(min=0)
         positions = (self.num_positions - observation[keys.POSITION]).clamp(min=1)
@@ -77,7 +78,7 @@ class ExactCount(Learned):
         start = self.bias if self.rates is None else self._initial_logit(observation)
         return logits + odds.to(logits.dtype).log() - start, free, (left >= positions).long()
 
-    def _distribution(self, logits: Tensor, observation: TensorDictBase, token_count: Tensor) -> BoundaryDistribution:
+    def _distribution(self, logits: Tensor, observation: Observation, token_count: Tensor) -> BoundaryDistribution:
         decision_mask = observation[keys.DECISION_MASK]
         tilted, free, forced = self._tilt(logits, observation, token_count)
         forced = torch.where(decision_mask, forced, forced_action(observation).expand(forced.shape))
@@ -114,7 +115,7 @@ class ExactCount(Learned):
         check_exact_count(dist, action, "strict", self.count if self.rates is None else "the requested number of")
         return super().score(observation, action)
 
-    def get_dist(self, tensordict: TensorDictBase) -> BoundaryDistribution:
+    def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
         logits = super().get_dist(tensordict).logits
         return self._distribution(logits, tensordict, tensordict[keys.TOKEN_COUNT])

@@ -4,16 +4,21 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given as hypothesis_given
+from hypothesis import settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tokenv.agents.boundary_predictors import HNet
-from tokenv.agents.fixed import Random, Uniform
+from tokenv.agents.fixed import Random, RandomRate, Uniform
 from tokenv.agents.heuristic import Entropy
 from tokenv.agents.learned import Learned
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.core import keys
+from tokenv.env import generation
 from tokenv.env.generation import generate
 from tokenv.lm.codecs.base import ByteCodec
+from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import UNet
@@ -145,6 +150,84 @@ def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind,
     torch.testing.assert_close(once.boundary_prob_BN, each.boundary_prob_BN)
     assert len(once.symbol_BN[:4, 6:].unique(dim=0)) == 4
     assert once.action_BN.sum(1).min() > 1
+
+
+@settings(deadline=None, max_examples=15)
+@hypothesis_given(
+    kind=st.sampled_from(
+        ["learned", "given", "uniform", "random", "random rate", "entropy", "loaded", "hnet", "series"]
+    ),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    samples=st.integers(1, 2),
+    max_new=st.integers(1, 12),
+    steps=st.sampled_from([1, 4, 32]),
+    stopped=st.booleans(),
+)
+def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, max_new, steps, stopped):
+    torch.manual_seed(1)
+    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4)
+    lm = UNet(size, SeriesCodec(16, 1) if kind == "series" else None).double().eval()
+    agents = {
+        "given": given,
+        "uniform": lambda: Uniform(0.3, 20),
+        "random": lambda: Random(0.3, 20, rounding="random"),
+        "random rate": lambda: RandomRate(0.2, 0.8),
+        "entropy": lambda: Entropy(0.3, mode="monotonic"),
+        "loaded": lambda: loaded(lm),
+        "hnet": lambda: HNet(16).double(),
+    }
+    agent = agents.get(kind, lambda: Learned(16, rate=0.4, window=3).double().eval())()
+    if kind == "entropy":
+        agent.theta.fill_(0.0)
+    if lengths != [lengths[0]] * len(lengths):
+        samples = 1
+    whole = torch.randint(256, (len(lengths), 9))
+    if kind == "series":
+        frame = torch.tensor([0.0, 1.0, 1.0, 0.0])
+        whole = torch.cat([torch.randn(len(lengths), 9, 1, 1), frame.expand(len(lengths), 9, 1, 4)], -1)
+    prompts = [row[:length] for row, length in zip(whole, lengths, strict=True)]
+    options = {"samples": samples, "temperature": 0.9, "top_p": 0.9}
+    if stopped and kind != "series":
+        first = generate(lm, agent, prompts[0][None], max_new, generator=seeded(), **options)
+        options["stop"] = first.symbol_BN[0, -1:].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "NOISE_STEPS", steps)
+        together = generate(lm, agent, prompts, max_new, generator=list(map(seeded, range(len(prompts)))), **options)
+    for b, prompt in enumerate(prompts):
+        alone = generate(lm, agent, prompt[None], max_new, generator=seeded(b), **options)
+        for row, expected in enumerate(alone.length_B.tolist(), b * samples):
+            assert together.length_B[row] == expected
+            for got, one in zip(together[:3], alone[:3], strict=True):
+                torch.testing.assert_close(got[row, :expected], one[row - b * samples, :expected])
+
+
+def test_random_numbers_of_several_steps_are_those_of_multinomial():
+    codec, prob = ByteCodec(4, vocabulary=50), torch.randn(5, 3, 50).softmax(-1)
+    noise = codec.sample_noise(15, torch.float32, seeded()).view(5, 3, 50)
+    each = seeded()
+    expected = torch.stack([torch.empty(3, 50).exponential_(generator=each) for _ in range(5)])
+    torch.testing.assert_close(noise, expected, rtol=1e-6, atol=0)
+    each = seeded()
+    chosen = (prob / noise).argmax(-1)
+    assert torch.equal(chosen, torch.stack([torch.multinomial(p, 1, generator=each)[:, 0] for p in prob]))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 1.0])
+def test_float32_draws_the_symbols_that_float64_draws(top_p):
+    """Equal probabilities included."""
+    codec = ByteCodec(4)
+    parameters, noise = torch.randn(300, 256).round(decimals=1), codec.sample_noise(300, torch.float32, seeded())
+    fine = codec.sample(parameters.double(), top_p=top_p, noise=noise.double())
+    assert torch.equal(codec.sample(parameters, top_p=top_p, noise=noise), fine)
+
+
+def test_generators_must_fit_the_prompts(tiny_lm, agent):
+    prompts = [torch.tensor([1, 2]), torch.tensor([3])]
+    for generator in (seeded(), [seeded()] * 3):
+        with pytest.raises(ValueError, match="expected one for each"):
+            generate(tiny_lm, agent, prompts, 2, generator=generator)
+    with pytest.raises(ValueError, match="prompts of one length"):
+        generate(tiny_lm, agent, prompts, 2, generator=[seeded()] * 2, samples=2)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tokenv.config.files import resolve
 from tokenv.core import trust
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.run_folders import DIGESTS, write_digests
+from tokenv.evaluation import loaded_run
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run, score_texts
 from tokenv.library import model_hub
@@ -119,6 +120,22 @@ def test_generation_is_that_of_the_command(model: Model, folder: Path) -> None:
     assert model.generate("a", 20, temperature=0, stop="\xff") == model.generate("a", 20, temperature=0)
 
 
+def test_several_texts_are_continued_as_each_alone(
+    model: Model, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(loaded_run, "ROWS_PER_PASS", 4)
+    prompts = ["a longer text", b"x", "def ", "class A"]
+    alone = [[model.generate(text, 9, seed=seed, stop="e") for seed in (3, 4)] for text in prompts]
+    assert model.generate(prompts, 9, seed=3, stop="e", n=2) == alone
+    assert model.generate(prompts, 9, seed=3, stop="e") == [first for first, _ in alone]
+    assert model.generate("def ", 9, seed=3, stop="e", n=2) == alone[2]
+    output = tmp_path / "spans.json"
+    asked = ["max_new=9", "seed=3", "stop=e", "top_p=0.95", "temperature=0.8", "n=2", f"json={output}"]
+    assert run_command("generate", ["with", f"run={folder}", "text=def ", *asked])
+    told = [one["bytes"] for one in json.loads(output.read_text())]
+    assert told == list(map(len, model.generate(b"def ", 9, seed=3, stop="e", n=2)))
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -127,6 +144,8 @@ def test_generation_is_that_of_the_command(model: Model, folder: Path) -> None:
         (lambda model: model.spans("\ud800"), "expected Unicode text"),
         (lambda model: model.generate(""), "the text is empty"),
         (lambda model: model.generate("a", 0), "max_new = 0"),
+        (lambda model: model.generate(["a", ""]), "the text is empty"),
+        (lambda model: model.generate("a", n=0), "n = 0"),
         (lambda model: model.generate("a", temperature=-1), "temperature"),
         (lambda model: model.log_likelihood("a"), "nothing to predict"),
         (lambda model: model.log_likelihood("", context="a"), "nothing to predict"),

@@ -1,5 +1,6 @@
 """Reading one symbol at a time equals the one-pass model."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,26 +111,30 @@ def test_rows_left_out_keep_their_state():
         assert torch.equal(*parameters)
 
 
-@pytest.mark.parametrize("all_rows", [False, True])
+@pytest.mark.parametrize("softcap", [50.0, 200.0])
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
 @pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
-def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, all_rows):
-    """Several rows with growing caches equal the one-pass model, also if all rows are computed, as on a GPU."""
+def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, arrays, softcap):
+    """Several rows with growing caches equal the one-pass model, also in torch, as on a GPU."""
     monkeypatch.setattr(incremental, "INITIAL_SLOTS", 2)
+    if arrays == "torch":
+        monkeypatch.setattr(incremental, "_array", torch.Tensor.detach)
     batch, length = 3, 30
     sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
-    lm = UNet(UNetConfig(**sizes, pooling=pooling)).double()
+    lm = UNet(UNetConfig(**sizes, pooling=pooling, attention_softcap=softcap)).double()
     symbol_BN, action_BN = torch.randint(256, (batch, length)), (torch.rand(batch, length) < rate).long()
     action_BN[:, 0] = 1
     decoder, rows = Decoder(lm, batch, length), []
-    decoder._all_rows = all_rows
-    lm.mid[0].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    assert type(decoder._head_DP) is (torch.Tensor if arrays == "torch" else np.ndarray)
+    step = decoder.tokens.step
+    decoder.tokens.step = lambda token_RD, *rest: rows.append(len(token_RD)) or step(token_RD, *rest)
     parameters = []
     for symbol_B, action_B in zip(symbol_BN.T, action_BN.T, strict=True):
         decoder.encode(symbol_B)
         parameters.append(decoder.decode(action_B))
     steps = int(action_BN.any(0).sum())
-    assert sum(rows) == (batch * steps if all_rows else action_BN.sum())
+    assert sum(rows) == action_BN.sum()
     assert decoder.tokens.size <= max(2, 2 * (steps + 1))
     with torch.no_grad():
         assert_same(parameters, lm(symbol_BN, action_BN).transpose(0, 1))

@@ -13,7 +13,7 @@ from tokenv.config.hardware import prepare
 from tokenv.core.errors import MissingFileError
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.evaluation.loaded_run import generate_text, load_run, rate_for_flops
+from tokenv.evaluation.loaded_run import generate_texts, load_run, rate_for_flops
 from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
 from tokenv.library.handlers import ModelCache
 from tokenv.library.server import build_application, check_installed, host_names, in_url, listen, serve
@@ -23,22 +23,25 @@ from tokenv.plotting.console import console, write_json_output
 
 
 def continue_text(options: GenerateOptions, _record: Record) -> str:
-    """Continue a text, and draw its boundaries on the way."""
+    """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
     trained = load_run(options.run, options.checkpoint)
     check_text(trained.config)
     rate = options.rate if options.flops is None else rate_for_flops(trained.components, options.flops)
-    written = generate_text(
+    (written,) = generate_texts(
         trained,
-        options.read(),
+        [options.read()],
         options.max_new,
         EvalOptions(seed=options.seed, rate=rate),
+        samples=options.n,
         temperature=options.temperature,
         top_p=options.top_p,
         stop=None if options.stop is None else encode(options.stop),
     )
-    print_passage(to_passage(written))
-    write_json_output(options.json, Spans(written, trained.step).as_dict())
-    return escape(written.text.decode("utf-8", errors="replace"))  # Sacred prints the result without escaping it
+    for each in written:
+        print_passage(to_passage(each))
+    spans = [Spans(each, trained.step).as_dict() for each in written]
+    write_json_output(options.json, spans[0] if options.n == 1 else spans)
+    return escape(written[0].text.decode("utf-8", errors="replace"))  # Sacred prints the result without escaping it
 
 
 GENERATE = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)

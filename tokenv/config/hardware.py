@@ -187,8 +187,8 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
 
 
 def _cache_bytes(config: Config) -> int:
-    """Return the bytes of attention's cache per symbol, with at most one token each."""
-    return config.model.mid_layers * 2 * config.model.width * 2 + 8
+    """Return the bytes of attention's cache per symbol, with at most one token each, in float32."""
+    return config.model.mid_layers * 2 * config.model.width * 4 + 8
 
 
 def check_forecast(config: Config, samples: int, horizon: int) -> None:

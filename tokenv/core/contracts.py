@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from tensordict import TensorDict, TensorDictBase
     from torch import Tensor
@@ -103,8 +105,8 @@ class BoundaryAgent(ObservationReader, Protocol):
 class StepAgent(ObservationReader, Protocol):
     """Requirements of generation on an agent; see ``tokenv.agents.base.Agent``."""
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read an observation and its noise, write ``action`` and ``boundary_prob``."""
+    def step(self, observation: Mapping[str, Tensor]) -> TensorDictBase | Mapping[str, Tensor]:
+        """Read an observation and its noise, return ``action`` and ``boundary_prob``."""
 
     def repeat_rows(self, times: int) -> None:
         """Repeat each row of the agent's state ``times`` times."""

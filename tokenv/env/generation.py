@@ -1,18 +1,22 @@
 """Generation: continue prompts symbol by symbol."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tokenv.core import keys
 from tokenv.core.contracts import StepAgent
-from tokenv.env.observation import Observer
+from tokenv.env.observation import Observer, SymbolContext
 from tokenv.env.random_inputs import rate_or_mean, resolve_target_rate
+from tokenv.lm.codecs.base import Codec
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
+
+NOISE_STEPS = 32  # symbols whose random numbers are drawn together
 
 
 class Generated(NamedTuple):
@@ -24,8 +28,8 @@ class Generated(NamedTuple):
         symbol_BN: prompt and continuation; N is shorter than requested if every row has stopped earlier.
         action_BN: 1 where a token ends, in the prompt and in the continuation.
         boundary_prob_BN: boundary probability of the agent.
-        length_B: symbols of each row up to and including its stop sequence, N without one. The symbols after the stop
-            sequence were generated while other rows had not stopped yet.
+        length_B: symbols of each row: its prompt's and ``max_new`` further ones, or those up to and including its stop
+            sequence. The symbols after them were generated while other rows had not ended yet.
     """
 
     symbol_BN: Tensor
@@ -34,18 +38,77 @@ class Generated(NamedTuple):
     length_B: Tensor
 
 
+class _Sampler:
+    """Draws the symbols of all rows as each generator alone would draw those of its rows.
+
+    Args:
+        codec: codec of the symbols.
+        generators: generators, each of as many rows.
+        starts: length of the prompts of each generator's rows.
+        rows: rows B.
+        max_new: symbols to draw for each row.
+        dtype: precision of the random numbers.
+        options: options of ``codec.sample``.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        generators: Sequence[Generator | None],
+        starts: Sequence[int],
+        rows: int,
+        max_new: int,
+        dtype: torch.dtype,
+        options: dict[str, Any],
+    ) -> None:
+        self.codec, self.generators, self.starts = codec, generators, starts
+        self.rows, self.max_new, self.dtype, self.options = rows // len(generators), max_new, dtype, options
+        self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
+        self._row_B = torch.arange(rows)
+        self._start_B = torch.tensor(starts).repeat_interleave(self.rows)
+
+    def draw(self, i: int, parameters_BP: Tensor, symbol_B: Tensor) -> Tensor:
+        """Draw the symbols after ``symbol_B``, those at i: [B, *symbol_shape]; arbitrary ones within a prompt."""
+        draw: Callable[..., Tensor] = partial(self.codec.sample, **self.options)
+        self._draw_noise(i)
+        if self._noise is None:
+            split = parameters_BP.split(self.rows), symbol_B.split(self.rows)
+            rows = zip(self.generators, self.starts, *split, strict=True)
+            return torch.cat([draw(y, generator=g, after=x) if i + 1 >= start else x for g, start, y, x in rows])
+        at = i + 1 - self.starts[0]
+        if min(self.starts) == max(self.starts):
+            return draw(parameters_BP, noise=self._noise[at % NOISE_STEPS], after=symbol_B)
+        noise = self._noise[(i + 1 - self._start_B) % NOISE_STEPS, self._row_B]
+        return draw(parameters_BP, noise=noise, after=symbol_B)
+
+    def _draw_noise(self, i: int) -> None:
+        """Draw the random numbers of the next steps of the rows which have none left."""
+        for group, (generator, start) in enumerate(zip(self.generators, self.starts, strict=True)):
+            at = i + 1 - start
+            if at % NOISE_STEPS or not 0 <= at < self.max_new:
+                continue
+            steps = min(NOISE_STEPS, self.max_new - at)
+            noise = self.codec.sample_noise(steps * self.rows, self.dtype, generator)
+            if noise is None:
+                return
+            noise = noise.unflatten(0, (steps, self.rows))
+            if self._noise is None:
+                self._noise = noise.new_ones(NOISE_STEPS, len(self._row_B), *noise.shape[2:])
+            self._noise[:steps, group * self.rows : (group + 1) * self.rows] = noise
+
+
 @torch.no_grad()
 def generate(
     lm: UNet,
     agent: StepAgent,
-    prompt: Tensor,
+    prompt: Tensor | Sequence[Tensor],
     max_new: int,
     *,
     samples: int = 1,
     temperature: float = 1.0,
     top_p: float = 1.0,
     stop: Sequence[Any] | bytes | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generator | Sequence[Generator] | None = None,
     rate: float | Tensor | None = None,
 ) -> Generated:
     """Continue prompts: the agent draws the boundaries, the model the symbols, one after the other.
@@ -57,79 +120,108 @@ def generate(
     Args:
         lm: model.
         agent: agent which draws the boundaries, in its current mode; call ``agent.eval()`` before, after training.
-        prompt: symbols [B, P, *symbol_shape], P >= 1.
-        max_new: symbols to generate after the prompt.
+        prompt: symbols [B, P, *symbol_shape], P >= 1; or several prompts [P_b, *symbol_shape] of different lengths.
+        max_new: symbols to generate after each prompt.
         samples: continuations S of every prompt.
         temperature: sampling temperature; 0 takes the most probable symbol, so that only the boundaries are random.
         top_p: probability mass of the nucleus from which symbols are drawn.
         stop: sequence of symbols at which a row is finished once its continuation contains it.
-        generator: random generator of noise and symbols, on the model's device.
+        generator: random generator of noise and symbols, on the model's device; or one for each prompt, with which it
+            is continued as it would be alone, up to rounding. Prompts of different lengths need one each.
         rate: target rate for the agent, one number or [B]; None for the mean of its range, if it has one.
 
     Raises:
         ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` or ``samples`` is below 1, ``stop`` is
-            empty, or ``temperature``, ``top_p`` or ``rate`` is out of range; or the model predicts no next symbol
-            (``model.direct``).
+            empty, ``temperature``, ``top_p`` or ``rate`` is out of range, or the generators do not fit the prompts; or
+            the model predicts no next symbol (``model.direct``).
     """
-    _check_arguments(lm, prompt, max_new, samples, stop)
-    batch, prompt_length = prompt.shape[:2]
-    length, shape = prompt_length + max_new, lm.codec.symbol_shape
+    generators = list(generator) if isinstance(generator, Sequence) else [generator]
+    starts = _check_arguments(lm, prompt, max_new, samples, stop, len(generators))
+    batch, steps = len(prompt), max(starts) + max_new
     device, dtype = lm.head.weight.device, lm.codec.symbol_dtype
+    decoder, observer = Decoder(lm, batch, steps), Observer.of(agent)
+    options = {"temperature": temperature, "top_p": top_p}
+    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, decoder.dtype, options)
+    rows = batch * samples // len(generators)
+    drawn = [
+        torch.rand(rows, start + max_new, device=device, generator=each)
+        for each, start in zip(generators, starts, strict=True)
+    ]
+    noise_BN = pad_sequence([row for each in drawn for row in each], batch_first=True, padding_value=1.0)
+    noise = noise_BN[::samples].unbind(1)
+    prompt_BN = pad_sequence(list(prompt), batch_first=True).to(device, dtype)
+    start_B = torch.tensor(starts, device=device).repeat_interleave(rows)
+    length_B = start_B + max_new
     stop_symbols = None if stop is None else torch.as_tensor(list(stop), dtype=dtype, device=device)
-    all_noise_BN = torch.rand(batch * samples, length, device=device, generator=generator)
-    noise_BN = all_noise_BN[::samples]
-    decoder, observer = Decoder(lm, batch, length), Observer.of(agent)
     rate_B = resolve_target_rate(observer, agent.rates, rate_or_mean(rate, agent.rates), batch, device)
-    history = observer.initial_history(batch, device)
-    symbol_BN = torch.zeros(batch, length, *shape, dtype=dtype, device=device)
-    symbol_BN[:, :prompt_length] = prompt
-    length_B = torch.full((batch * samples,), length, device=device)
-    actions, probs = [], []
-    for i in range(length):
-        position_B, x_BD = decoder.position_B, decoder.encode(symbol_BN[:, i])
-        observation = observer.static_observation(lm, symbol_BN[:, i], x_BD, position_B, position_B > 0, rate_B)
-        observation.update({**history, keys.NOISE: noise_BN[:, i]})
-        output = agent(observation.clone())  # a copy: the agent cannot change symbols or likelihoods
-        actions.append(output[keys.ACTION])
+    history = {name: x for name, x in observer.initial_history(batch, device).items() if name in agent.in_keys}
+    symbols, actions, probs = [prompt_BN[:, 0]], [], []
+    for i in range(steps):
+        position_B, x_BD = decoder.position_B, decoder.encode(symbols[i])
+        at = SymbolContext(lm, symbols[i], x_BD, position_B, position_B > 0, rate_B)
+        output = agent.step({**observer.static_values(at), **history, keys.NOISE: noise[i]})
+        action_B = output[keys.ACTION]
+        actions.append(action_B)
         probs.append(output[keys.BOUNDARY_PROB])
-        if stop_symbols is not None and i + 1 - prompt_length >= len(stop_symbols):
-            stops_B = (symbol_BN[:, i + 1 - len(stop_symbols) : i + 1] == stop_symbols).flatten(1).all(1)
+        if stop_symbols is not None and i + 1 - min(starts) >= len(stop_symbols):
+            last_BN = torch.stack(symbols[-len(stop_symbols) :], 1)
+            stops_B = (last_BN == stop_symbols).flatten(1).all(1) & (i + 1 - start_B >= len(stop_symbols))
             length_B = torch.where(stops_B, length_B.clamp(max=i + 1), length_B)
             if bool((length_B <= i + 1).all()):
                 break
-        if i + 1 == length:
+        if i + 1 == steps:
             break
-        history = observer.append_action(history, output[keys.ACTION])
-        parameters = decoder.decode(output[keys.ACTION], output.get(keys.BOUNDARY, None))
-        if i + 1 == prompt_length and samples > 1:
+        history = observer.append_action(history, action_B)
+        parameters = decoder.decode(action_B, output.get(keys.BOUNDARY, None))
+        if i + 1 == starts[0] and samples > 1:
             decoder.repeat(samples)
             agent.repeat_rows(samples)
             repeat = partial(torch.repeat_interleave, repeats=samples, dim=0)
-            symbol_BN, parameters, noise_BN = repeat(symbol_BN), repeat(parameters), all_noise_BN
+            parameters, noise = repeat(parameters), noise_BN.unbind(1)
             history = {name: repeat(value) for name, value in history.items()}
-            actions, probs = [repeat(x) for x in actions], [repeat(x) for x in probs]
+            symbols, actions, probs = ([repeat(x) for x in each] for each in (symbols, actions, probs))
             rate_B = None if rate_B is None else repeat(rate_B)
-        if i + 1 >= prompt_length:
-            symbol_BN[:, i + 1] = lm.codec.sample(
-                parameters, temperature=temperature, top_p=top_p, generator=generator, after=symbol_BN[:, i]
-            )
-    return Generated(symbol_BN[:, : len(actions)], torch.stack(actions, 1), torch.stack(probs, 1), length_B)
+        if i + 1 < min(starts):
+            symbols.append(prompt_BN[:, i + 1])
+            continue
+        symbol_B = sampler.draw(i, parameters, symbols[i])
+        if i + 1 < max(starts):
+            in_prompt_B = (i + 1 < start_B).view(-1, *(1,) * (symbol_B.dim() - 1))
+            symbol_B = torch.where(in_prompt_B, prompt_BN[:, i + 1], symbol_B)
+        symbols.append(symbol_B.to(dtype))
+    return Generated(torch.stack(symbols, 1), torch.stack(actions, 1), torch.stack(probs, 1), length_B)
 
 
-def _check_arguments(lm: UNet, prompt: Tensor, max_new: int, samples: int, stop: Sequence[Any] | bytes | None) -> None:
-    """Raise a ValueError for arguments of ``generate`` which cannot be right."""
+def _check_arguments(
+    lm: UNet,
+    prompt: Tensor | Sequence[Tensor],
+    max_new: int,
+    samples: int,
+    stop: Sequence[Any] | bytes | None,
+    generators: int,
+) -> list[int]:
+    """Raise a ValueError for arguments of ``generate`` which cannot be right; return the prompts' length, or lengths.
+
+    One length for each generator is returned.
+    """
     if lm.config.direct:
         raise ValueError(
             "model.direct = True: this model predicts its horizon at once and no next symbol: ask for a direct "
             "forecast (direct=True), or train a model with model.direct=False"
         )
     shape = lm.codec.symbol_shape
-    if prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape:
+    if isinstance(prompt, Tensor) and (prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape):
         raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected {('B', 'P', *shape)}")
-    if 0 in prompt.shape[:2]:
-        raise ValueError(f"prompt of shape {tuple(prompt.shape)}: expected at least one row and one symbol")
+    lengths = [len(row) for row in prompt]
+    if not min(lengths, default=0):
+        raise ValueError(f"prompts of {lengths} symbols: expected at least one row and one symbol")
     for name, value in (("max_new", max_new), ("samples", samples)):
         if value < 1:
             raise ValueError(f"{name} = {value}: expected at least 1")
     if stop is not None and not len(stop):
         raise ValueError("stop is empty: expected at least one symbol, or None")
+    if generators not in ({1, len(lengths)} if len(set(lengths)) == 1 else {len(lengths)}):
+        raise ValueError(f"{generators} generators for prompts of {lengths} symbols: expected one for each")
+    if samples > 1 and len(set(lengths)) > 1:
+        raise ValueError(f"samples = {samples} of prompts of {lengths} symbols: expected prompts of one length")
+    return lengths[:generators]

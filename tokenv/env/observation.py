@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,8 @@ def _encoding(at: SymbolContext) -> Tensor:
 
 
 def _append_action(last_actions_Bw: Tensor, action_B: Tensor) -> Tensor:
-    return torch.cat([action_B[:, None].float(), last_actions_Bw], 1)[:, : last_actions_Bw.shape[1]]
+    width = last_actions_Bw.shape[1]
+    return torch.cat([action_B[:, None].float(), last_actions_Bw[:, :-1]], 1) if width else last_actions_Bw
 
 
 def _last_actions(action: Tensor, window: int) -> Tensor:
@@ -190,15 +192,20 @@ class Observer:
         """Whether observations hold the target rate."""
         return keys.TARGET_RATE in self.optional
 
-    @property
+    @cached_property
     def static_keys(self) -> dict[str, StaticKey]:
         """The keys which do not depend on boundaries."""
         return {name: key for name, key in STATIC_KEYS.items() if not key.optional or name in self.optional}
 
-    @property
+    @cached_property
     def history_keys(self) -> dict[str, HistoryKey]:
         """The keys which depend on earlier boundaries."""
         return {name: key for name, key in HISTORY_KEYS.items() if not key.optional or name in self.optional}
+
+    def static_values(self, at: SymbolContext) -> dict[str, Tensor]:
+        """Return the observations at symbols which do not depend on boundaries, [.., ..] each."""
+        tensors = {name: key.compute(at) for name, key in self.static_keys.items()}
+        return {name: value for name, value in tensors.items() if value is not None}
 
     def static_observation(
         self,
@@ -209,14 +216,9 @@ class Observer:
         decision_mask: Tensor,
         target_rate: Tensor | None = None,
     ) -> TensorDict:
-        """Return the observations at symbols which do not depend on boundaries, batch size [..].
-
-        The arguments are those of ``SymbolContext``.
-        """
+        """Return ``static_values`` as a TensorDict of batch size [..]; the arguments are those of ``SymbolContext``."""
         at = SymbolContext(lm, symbol, encoding, position, decision_mask, target_rate)
-        tensors = {name: key.compute(at) for name, key in self.static_keys.items()}
-        present = {name: value for name, value in tensors.items() if value is not None}
-        return TensorDict(present, batch_size=decision_mask.shape)
+        return TensorDict(self.static_values(at), batch_size=decision_mask.shape)
 
     def history(self, action: Tensor) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries at all N symbols, from their actions [.., N]."""
@@ -228,7 +230,7 @@ class Observer:
 
     def append_action(self, history: dict[str, Tensor], action_B: Tensor) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries at the next symbols, after actions [B]."""
-        return {name: key.append(history[name], action_B) for name, key in self.history_keys.items()}
+        return {name: self.history_keys[name].append(value, action_B) for name, value in history.items()}
 
     def reset_history(self, history: dict[str, Tensor], rows_B: Tensor) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries after the rows which are True, bool [B], have started anew."""

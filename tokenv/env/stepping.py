@@ -157,6 +157,7 @@ class TokenizationEnv(EnvBase):
         # A copy, so that changes of the observation do not change the state of this environment.
         return observation.update(self._history | likelihoods).clone()
 
+    @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         if self.lm.config.direct:
             raise ValueError(

@@ -23,6 +23,7 @@ from tokenv.evaluation.run_state import RunState
 from tokenv.lm.flops import rate_of_flops, reading_flops
 from tokenv.plotting.characters import warn
 
+ROWS_PER_PASS = 64  # texts which are continued together
 WINDOWS_PER_PASS = 16  # windows of scored texts in one forward pass where no batch size is set
 
 
@@ -235,51 +236,65 @@ def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
     return [F.pad(piece_T, (0, 1)) for piece_T in torch.tensor(list(text)).split(trained.config.data.seq_len)]
 
 
-def generate_text(
+def generate_texts(
     trained: LoadedRun,
-    prompt: bytes,
+    prompts: Sequence[bytes],
     max_new: int,
     options: EvalOptions = DEFAULTS,
     *,
+    samples: int = 1,
     temperature: float = 0.8,
     top_p: float = 0.95,
     stop: bytes | None = None,
-) -> Segmentation:
-    """Continue a text, and draw its boundaries on the way.
+) -> list[list[Segmentation]]:
+    """Continue texts, and draw their boundaries on the way; each as it would be continued alone, up to rounding.
 
     Args:
         trained: model of a run.
-        prompt: text of at least one byte.
-        max_new: number of bytes to write.
+        prompts: texts of at least one byte each.
+        max_new: number of bytes to write after each.
         options: seed and rate.
+        samples: continuations of each text, the first with the seed, the next ones with the seeds after it.
         temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
         top_p: probability mass of the nucleus from which bytes are sampled.
         stop: bytes after which generation stops.
 
     Returns:
-        Prompt and continuation, without likelihoods.
+        The continuations of each prompt, each with the prompt before it, without likelihoods.
 
     Raises:
-        UserError: if the prompt is empty, or the text does not fit in memory; or see ``resolve_rate``.
+        UserError: if a prompt is empty, ``samples`` is below 1, or the texts do not fit in memory; or see
+            ``resolve_rate``.
         ValueError: if ``max_new``, ``temperature`` or ``top_p`` is out of range.
     """
-    if not prompt:
+    if not all(prompts):
         raise UserError("the text is empty: expected at least one byte to go on from")
-    check_generation(trained.config, 1, len(prompt) + max_new)
+    if samples < 1:
+        raise UserError(f"n = {samples}: expected at least one continuation of each text")
     components, device = trained.components, trained.components.lm.head.weight.device
-    written = generate(
-        components.lm,
-        components.agent,
-        torch.tensor([list(prompt)], device=device),
-        max_new,
-        temperature=temperature,
-        top_p=top_p,
-        stop=stop,
-        generator=torch.Generator(device).manual_seed(options.seed),
-        rate=resolve_rate(components, trained.config, options.rate),
-    )
-    text = bytes(written.symbol_BN[0].tolist())
-    return Segmentation(text, written.boundary_prob_BN[0].tolist(), written.action_BN[0].bool().tolist(), [])
+    rate = resolve_rate(components, trained.config, options.rate)
+    rows = [(i, options.seed + j) for i in range(len(prompts)) for j in range(samples)]
+    rows.sort(key=lambda row: len(prompts[row[0]]))  # a batch takes as many steps as its longest text
+    written: list[list[Segmentation]] = [[] for _ in prompts]
+    for start in range(0, len(rows), ROWS_PER_PASS):
+        some = rows[start : start + ROWS_PER_PASS]
+        check_generation(trained.config, len(some), len(prompts[some[-1][0]]) + max_new)
+        result = generate(
+            components.lm,
+            components.agent,
+            [torch.tensor(list(prompts[i])) for i, _ in some],
+            max_new,
+            temperature=temperature,
+            top_p=top_p,
+            stop=stop,
+            generator=[torch.Generator(device).manual_seed(seed) for _, seed in some],
+            rate=rate,
+        )
+        lists = (x.tolist() for x in (result.symbol_BN, result.boundary_prob_BN, result.action_BN.bool()))
+        for (i, _), length, *row in zip(some, result.length_B.tolist(), *lists, strict=True):
+            text_N, prob_N, action_N = (each[:length] for each in row)
+            written[i].append(Segmentation(bytes(text_N), prob_N, action_N, []))
+    return written
 
 
 def score_texts(

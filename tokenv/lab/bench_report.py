@@ -77,7 +77,8 @@ def speed_tables(
     tables = {"speed": speed_rows, "cost of learning the boundaries": cost}
     if "rates" in figures:
         tables["bytes per second by rate, boundaries evenly spaced"] = {
-            f"rate {rate}, {of['flops']:,.0f} FLOPs": f"reading {of['reading']:,.0f}, writing {of['writing']:,.0f}"
+            f"rate {rate}, {of['flops']:,.0f} FLOPs": f"reading {of['reading']:,.0f}, writing {of['writing']:,.0f}, "
+            f"64 texts at once {of['writing_together']:,.0f}"
             for rate, of in figures["rates"].items()
         }
     differences = figures.get("stepping_differences", {})

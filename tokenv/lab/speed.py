@@ -41,7 +41,7 @@ STAGES = {
     "early log-likelihood": keys.LOG_LIKELIHOOD_EARLY,
     "log-likelihood": keys.LOG_LIKELIHOOD,
 }
-PROMPT = 8  # symbols
+PROMPT, TOGETHER = 8, 64  # symbols; texts which are written at once
 QUANTILES = (0.1, 0.5, 0.9)
 DIRECT = "direct"
 
@@ -274,21 +274,23 @@ def bench_generation(
 
     Args:
         components: language model, in evaluation mode.
-        symbol_BN: symbols read in one pass; one row of as many symbols is written.
+        symbol_BN: symbols read in one pass; one row of as many symbols is written, and ``TOGETHER`` rows.
         options: rates and rounds.
         progress: whether to show a bar.
 
     Returns:
-        By rate: symbols per second of ``reading`` and ``writing``, and ``flops`` per symbol.
+        By rate: symbols per second of ``reading``, ``writing`` and ``writing_together``, and ``flops`` per symbol.
     """
     lm, length = components.lm, symbol_BN.shape[1]
     prompt, work = symbol_BN[:1, :PROMPT], {}
     for rate in options.rates:
         agent = registry.build("agent", {"name": "uniform"}, registry.AGENTS, rate=rate, seq_len=length)
         work[f"reading {rate:g}"] = torch.no_grad()(partial(rollout, lm, agent, symbol_BN))
-        work[f"writing {rate:g}"] = partial(generate, lm, agent, prompt, length - PROMPT)
+        for way, prompts in (("writing", prompt), ("writing_together", prompt.expand(TOGETHER, -1))):
+            generators = [torch.Generator(symbol_BN.device) for _ in prompts]
+            work[f"{way} {rate:g}"] = partial(generate, lm, agent, prompts, length - PROMPT, generator=generators)
     seconds = interleave(work, options.repeats, symbol_BN.device, progress=progress)
-    symbols = {"reading": symbol_BN.shape[0] * length, "writing": length}
+    symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
     return {
         f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
         | {"flops": reading_flops(lm, rate, torch.nn.Module())}

@@ -12,13 +12,14 @@ entry point.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
-from tokenv.library.model import Keywords, load
+from tokenv.library.model import Keywords, Writing, load
 
 try:
     import lm_eval.models  # noqa: F401  registers its own models, which it does only while none is registered
@@ -35,7 +36,7 @@ BATCH_SIZE = 1024  # requests which are scored together
 
 @register_model("tokenv")
 class TokenvLM(LM):
-    """Model of the harness: likelihoods are computed in batches, continuations one at a time.
+    """Model of the harness: requests are answered in batches.
 
     The harness's tokens are bytes. All bytes of a context are read, in the windows of ``Model.log_likelihood``. The
     first byte of a text without a context has no likelihood and is not counted.
@@ -102,9 +103,7 @@ class TokenvLM(LM):
                 ``do_sample``, ``temperature`` and ``top_p``.
             disable_tqdm: whether to hide the progress bar.
         """
-        return self._respond(
-            "generate_until", requests, lambda some: [self._generate(*each) for each in some], disable_tqdm
-        )
+        return self._respond("generate_until", requests, self._generate, disable_tqdm, BATCH_SIZE)
 
     @property
     def tokenizer_name(self) -> str:
@@ -117,7 +116,7 @@ class TokenvLM(LM):
         requests: Sequence[Any],
         answer: Callable[[list[Any]], list[Answer]],
         disable_tqdm: bool,
-        batch_size: int = 1,
+        batch_size: int,
     ) -> list[Answer]:
         """Answer ``batch_size`` requests at a time, and store the answers in the harness's cache."""
         answers: list[Answer] = []
@@ -139,18 +138,24 @@ class TokenvLM(LM):
             scores[i] = score
         return scores
 
-    def _generate(self, context: str, options: Mapping[str, Any]) -> str:
-        until = options.get("until") or []
-        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-        written = self.model.generate(
-            context,
-            int(options.get("max_gen_toks", self._max_new)),
-            temperature=float(options.get("temperature", 0)) if options.get("do_sample", True) else 0.0,
-            top_p=float(options.get("top_p", 1)),
-            stop=stops[0] if len(stops) == 1 else None,
-            seed=self._options["seed"],
-        )
-        return _cut_at(written[len(context) :], stops)
+    def _generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Continue texts, those with equal options together."""
+        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        stops_of = []
+        for i, (_, options) in enumerate(requests):
+            until = options.get("until") or []
+            stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+            stops_of.append(stops)
+            temperature = float(options.get("temperature", 0)) if options.get("do_sample", True) else 0.0
+            max_new, top_p = int(options.get("max_gen_toks", self._max_new)), float(options.get("top_p", 1))
+            groups[max_new, temperature, top_p, stops[0] if len(stops) == 1 else None].append(i)
+        texts = [""] * len(requests)
+        for (max_new, temperature, top_p, stop), rows in groups.items():
+            contexts = [requests[i][0] for i in rows]
+            how: Writing = {"temperature": temperature, "top_p": top_p, "stop": stop, "seed": self._options["seed"]}
+            for i, text in zip(rows, self.model.generate(contexts, max_new, **how), strict=True):
+                texts[i] = _cut_at(text[len(requests[i][0]) :], stops_of[i])
+        return texts
 
 
 def _cut_at(text: str, stops: Iterable[str]) -> str:

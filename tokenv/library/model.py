@@ -15,7 +15,7 @@ from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.evaluation.loaded_run import LoadedRun, generate_text, load_run, score_texts, segment_texts
+from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
 from tokenv.forecasting.forecaster import forecast_frame
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
@@ -33,6 +33,16 @@ class Keywords(TypedDict, total=False):
 
     seed: int
     threshold: bool
+    rate: float | None
+
+
+class Writing(TypedDict, total=False):
+    """Keyword arguments of ``Model.generate``, which describes them."""
+
+    temperature: float
+    top_p: float
+    stop: str | bytes | None
+    seed: int
     rate: float | None
 
 
@@ -228,22 +238,36 @@ class Model:
             for start, (nats_N, greedy_N) in zip(starts, scores, strict=True)
         ]
 
+    @overload
+    def generate(self, prompt: Text, max_new: int = 200, *, n: None = None, **options: Unpack[Writing]) -> Text: ...
+    @overload
+    def generate(
+        self, prompt: list[Text] | tuple[Text, ...], max_new: int = 200, *, n: None = None, **options: Unpack[Writing]
+    ) -> list[Text]: ...
+    @overload
+    def generate(self, prompt: Text, max_new: int = 200, *, n: int, **options: Unpack[Writing]) -> list[Text]: ...
+    @overload
+    def generate(
+        self, prompt: list[Text] | tuple[Text, ...], max_new: int = 200, *, n: int, **options: Unpack[Writing]
+    ) -> list[list[Text]]: ...
     def generate(
         self,
-        prompt: Text,
+        prompt: Any,
         max_new: int = 200,
         *,
+        n: int | None = None,
         temperature: float = 0.8,
         top_p: float = 0.95,
         stop: str | bytes | None = None,
         seed: int = 0,
         rate: float | None = None,
-    ) -> Text:
-        """Continue a text.
+    ) -> Any:
+        """Continue a text, or several, which takes hardly longer; each is continued as it is alone, up to rounding.
 
         Args:
-            prompt: text of at least one byte.
-            max_new: number of bytes to write.
+            prompt: text of at least one byte, or a list of texts.
+            max_new: number of bytes to write after each.
+            n: number of continuations of each text: those of the seeds ``seed``, ``seed + 1``, and so on.
             temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
             top_p: probability mass of the nucleus from which bytes are sampled.
             stop: text after which generation stops.
@@ -251,21 +275,32 @@ class Model:
             rate: see the class.
 
         Returns:
-            Prompt and continuation, of the prompt's type; in a str, bytes which are not UTF-8 are replaced.
+            Prompt and continuation, of the prompt's type; in a str, bytes which are not UTF-8 are replaced. A list of
+            them for a list of texts, or with ``n``; with both, a list for each text.
 
         Raises:
-            UserError: if the prompt is empty, the model is one of series, or it is not rate-conditioned and a rate is
-                given.
+            UserError: if a prompt is empty, ``n`` is below 1, the model is one of series, or it is not rate-conditioned
+                and a rate is given.
             ValueError: if ``max_new``, ``temperature``, ``top_p`` or ``stop`` is out of range.
         """
-        ending, start = None if stop is None else to_bytes(stop), to_bytes(prompt)
-        options = EvalOptions(seed=seed, rate=rate)
-        written = generate_text(
-            self._text_model(), start, max_new, options, temperature=temperature, top_p=top_p, stop=ending
+        several = isinstance(prompt, list | tuple)
+        prompts = list(prompt) if several else [prompt]
+        written = generate_texts(
+            self._text_model(),
+            list(map(to_bytes, prompts)),
+            max_new,
+            EvalOptions(seed=seed, rate=rate),
+            samples=1 if n is None else n,
+            temperature=temperature,
+            top_p=top_p,
+            stop=None if stop is None else to_bytes(stop),
         )
-        if isinstance(prompt, bytes):
-            return written.text
-        return prompt + written.text[len(start) :].decode("utf-8", errors="replace")
+        texts = [
+            [each.text if isinstance(start, bytes) else _continued(start, each.text) for each in continuations]
+            for start, continuations in zip(prompts, written, strict=True)
+        ]
+        continued = [each[0] if n is None else each for each in texts]
+        return continued if several else continued[0]
 
     def forecast(
         self,
@@ -371,6 +406,10 @@ def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, byt
     if len(contexts) != len(texts):
         raise UserError(f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each")
     return [(to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)]
+
+
+def _continued(prompt: str, text: bytes) -> str:
+    return prompt + text[len(to_bytes(prompt)) :].decode("utf-8", errors="replace")
 
 
 def to_bytes(text: str | bytes) -> bytes:

@@ -4,108 +4,201 @@ A byte-level layer stores its window in a ring buffer, a token-level layer all t
 ``Stepper``. Token-level layers are computed only where a token ends: time and memory are proportional to the tokens.
 Every row of the batch has its own position, so that rows can start anew at different times. The result is that of the
 one-pass model (tested).
+
+A step has few numbers and many operations, each of which costs numpy a third of what it costs torch. So the layers
+compute in numpy on a CPU, and by the same code in torch elsewhere; always in float32 or finer, in which rounding hardly
+depends on the number of rows.
 """
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenv.core.devices import is_accelerator
-from tokenv.lm.attention import AttentionFn
+from tokenv.lm.layers import EPSILON
 from tokenv.lm.unet import Encoder, UNet
 
-INITIAL_SLOTS = 64  # tokens in the first cache, which is doubled whenever it is full
+INITIAL_SLOTS = 64  # tokens in the first cache, which is doubled whenever it is full; positions of the first table
+MAX_EXPONENT = 80.0  # float32 holds exp of this, summed over many keys
 
 
-class _Cache:
-    """Keys and values of some layers, [layers, B, H, size, d]; each step writes one slot of every row."""
+def _array(x: Tensor) -> Any:
+    """Return the same memory as an array: of numpy on a CPU, of torch elsewhere."""
+    return x.detach().numpy() if x.device.type == "cpu" else x.detach()
 
-    def __init__(
-        self, layers: int, batch: int, size: int, model: Encoder, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        shape = (layers, batch, model.config.heads, size, model.config.head_size)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.softcap = model.config.attention_softcap
 
-    @property
-    def size(self) -> int:
-        """Slots of a row."""
-        return self.keys.shape[3]
+def _tensor(x: Any) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.from_numpy(x)
 
-    def grow(self, size: int) -> None:
-        """Enlarge the cache to ``size`` slots."""
-        more = (0, 0, 0, size - self.size)
-        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
-    def repeat(self, times: int) -> None:
-        """Repeat each row ``times`` times, side by side."""
-        self.keys, self.values = (store.repeat_interleave(times, 1) for store in (self.keys, self.values))
+def _gelu(x: Any) -> Any:
+    """Return ``gelu(x)`` in its tanh approximation."""
+    if isinstance(x, Tensor):
+        return F.gelu(x, approximate="tanh")
+    number = x.dtype.type  # operations with a number of the array's own type are faster
+    inner = x * (x * x * number(0.044715 * math.sqrt(2 / math.pi)) + number(math.sqrt(2 / math.pi)))
+    return x * (np.tanh(inner) * number(0.5) + number(0.5))
 
-    def attention(
-        self, layer: int, slot_R: Tensor, visible_RS: Tensor, write_R: Tensor | None = None, rows: Tensor | None = None
-    ) -> AttentionFn:
-        """Return attention which writes this step's key and value, and attends to visible ones of the first S slots.
+
+def _swap(x: Any) -> Any:
+    """Exchange the two halves in the dimension before the last."""
+    return x.flip(-2) if isinstance(x, Tensor) else x[..., ::-1, :]
+
+
+Factors = tuple[Any, Any]  # of cos and sin; see ``RotaryFactors.at``
+
+
+class RotaryFactors:
+    """Factors by which queries, keys and values are multiplied at each position, in a table which grows.
+
+    ``rotate(x) = x * cos + swapped(x) * sin``, the halves a and b of x being swapped; those of queries are also divided
+    by ``sqrt(d) * softcap``, and those of values are 1 and 0.
+
+    Args:
+        model: its constants are used.
+        device: device of the table.
+        dtype: precision.
+    """
+
+    def __init__(self, model: Encoder, device: torch.device, dtype: torch.dtype) -> None:
+        self.model, self.device, self.dtype = model, device, dtype
+        self._table = self._compute(INITIAL_SLOTS)
+
+    def _compute(self, size: int) -> Factors:
+        config = self.model.config
+        rotary = self.model.rotary(torch.arange(-1, size, device=self.device), self.dtype)  # -1: the leading token
+        cos, sin = rotary.cos[0, :, None], rotary.sin[0, :, None]
+        both = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+        query = both / (math.sqrt(config.head_size) * config.attention_softcap)
+        value = torch.stack([torch.ones_like(both[:, 0]), torch.zeros_like(both[:, 0])], 1)
+        both = torch.stack([query, both, value], 2).unsqueeze(3)
+        return tuple(_array(factor.contiguous()) for factor in both.unbind(1))
+
+    def at(self, position: Any, most: int) -> Factors:
+        """Return the factors of cos and sin at positions, [R, 3, 1, 2, d/2] each.
 
         Args:
-            layer: index of the layer.
-            slot_R: slots to write.
-            visible_RS: slots to attend to.
-            write_R: False where the cache stays unchanged; None writes everywhere.
-            rows: the R rows of the batch which are computed; None for all.
+            position: positions from -1 on, an array [R], or one number for all rows, with R = 1.
+            most: upper bound of the positions.
         """
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            used = visible_RS.shape[1]
-            row_R = torch.arange(q.shape[0], device=q.device) if rows is None else rows
-            cached = []
-            for store, new in ((self.keys, k[:, :, 0]), (self.values, v[:, :, 0])):
-                if write_R is not None:
-                    new = torch.where(write_R[:, None, None], new, store[layer, row_R, :, slot_R])
-                store[layer, row_R, :, slot_R] = new
-                slots = store[layer, :, :, :used]
-                cached.append(slots if rows is None else slots[row_R])
-            k, v = cached
-            scores = self.softcap * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / self.softcap)
-            return scores.masked_fill(~visible_RS[:, None, None], -math.inf).softmax(-1) @ v
-
-        return attend
+        if most + 1 >= len(self._table[0]):
+            self._table = self._compute(2 * (most + 1))
+        chosen = slice(position + 1, position + 2) if isinstance(position, int) else position + 1
+        return self._table[0][chosen], self._table[1][chosen]
 
 
 class CachedLayers:
-    """Byte-level layers, one position at a time.
+    """Layers, one position at a time, with a cache of keys and values.
 
     Args:
         model: model of the layers; parameters are used, never trained.
         layers: some of its layers.
         batch: rows B.
-        window: positions which are stored, at most the model's window.
+        size: slots of a row, each for the key and the value of one position.
     """
 
-    def __init__(self, model: Encoder, layers: nn.ModuleList, batch: int, window: int) -> None:
+    def __init__(self, model: Encoder, layers: nn.ModuleList, batch: int, size: int) -> None:
         parameter = next(layers.parameters())
-        self.model, self.layers, self.window = model, layers, window
-        self.cache = _Cache(len(layers), batch, window, model, parameter.device, model.compute_dtype or parameter.dtype)
+        self.dtype = torch.promote_types(model.compute_dtype or parameter.dtype, torch.float32)
+        self.heads, self.softcap = model.config.heads, model.config.attention_softcap
+        self.layers: Any = layers  # whose parts have weights
+        self.device = parameter.device
+        shape = (len(layers), batch, size, 2, self.heads, model.config.head_size)
+        self._hold(torch.zeros(shape, device=self.device, dtype=self.dtype))
+        self._mean_D1 = self.array(torch.full((model.config.width, 1), 1 / model.config.width))
+        self._epsilon_11, self._softcap_111 = (
+            self.array(torch.full((1,) * dims, x)) for dims, x in ((2, EPSILON), (3, self.softcap))
+        )
+        self.read_parameters()
 
-    @torch.no_grad()
-    def step(self, x_BD: Tensor, position_B: Tensor, rows_B: Tensor) -> Tensor:
-        """Compute the next position of each row: [B, D] -> [B, D].
+    def array(self, x: Tensor) -> Any:
+        """Return an array in the layers' device and precision; it shares the tensor's memory if that has both."""
+        return _array(x.to(self.device, self.dtype))
 
-        The positions of a row must come in order, from 0 on; 0 at any time starts it anew.
+    def read_parameters(self) -> None:
+        """Look up the parameters, whose memory is shared: training them in place has an effect at once."""
+        self._weights = [
+            tuple(
+                self.array(each.weight if each.weight.dim() == 1 else each.weight.T)
+                for each in (
+                    *(layer.pre_attention, layer.qkv, layer.out, layer.post_attention),
+                    *(layer.pre_mlp, layer.mlp.gate_up, layer.mlp.down, layer.post_mlp),
+                )
+            )
+            for layer in self.layers
+        ]
+
+    def _hold(self, cache: Tensor) -> None:
+        self.cache, self._stores = cache, [_array(store) for store in cache]
+        _, batch, size, *_ = cache.shape
+        self._rows, self._slots = (_array(torch.arange(count, device=self.device)) for count in (batch, size))
+
+    @property
+    def size(self) -> int:
+        """Slots of a row."""
+        return self.cache.shape[2]
+
+    def grow(self, size: int) -> None:
+        """Enlarge the cache to ``size`` slots."""
+        self._hold(F.pad(self.cache, (0, 0) * 3 + (0, size - self.size)))
+
+    def repeat(self, times: int) -> None:
+        """Repeat each row ``times`` times, side by side."""
+        self._hold(self.cache.repeat_interleave(times, 1))
+
+    def normalise(self, x: Any, weight_D: Any) -> Any:
+        """Apply RMSNorm: [R, D] -> [R, D]."""
+        xp = torch if isinstance(x, Tensor) else np
+        return x / xp.sqrt((x * x) @ self._mean_D1 + self._epsilon_11) * weight_D
+
+    def step(self, x_RD: Any, factors: Factors, order: Any, used: int, rows: Any = None) -> Any:
+        """Compute the next position of some rows: arrays [R, D] -> [R, D].
 
         Args:
-            x_BD: input of the layers.
-            position_B: position of each row.
-            rows_B: rows whose keys and values are stored; the cache of the others stays unchanged.
+            x_RD: input of the layers.
+            factors: see ``RotaryFactors.at``.
+            order: number of earlier positions of each row, [R], or one number for all. A position is stored in the slot
+                of this number, and overwrites the oldest one in a full cache.
+            used: leading slots to attend to, as far as they are filled.
+            rows: numbers of the R rows; None for all.
         """
-        slot_B = position_B % self.window
-        visible_BS = torch.arange(self.window, device=x_BD.device) <= position_B[:, None]
-        rotary, y = self.model.rotary(position_B[:, None], x_BD.dtype), x_BD.unsqueeze(1)
-        for index, layer in enumerate(self.layers):
-            y = layer(y, rotary, self.cache.attention(index, slot_B, visible_BS, rows_B))
-        return y[:, 0]
+        lockstep = isinstance(order, int)
+        place = (slice(None) if lockstep else self._rows if rows is None else rows, order % self.size)
+        visible = self._slots[:used] <= (order if lockstep else order[:, None, None])
+        if lockstep and order + 1 >= used:
+            visible = None
+        for weights, store in zip(self._weights, self._stores, strict=True):
+            pre_attention, qkv, out, post_attention, pre_mlp, gate_up, down, post_mlp = weights
+            qkv_RE = self.normalise(x_RD, pre_attention) @ qkv
+            attended = self._attend(qkv_RE, factors, store, place, visible, used, rows)
+            x_RD = x_RD + self.normalise(attended @ out, post_attention)
+            hidden = self.normalise(x_RD, pre_mlp) @ gate_up
+            half = hidden.shape[1] // 2
+            gated = _gelu(hidden[:, :half]) * hidden[:, half:]
+            x_RD = x_RD + self.normalise(gated @ down, post_mlp)
+        return x_RD
+
+    def _attend(self, qkv_RE: Any, factors: Factors, store: Any, place: Any, visible: Any, used: int, rows: Any) -> Any:
+        """Store keys and values, and attend to the visible ones: [R, 3 D] -> [R, D]."""
+        xp = torch if isinstance(qkv_RE, Tensor) else np
+        count, size = len(qkv_RE), qkv_RE.shape[1] // (6 * self.heads)
+        qkv = qkv_RE.reshape(count, 3, self.heads, 2, size)
+        cos, sin = factors
+        qkv = (qkv * cos + _swap(qkv) * sin).reshape(count, 3, self.heads, 2 * size)
+        store[place] = qkv[:, 1:]
+        cached = store[:, :used] if rows is None else store[:, :used][rows]
+        cached = cached.swapaxes(1, 3)  # [R, H, 2, S, d]
+        score = xp.tanh((cached[:, :, 0] @ qkv[:, 0, :, :, None])[..., 0]) * self._softcap_111
+        if self.softcap > MAX_EXPONENT:
+            score = score - xp.amax(score, -1, keepdims=True)
+        weight = xp.exp(score)
+        if visible is not None:
+            weight = weight * visible
+        weight = weight / weight.sum(-1, keepdims=True)
+        return (weight[:, :, None] @ cached[:, :, 1]).reshape(count, -1)
 
 
 class EncoderStepper:
@@ -119,22 +212,27 @@ class EncoderStepper:
     def __init__(self, encoder: Encoder, batch: int) -> None:
         self._encoder = encoder
         self._down = CachedLayers(encoder, encoder.down, batch, encoder.config.window)
+        self._factors = RotaryFactors(encoder, self._down.device, self._down.dtype)
 
     @torch.no_grad()
     def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
-        """Return X_i of each row, [B, D]; positions as in ``CachedLayers.step``."""
-        every_row_B = torch.ones_like(position_B, dtype=torch.bool)
-        return self._down.step(self._encoder.embed(symbol_B), position_B, every_row_B)
+        """Return X_i of each row, [B, D]. Positions come in order, from 0 on; 0 at any time starts a row anew."""
+        down, most = self._down, int(position_B.max())
+        if not most:
+            down.read_parameters()
+        position, x_BD = _array(position_B), down.array(self._encoder.codec.embed(symbol_B))
+        return _tensor(down.step(x_BD, self._factors.at(position, most), position, down.size))
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
-        self._down.cache.repeat(times)
+        self._down.repeat(times)
 
 
 class Decoder:
     """Incremental decoder of a batch of sequences.
 
-    One step of one row is ``x = encode(symbol)``, the agent's decision, and ``parameters = decode(action)``.
+    One step of one row is ``x = encode(symbol)``, the agent's decision, and ``parameters = decode(action)``, all of it
+    within ``torch.no_grad``.
 
     Args:
         lm: model; parameters are used, never trained.
@@ -142,47 +240,57 @@ class Decoder:
         max_symbols: longest sequence; memory grows with the tokens so far.
 
     Attributes:
+        dtype: precision of the steps, float32 or finer.
+        position_B: symbols which each row has finished.
+        count_B: tokens of each row.
         x_BD: X_i of each row, from the last ``encode``.
     """
 
     def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
-        parameter = lm.head.weight
-        device, dtype = parameter.device, lm.compute_dtype or parameter.dtype
-        config = lm.config
-        self.lm, self.max_symbols, self.dtype = lm, max_symbols, dtype
+        config, device = lm.config, lm.head.weight.device
+        self.lm, self.max_symbols = lm, max_symbols
         window = min(config.window, max_symbols)
         self.down, self.up = CachedLayers(lm, lm.down, batch, window), CachedLayers(lm, lm.up, batch, window)
-        self.pooling = lm.pooling.stepper(batch, device, dtype)
+        self.dtype = self.down.dtype
+        self.pooling = lm.pooling.stepper(batch, device, self.dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
         self._max_tokens = max_symbols + self._leading
-        self.tokens = _Cache(config.mid_layers, batch, min(self._max_tokens, INITIAL_SLOTS), lm, device, dtype)
+        self.tokens = CachedLayers(lm, lm.mid, batch, min(self._max_tokens, INITIAL_SLOTS))
+        self._rotary = RotaryFactors(lm, device, self.dtype)
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
-        self.x_BD = torch.zeros(batch, config.width, dtype=dtype, device=device)
+        self.x_BD = torch.zeros(batch, config.width, dtype=self.dtype, device=device)
         self._boundaries = 0  # upper bound of the boundaries in a row
-        # On an accelerator additional rows cost nothing, and compiled layers keep their shapes.
-        self._all_rows = is_accelerator(device)
-        self._write_leading_tokens(torch.ones_like(self.position_B, dtype=torch.bool))
+        self._position: int | None = 0  # of every row; None if they differ
+        self._factors = self._rotary.at(0, 0)  # of the positions, from the last ``encode``
+        self.reset(torch.ones_like(self.position_B, dtype=torch.bool))
 
     def reset(self, rows_B: Tensor) -> None:
         """Start the rows which are True anew. Old keys stay in the caches, where the positions mask them."""
+        every, lm = bool(rows_B.all()), self.lm
+        for layers in (self.down, self.tokens, self.up):
+            layers.read_parameters()
+        self._norm_D, self._head_DP = self.up.array(lm.norm.weight), self.up.array(lm.head.weight.T)
         self.position_B.masked_fill_(rows_B, 0)
         self.count_B.masked_fill_(rows_B, 0)
         self.pooling.reset(rows_B)
-        self._write_leading_tokens(rows_B)
-        if bool(rows_B.all()):
+        self._position = 0 if every or self._position == 0 else None
+        # It is never overwritten, but the parameters may have been trained since the last call.
+        token_BD = self.pooling.leading()
+        if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
+            self._apply_token_layers(rows, token_BD, self._rotary.at(-1, 0), torch.zeros_like(self.count_B))
+        if every:
             self._boundaries = 0
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
-        for cache in (self.down.cache, self.up.cache, self.tokens):
-            cache.repeat(times)
+        for layers in (self.down, self.tokens, self.up):
+            layers.repeat(times)
         self.pooling.repeat(times)
         self.position_B = self.position_B.repeat_interleave(times)
         self.count_B = self.count_B.repeat_interleave(times)
         self.x_BD = self.x_BD.repeat_interleave(times, 0)
 
-    @torch.no_grad()
     def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:
         """Read the next symbol of each row.
 
@@ -193,12 +301,21 @@ class Decoder:
         Returns:
             X_i of each row, [B, D], which ``decode`` reads; that of the other rows is unchanged.
         """
-        rows_B = torch.ones_like(self.position_B, dtype=torch.bool) if rows_B is None else rows_B
-        x_BD = self.down.step(self.lm.embed(symbol_B), self.position_B, rows_B)
-        self.x_BD = torch.where(rows_B[:, None], x_BD, self.x_BD)
+        position: Any = self._position
+        if position is None:
+            position = _array(self.position_B)
+        self._factors = self._rotary.at(position, int(position.max()) if self._position is None else position)
+        if rows_B is None or bool(rows_B.all()):
+            x_BD = self.down.array(self.lm.codec.embed(symbol_B))
+            self.x_BD = _tensor(self.down.step(x_BD, self._factors, position, self.down.size))
+        elif bool(rows_B.any()):
+            rows = rows_B.nonzero().flatten()
+            x_RD, at = self.down.array(self.lm.codec.embed(symbol_B[rows])), _array(self.position_B[rows])
+            factors = self._rotary.at(at, int(at.max()))
+            x_RD = self.down.step(x_RD, factors, at, self.down.size, _array(rows))
+            self.x_BD = self.x_BD.index_copy(0, rows, _tensor(x_RD))
         return self.x_BD
 
-    @torch.no_grad()
     def decode(self, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
         """Finish the step which ``encode`` began: end a token or not, and predict.
 
@@ -214,37 +331,24 @@ class Decoder:
         rows = boundary_B.nonzero().flatten()
         if len(rows):
             self._boundaries = min(self._boundaries + 1, self.max_symbols)
-            token_BD = self._apply_token_layers(rows, token_BD, self.position_B, self.count_B + self._leading)
+            token_BD = self._apply_token_layers(rows, token_BD, self._factors, self.count_B + self._leading)
         self.count_B = self.count_B + boundary_B
-        y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
-        y_BD = self.up.step(y_BD, self.position_B, torch.ones_like(boundary_B))
+        y_BD = _array(self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B))
+        order = _array(self.position_B) if self._position is None else self._position
+        y_BD = self.up.step(y_BD, self._factors, order, self.up.size)
         self.position_B = self.position_B + 1
-        return self.lm.head(self.lm.norm(y_BD))
+        self._position = None if self._position is None else self._position + 1
+        return _tensor(self.up.normalise(y_BD, self._norm_D) @ self._head_DP)
 
-    @torch.no_grad()
-    def _write_leading_tokens(self, rows_B: Tensor) -> None:
-        """Write the token before the first byte, if the chunking has one, into the rows which start anew.
-
-        It is never overwritten, but the parameters may have been trained since the last call.
-        """
-        token_BD = self.pooling.leading()
-        if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
-            zero_B = torch.zeros_like(self.position_B)
-            self._apply_token_layers(rows, token_BD, zero_B - 1, zero_B)
-
-    def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, position_B: Tensor, slot_B: Tensor) -> Tensor:
+    def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, factors: Factors, slot_B: Tensor) -> Tensor:
         """Apply the token-level layers to the new tokens of some rows; those of other rows are unchanged: [B, D]."""
         used = self._boundaries + self._leading
         if used > self.tokens.size:
             self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
-        all_rows = self._all_rows or len(rows) == len(token_BD)
-        inputs = (token_BD, position_B, slot_B)
-        token, position, slot = inputs if all_rows else (x[rows] for x in inputs)
-        write = None
-        if len(rows) < len(token):
-            write = torch.zeros_like(slot, dtype=torch.bool).index_fill(0, rows, True)
-        visible = torch.arange(used, device=slot.device) <= slot[:, None]
-        rotary, y = self.lm.rotary(position[:, None], token.dtype), token.unsqueeze(1)
-        for index, layer in enumerate(self.lm.mid):
-            y = layer(y, rotary, self.tokens.attention(index, slot, visible, write, None if all_rows else rows))
-        return y[:, 0] if all_rows else token_BD.index_copy(0, rows, y[:, 0].to(token_BD.dtype))
+        if len(rows) == len(token_BD):
+            return _tensor(self.tokens.step(_array(token_BD), factors, _array(slot_B), used))
+        some = _array(rows)
+        if len(factors[0]) > 1:
+            factors = factors[0][some], factors[1][some]
+        token_RD = self.tokens.step(_array(token_BD[rows]), factors, _array(slot_B[rows]), used, some)
+        return token_BD.index_copy(0, rows, _tensor(token_RD))

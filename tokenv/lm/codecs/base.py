@@ -5,7 +5,9 @@ The U-Net itself does not depend on bytes. Another kind of sequence needs anothe
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,6 +66,13 @@ class Codec(nn.Module, ABC):
             "does not read early_entropy"
         )
 
+    def sample_noise(self, count: int, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor | None:
+        """Draw at once what ``sample`` would draw for ``count`` symbols, one after the other: [count, ..].
+
+        None if ``sample`` draws for itself; otherwise it takes these numbers, of the symbols' shape, as ``noise``.
+        """
+        return None
+
     @abstractmethod
     def sample(
         self,
@@ -106,7 +115,8 @@ class ByteCodec(Codec):
 
     def embed(self, symbol: Tensor) -> Tensor:
         """Embed bytes: [..] -> [.., D]."""
-        return self.embedding(symbol) * self.embedding.embedding_dim**0.5
+        weight = self.embedding.weight
+        return F.embedding(symbol, weight) * math.sqrt(weight.shape[1])
 
     def logits(self, parameters: Tensor) -> Tensor:
         """Return soft-capped logits in float32 or finer: [.., V] -> [.., V]."""
@@ -123,6 +133,15 @@ class ByteCodec(Codec):
         log_prob = self.logits(parameters).log_softmax(-1)
         return -(log_prob.exp() * log_prob).sum(-1)
 
+    def sample_noise(self, count: int, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+        """Draw exponential numbers E, [count, V]: the symbol of rank r with the largest ``p_r / E_r`` is drawn from p.
+
+        They are those of ``torch.multinomial`` on the same generator of a CPU.
+        """
+        device = self.embedding.weight.device
+        uniform = torch.rand(count, self.num_parameters, dtype=torch.float64, device=device, generator=generator)
+        return uniform.neg_().log1p_().neg_().to(dtype)
+
     def sample(
         self,
         parameters: Tensor,
@@ -131,8 +150,11 @@ class ByteCodec(Codec):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
         after: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Draw bytes by nucleus sampling (Holtzman et al. 2020): [.., V] -> [..].
+
+        ``noise`` holds the numbers of ``sample_noise``, [.., V]; None draws them.
 
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
@@ -141,13 +163,40 @@ class ByteCodec(Codec):
             raise ValueError(f"temperature = {temperature}: expected 0 (most probable symbol) or more")
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
-        logits = self.logits(parameters)
         if temperature == 0:
-            return logits.argmax(-1)
-        prob, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
+            return self.logits(parameters).argmax(-1)
+        dtype = torch.promote_types(parameters.dtype, torch.float32)
+        if noise is None:
+            count = parameters[..., 0].numel()
+            noise = self.sample_noise(count, dtype, generator).view(parameters.shape)
+        if parameters.device.type == "cpu" and dtype == torch.float32 and type(self).logits is ByteCodec.logits:
+            scale = np.float32(self.softcap)
+            logits = np.tanh(parameters.detach().float().numpy() / scale) * (scale / np.float32(temperature))
+            return torch.from_numpy(np.asarray(_choose(logits, noise.numpy(), top_p)))
+        scaled = self.logits(parameters) / temperature
+        prob, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
         prob = torch.where(prob.cumsum(-1) - prob < top_p, prob, 0.0)
-        choice = torch.multinomial(prob.flatten(0, -2), 1, generator=generator).view(*prob.shape[:-1], 1)
-        return order.gather(-1, choice).squeeze(-1)
+        return order.gather(-1, (prob / noise).argmax(-1, keepdim=True)).squeeze(-1)
+
+
+INDEX_BITS, HIGHEST = np.int64(20), np.int64(2**31 - 1)
+
+
+def _choose(logits: Any, noise: Any, top_p: float) -> Any:
+    """Draw from the nucleus of float32 logits as ``ByteCodec.sample`` does, in a fraction of torch's time: arrays.
+
+    Numbers of at least 0 are ordered as their bits are; the inverted bits are sorted together with the indices.
+    """
+    prob = np.exp(logits - logits.max(-1, keepdims=True))
+    packed = ((HIGHEST - prob.view(np.int32)) << INDEX_BITS) | np.arange(prob.shape[-1])
+    packed.sort(-1)
+    prob = (HIGHEST - (packed >> INDEX_BITS)).astype(np.int32).view(np.float32)
+    ratio = prob / noise
+    if top_p < 1:
+        mass = prob.cumsum(-1)
+        ratio = ratio * (mass - prob < np.float32(top_p) * mass[..., -1:])
+    choice = np.take_along_axis(packed, ratio.argmax(-1)[..., None], -1)[..., 0]
+    return choice & ((1 << INDEX_BITS) - 1)
 
 
 def make_head(codec: Codec, width: int) -> Linear:
