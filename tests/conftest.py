@@ -1,5 +1,6 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tokenv.lm.unet import UNet
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 torch.set_num_threads(1)
 
+
+collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accelerator"]  # see test_accelerator.py
 
 # Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())

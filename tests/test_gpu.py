@@ -232,7 +232,7 @@ def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings,
 
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
-    """For its draws and the number of its tokens; see tests/training/test_waits.py."""
+    """For its draws and the number of its tokens; see tests/accelerator/test_waits.py."""
     config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
     parts = build_components(config)
     parts.train()

@@ -31,7 +31,7 @@ from tokenv.data.config import DataConfig
     ],
 )
 def test_invalid_values_raise_a_message_with_the_expected_values(name, value):
-    with pytest.raises(ValueError, match=rf"data\.{name} is .*expected .*: ") as caught:
+    with pytest.raises(ValueError, match=rf"data\.{name} (=|is) .*expected ") as caught:
         DataConfig(**{name: value})
     assert repr(value) in str(caught.value) or str(value) in str(caught.value)
 

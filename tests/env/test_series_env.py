@@ -368,7 +368,7 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
         ({"codec": {"name": "bytes"}}, r"codec.name = 'bytes': expected a codec for data.kind=series"),
         ({"codec": {"name": "series", "densty": 1}}, r"codec.densty is no option of codec 'series'.*'density'"),
         ({"codec": {"name": "sereis"}}, r"codec.name = 'sereis' is unknown: did you mean 'series'"),
-        ({"model": {"horizon": -1}}, r"model.horizon = -1: expected symbols to predict at once, or 0"),
+        ({"model": {"horizon": -1}}, r"model.horizon = -1: expected a whole number of at least 0"),
         ({"model": {"horizon": 32}}, r"model.horizon = 32: expected at most data.seq_len - 1 = 31"),
         ({"codec": {"density": "cauchy"}}, r"codec.density = 'cauchy'"),
         ({"data": {"series": {"contxt": 3}}}, r"unknown key data.series.contxt: did you mean 'context'"),

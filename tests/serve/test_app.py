@@ -188,7 +188,7 @@ def test_where_it_cannot_listen() -> None:
     ("words", "said"),
     [
         (["run=runs/9"], "no complete checkpoint in runs/9"),
-        (["run={run}", "port=70000"], "port = 70000: expected a number from 0"),
+        (["run={run}", "port=70000"], "port = 70000: expected 0"),
         (["run={run}", "host="], "host is empty"),
         (["run={run}", "other_runs=['{run}']"], "expected other runs than"),
         (["run={run}", "json=a"], "unknown key json"),

@@ -5,6 +5,7 @@ token ends there. The reward is the log-likelihood of symbol i + 1 less that of 
 """
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,6 @@ class TokenizationEnv(EnvBase):
         self.rate_generator = torch.Generator()  # of its own, so that a range of rates leaves all other noise alone
         self._rate_B: Tensor | None = None
         length = self.source.seq_len
-        self._decoder = Decoder(lm, batch_size, length)
         self._symbol_BN = torch.zeros(
             batch_size, length, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
         )
@@ -92,9 +92,14 @@ class TokenizationEnv(EnvBase):
         self.origin: list[str] = [""] * batch_size
         self._make_specs(batch_size)
 
+    @cached_property
+    def _decoder(self) -> Decoder:
+        """Decoder of all rows; one-pass rollouts, such as those of a sharded model, need none."""
+        return Decoder(self.lm, self.batch_size[0], self._symbol_BN.shape[1])
+
     def _make_specs(self, batch: int) -> None:
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.
-        fine = torch.float64 if self._decoder.dtype == torch.float64 else torch.float32
+        fine = torch.promote_types(self.lm.compute_dtype or self.lm.head.weight.dtype, torch.float32)
         number = Unbounded((batch,), dtype=fine, device=self.device)
         self.observation_spec = self.observer.specs(self.lm, self.source.seq_len, number)
         self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=self.device)

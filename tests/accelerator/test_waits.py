@@ -15,16 +15,17 @@ from tokenv.training.trainer import Trainer, train
 
 SHORT = {"symbols": 256, "gradient_accumulation_steps": 1, "warmup_symbols": 64}
 SETTINGS = settings(train=SHORT, hardware={"device": NAME}, validation={"sequences": 4})
-PATCHES = {
+SERIES = {
     "data": {"kind": "series", "source": "regimes", "series": {"context": 24, "count": 6, "length": 300, "dwell": 8}},
     "codec": {"name": "series"},
-    "model": {"horizon": 8, "direct": True},
 }
+PATCHES = SERIES | {"model": {"horizon": 8, "direct": True}}
 LEARNED = {"agent": {"name": "learned", "window": 0}}
 CASES: dict[str, dict[str, Any]] = {name: {"agent": {"name": name}} for name in registry.AGENTS}
 CASES |= {name: LEARNED | {"estimator": {"name": name}} for name in registry.ESTIMATORS if name != "path"}
 CASES |= {
     "strict": {"agent": {"name": "strict", "window": 1}, "estimator": {"name": "rloo"}},
+    "events": SERIES | {"agent": {"name": "events"}},
     "conditional": PATCHES | {"agent": {"name": "conditional"}, "estimator": {"name": "reinpatch"}},
     "nawrot": {"agent": {"name": "nawrot"}, "estimator": {"name": "gumbel"}, "rate_target": {"name": "binomial"}},
     "hnet": {"agent": {"name": "hnet"}, "estimator": {"name": "path"}, "rate_target": {"name": "ratio"}},
@@ -43,7 +44,8 @@ WAITS |= {name: {TOKENS: 1, METRICS: 1} for name in registry.AGENTS if name != "
 WAITS |= {name: {SETTLED: 1, METRICS: 1} for name in ("straight", "gumbel", "reinmax", "gumbel_rao")}  # bytes alone
 WAITS |= {name: USUAL | {NOISE: 1} for name in ("arm", "disarm", "arms", "bitflip")}
 WAITS |= {
-    "rloo_clipped": USUAL | {TOKENS: 2},  # samples which only earn a reward are decoded by themselves
+    "ppo": USUAL | {METRICS: 2},  # also those of further steps
+    "rloo_clipped": USUAL | {TOKENS: 2, METRICS: 2},  # samples which only earn a reward are decoded by themselves
     "branch": USUAL | {NOISE: 1, TOKENS: 2},
     "off_policy": {"_local_scalar_dense at estimators/surrogates.py": 2, TOKENS: 1, METRICS: 1},  # the warm start's end
     "entropy": {"mask at agents/heuristic.py": 1, TOKENS: 1, METRICS: 1},
