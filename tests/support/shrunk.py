@@ -112,6 +112,11 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
             found.append(f"methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
         if "vocabulary_size" in (changes or {}).get("agent", {}):
             found.append(f"methods.{name}.agent.vocabulary_size={VOCABULARY}")
+    for protocol, own in settings.get("protocols", {}).items():
+        found += [f"protocols.{protocol}.seeds=[0]"] if "seeds" in own else []
+        for name, changes in own.get("methods", {}).items():
+            if "symbols" in (changes or {}).get("train", {}):
+                found.append(f"protocols.{protocol}.methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
     return found + ([f"only={only}"] if only else [])
 
 
