@@ -89,6 +89,17 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
+def _of_methods(methods: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the words which shrink what methods change themselves."""
+    found = []
+    for name, changes in methods.items():
+        if "symbols" in (changes or {}).get("train", {}):
+            found.append(f"{prefix}methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
+        if "vocabulary_size" in (changes or {}).get("agent", {}):
+            found.append(f"{prefix}methods.{name}.agent.vocabulary_size={VOCABULARY}")
+    return found
+
+
 def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
     """Return the words which shrink a comparison: all methods (or those of ``only``) in small, with one seed."""
     found = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
@@ -107,16 +118,10 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
     found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
     if settings.get("tune"):
         found.append("tune_seeds=[100]")
-    for name, changes in settings["methods"].items():
-        if "symbols" in (changes or {}).get("train", {}):
-            found.append(f"methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
-        if "vocabulary_size" in (changes or {}).get("agent", {}):
-            found.append(f"methods.{name}.agent.vocabulary_size={VOCABULARY}")
+    found += _of_methods(settings["methods"])
     for protocol, own in settings.get("protocols", {}).items():
         found += [f"protocols.{protocol}.seeds=[0]"] if "seeds" in own else []
-        for name, changes in own.get("methods", {}).items():
-            if "symbols" in (changes or {}).get("train", {}):
-                found.append(f"protocols.{protocol}.methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
+        found += _of_methods(own.get("methods", {}), f"protocols.{protocol}.")
     return found + ([f"only={only}"] if only else [])
 
 

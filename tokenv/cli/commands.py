@@ -1,10 +1,11 @@
-"""All commands with an example and a summary each, and the commands which are Sacred experiments."""
+"""All commands with an example and a summary each, those which are Sacred experiments, and lm-eval."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from tokenv.core.errors import UserError, suggest
+from tokenv.core.errors import MissingFileError, UserError, suggest
 
 if TYPE_CHECKING:
     from tokenv.cli.sacred import Command
@@ -68,3 +69,22 @@ def load_experiment(name: str) -> Command:
     else:
         raise UserError(f"no experiment {name!r}: {suggest(name, EXPERIMENTS)}")
     return COMMAND
+
+
+def run_lm_eval(arguments: list[str]) -> None:
+    """Run ``lm-eval`` with these arguments: see ``tokenv.library.lm_eval_model``.
+
+    Raises:
+        MissingFileError: the package is not installed.
+    """
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        import tokenv.library.lm_eval_model  # noqa: F401  registers the model
+    except ImportError:
+        raise MissingFileError("tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]") from None
+    before, sys.argv = sys.argv, ["lm-eval", *arguments]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

@@ -1,4 +1,4 @@
-"""Commands which use a trained model on text: generate, segment, serve and lm-eval."""
+"""Commands which use a trained model on text: generate, segment and serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from tokenv.cli.options import GenerateOptions, SegmentOptions, ServeOptions, check_text, encode, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
-from tokenv.core.errors import MissingFileError
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import generate_texts, load_run, rate_for_flops
@@ -93,22 +92,3 @@ def serve_page(options: ServeOptions, _record: Record) -> None:
 
 
 SERVE = Command("serve", partial(resolve_options, ServeOptions), serve_page, ServeOptions)
-
-
-def run_lm_eval(arguments: list[str]) -> None:
-    """Run ``lm-eval`` with these arguments: see ``tokenv.library.lm_eval_model``.
-
-    Raises:
-        MissingFileError: the package is not installed.
-    """
-    try:
-        from lm_eval.__main__ import cli_evaluate
-
-        import tokenv.library.lm_eval_model  # noqa: F401  registers the model
-    except ImportError:
-        raise MissingFileError("tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]") from None
-    before, sys.argv = sys.argv, ["lm-eval", *arguments]
-    try:
-        cli_evaluate()
-    finally:
-        sys.argv = before

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
+from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment, run_lm_eval
 from tokenv.core.errors import REPORT, RunFailedError, UserError, suggest
 from tokenv.plotting.characters import escape_line
 
@@ -43,7 +43,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
     if name in EXPERIMENTS:
         return load_experiment(name).run(arguments)
     if name == "lm-eval":
-        from tokenv.cli.inference import run_lm_eval as run
+        run = run_lm_eval
     elif name == "completion":
         from tokenv.cli.completion import run
     elif name == "list":

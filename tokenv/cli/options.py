@@ -12,14 +12,13 @@ from tokenv.config.schema import Config
 from tokenv.core import run_folders
 from tokenv.core.atomic import check_output
 from tokenv.core.errors import COUNT, SEED, MissingFileError, UserError, at_least, bounds, check_bounds, choice
-from tokenv.core.rates import check_rate
+from tokenv.core.rates import REQUESTED_RATE, check_rates
 from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
 from tokenv.forecasting.config import PEER_NAMES, SAMPLES, SEASON, WINDOWS
 
 MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
-REQUESTED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda value: value is None or 0 < value < 1)
 FLOPS = bounds("floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0)
 TEMPERATURE = bounds("0 (the most probable byte) or more", lambda value: value >= 0)
 
@@ -223,8 +222,7 @@ class EvaluateOptions(JsonOutputOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_output("out", self.out, ".csv", ".png")
-        for rate in self.rates:
-            check_rate("rates", rate)
+        check_rates(self.rates)
         if self.flops is not None and self.rates:
             raise UserError("flops and rates: expected one of them")
         if self.other_runs and not self.at_rates:

@@ -12,7 +12,7 @@ from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
-from tokenv.core.rates import check_rate
+from tokenv.core.rates import check_rates
 from tokenv.forecasting.config import ForecastRequest
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
@@ -146,8 +146,7 @@ class CompareOptions:
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise UserError(f"{key} = {getattr(self, key)!r}: expected every seed once, such as {key}=[0,1,2]")
         check_bounds(self)
-        for rate in self.rates:
-            check_rate("rates", rate)
+        check_rates(self.rates)
         if len(set(self.rates)) < len(self.rates):
             raise UserError(f"rates = {self.rates!r}: expected every rate once, such as rates=[0.05,0.1,0.2]")
         _check_tuning(self.tune, self.tune_seeds, self.seeds)

@@ -13,11 +13,7 @@ from tokenv.compare.score_statistics import Scores, apply_holm, estimate_differe
 from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, NATIVE
 
 # A method is compared by the first of these which it has: the most exact one.
-PRECEDENCE = (
-    CALIBRATED,
-    CONDITIONED,
-    NATIVE,
-)  # a method is compared by the first of these which it has: the most exact one
+PRECEDENCE = (CALIBRATED, CONDITIONED, NATIVE)
 DIFFERENCE = [
     "difference",
     "difference_seed_error",

@@ -74,8 +74,7 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
     if section["name"] == LOADED:
         loaded = LoadedAgent.of(section)
         return not loaded.frozen and is_trainable(loaded.trained.agent)
-    # A function which builds an agent cannot say: True.
-    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "learns", True))
+    return _declares(section, "learns", unknown=True)
 
 
 def reads_ahead(section: Mapping[str, Any]) -> bool:
@@ -89,7 +88,12 @@ def reads_ahead(section: Mapping[str, Any]) -> bool:
     """
     if section["name"] == LOADED:
         return reads_ahead(LoadedAgent.of(section).trained.agent)
-    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), "reads_ahead", False))
+    return _declares(section, "reads_ahead", unknown=False)
+
+
+def _declares(section: Mapping[str, Any], attribute: str, *, unknown: bool) -> bool:
+    """Return an attribute of the class of an agent; ``unknown`` for a function which builds one and cannot say."""
+    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), attribute, unknown))
 
 
 def load_pretrained_agent(

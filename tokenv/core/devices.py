@@ -20,6 +20,11 @@ def has_own_memory(device: torch.device) -> bool:
     return device.type not in (*HOST, "mps")
 
 
+def shares_memory_with_numpy(device: torch.device) -> bool:
+    """Return whether numpy can compute on a device's tensors in place."""
+    return device.type == "cpu"
+
+
 def to_device_async(x: Tensor, device: torch.device) -> Tensor:
     """Return ``x`` on ``device``; a copy to a GPU is from pinned memory and does not wait for the GPU's queue."""
     if has_own_memory(device) and x.device.type == "cpu":

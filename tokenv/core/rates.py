@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenv.core.errors import UserError
+from tokenv.core.errors import UserError, bounds, check_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,18 +58,18 @@ class RateRange:
 Rate = float | RateRange
 
 
-def check_rate(key: str, rate: float | None) -> None:
-    """Raise an error unless a rate is None or in (0, 1).
+# Range of the rates which a command is asked for; None for a run's own.
+REQUESTED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda rate: rate is None or 0 < rate < 1)
 
-    Args:
-        key: name of the rate in the message.
-        rate: boundaries per symbol, or None.
+
+def check_rates(rates: list[float]) -> None:
+    """Check the requested ``rates`` of a command.
 
     Raises:
-        UserError: the rate is not in (0, 1).
+        UserError: one is not in (0, 1).
     """
-    if rate is not None and not 0 < rate < 1:
-        raise UserError(f"{key} = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+    for rate in rates:
+        check_value("rates", rate, REQUESTED_RATE)
 
 
 def mean_rate(rate: Rate) -> float:

@@ -62,24 +62,23 @@ class _Sampler:
         options: dict[str, Any],
     ) -> None:
         self.codec, self.generators, self.starts = codec, generators, starts
-        self.rows, self.max_new, self.dtype, self.options = rows // len(generators), max_new, dtype, options
+        self.rows, self.max_new, self.dtype = rows // len(generators), max_new, dtype
+        self._sample: Callable[..., Tensor] = partial(codec.sample, **options)
         self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
         self._row_B = torch.arange(rows)
         self._start_B = torch.tensor(starts).repeat_interleave(self.rows)
 
     def draw(self, i: int, parameters_BP: Tensor, symbol_B: Tensor) -> Tensor:
         """Draw the symbols after ``symbol_B``, those at i: [B, *symbol_shape]; arbitrary ones within a prompt."""
-        draw: Callable[..., Tensor] = partial(self.codec.sample, **self.options)
         self._draw_noise(i)
         if self._noise is None:
             split = parameters_BP.split(self.rows), symbol_B.split(self.rows)
             rows = zip(self.generators, self.starts, *split, strict=True)
-            return torch.cat([draw(y, generator=g, after=x) if i + 1 >= start else x for g, start, y, x in rows])
-        at = i + 1 - self.starts[0]
-        if min(self.starts) == max(self.starts):
-            return draw(parameters_BP, noise=self._noise[at % NOISE_STEPS], after=symbol_B)
+            return torch.cat(
+                [self._sample(y, generator=g, after=x) if i + 1 >= start else x for g, start, y, x in rows]
+            )
         noise = self._noise[(i + 1 - self._start_B) % NOISE_STEPS, self._row_B]
-        return draw(parameters_BP, noise=noise, after=symbol_B)
+        return self._sample(parameters_BP, noise=noise, after=symbol_B)
 
     def _draw_noise(self, i: int) -> None:
         """Draw the random numbers of the next steps of the rows which have none left."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from scipy import optimize
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -104,7 +103,7 @@ def calibrate(
         highest, least, most = _bracket(excess)
         if not least < 0 < most:
             return None
-        return float(optimize.brentq(excess, LOWEST, highest, xtol=3e-3))
+        return _find_root(excess, highest, 3e-3)
 
 
 def _excess_rate(
@@ -203,7 +202,7 @@ def _find_text_bias(
             return None
         if least >= 0 or most <= 0:
             return LOWEST if least >= 0 else highest
-        return float(optimize.brentq(excess_at, LOWEST, highest, xtol=1e-7))
+        return _find_root(excess_at, highest, 1e-7)
 
 
 def _no_logits(trained: LoadedRun, requested: str) -> UserError:
@@ -332,3 +331,9 @@ def _measure_point(
         entropy_weight=options.entropy_weight,
     )
     return point, scores.loss_B
+
+
+def _find_root(excess: Callable[[float], float], highest: float, tolerance: float) -> float:
+    from scipy import optimize  # its import takes longer than most commands which load this module need
+
+    return float(optimize.brentq(excess, LOWEST, highest, xtol=tolerance))

@@ -16,7 +16,7 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import check_generation
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints, keys
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.env.generation import generate
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
 from tokenv.evaluation.run_state import RunState
@@ -269,8 +269,7 @@ def generate_texts(
     """
     if not all(prompts):
         raise UserError("the text is empty: expected at least one byte to go on from")
-    if samples < 1:
-        raise UserError(f"n = {samples}: expected at least one continuation of each text")
+    check_value("n", samples, COUNT)
     components, device = trained.components, trained.components.lm.head.weight.device
     rate = resolve_rate(components, trained.config, options.rate)
     rows = [(i, options.seed + j) for i in range(len(prompts)) for j in range(samples)]

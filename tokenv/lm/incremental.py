@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenv.core.devices import shares_memory_with_numpy
 from tokenv.lm.layers import EPSILON
 from tokenv.lm.unet import Encoder, UNet
 
@@ -27,7 +28,7 @@ MAX_EXPONENT = 80.0  # float32 holds exp of this, summed over many keys
 
 def _array(x: Tensor) -> Any:
     """Return the same memory as an array: of numpy on a CPU, of torch elsewhere."""
-    return x.detach().numpy() if x.device.type == "cpu" else x.detach()
+    return x.detach().numpy() if shares_memory_with_numpy(x.device) else x.detach()
 
 
 def _tensor(x: Any) -> Tensor:

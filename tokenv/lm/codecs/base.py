@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenv.core.devices import shares_memory_with_numpy
 from tokenv.lm.layers import Linear
+
+INDEX_BITS, HIGHEST = np.int64(20), np.int64(2**31 - 1)  # of ``_choose``: bits of an index, largest int32
 
 
 class Codec(nn.Module, ABC):
@@ -169,7 +172,11 @@ class ByteCodec(Codec):
         if noise is None:
             count = parameters[..., 0].numel()
             noise = self.sample_noise(count, dtype, generator).view(parameters.shape)
-        if parameters.device.type == "cpu" and dtype == torch.float32 and type(self).logits is ByteCodec.logits:
+        if (
+            dtype == torch.float32
+            and type(self).logits is ByteCodec.logits
+            and shares_memory_with_numpy(parameters.device)
+        ):
             scale = np.float32(self.softcap)
             logits = np.tanh(parameters.detach().float().numpy() / scale) * (scale / np.float32(temperature))
             return torch.from_numpy(np.asarray(_choose(logits, noise.numpy(), top_p)))
@@ -177,9 +184,6 @@ class ByteCodec(Codec):
         prob, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
         prob = torch.where(prob.cumsum(-1) - prob < top_p, prob, 0.0)
         return order.gather(-1, (prob / noise).argmax(-1, keepdim=True)).squeeze(-1)
-
-
-INDEX_BITS, HIGHEST = np.int64(20), np.int64(2**31 - 1)
 
 
 def _choose(logits: Any, noise: Any, top_p: float) -> Any:
