@@ -16,8 +16,8 @@ CLASSES = {
 
 AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
-    "strict": "tokenv.agents.strict:ExactCount",
-    "conditional": "tokenv.agents.conditional:ConditionalBernoulli",
+    "strict": "tokenv.agents.exact_count:ExactCount",
+    "conditional": "tokenv.agents.exact_count:ConditionalBernoulli",
     "nawrot": "tokenv.agents.boundary_predictors:Nawrot",
     "hnet": "tokenv.agents.boundary_predictors:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tokenv.agents.base import Agent, BoundaryDistribution, deterministic_output, forced_action
-from tokenv.agents.conditional import ConditionalBernoulli
+from tokenv.agents.exact_count import ConditionalBernoulli
 from tokenv.agents.fixed import Random
 from tokenv.agents.learned import Learned
 from tokenv.config import registry

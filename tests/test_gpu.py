@@ -237,7 +237,7 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     parts = build_components(config)
     parts.train()
     team, passes = (
-        DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state),
+        DataParallelGroup.create(Ranks(), config.train, split_each_pass=parts.has_cross_step_state),
         config.train.gradient_accumulation_steps,
     )
 

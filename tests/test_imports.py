@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,11 @@ def room_of(module):
 
 
 def imports(source, name, is_package=False):
-    """Our modules that source text imports, anywhere in it (for type checking, too), relative ones resolved."""
+    """Our modules that source text imports, anywhere in it (for type checking, too), relative ones resolved.
+
+    A string which names a module of a room, such as "tokenv.env.gym:BytesEnv", is an import, too. The program itself,
+    "tokenv.__main__:main", which a process of its own runs, is none; the package root names gymnasium's environments.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -80,6 +85,8 @@ def imports(source, name, is_package=False):
                 base = ".".join([*package, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
             found += [each if each in MODULES or base == "tokenv" else base for each in names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and name != "tokenv":
+            found += [each for each in re.findall(r"^(tokenv[.]\w+[.][\w.]+)(?::\w+)?$", node.value) if each in MODULES]
     return {each for each in found if each == "tokenv" or each.startswith("tokenv.")}
 
 
@@ -138,6 +145,8 @@ def test_no_circles():
         ("tokenv.lm.chunking", "from ..env import stepping"),
         ("tokenv.data.hub", "import tokenv.lm.config"),
         ("tokenv.env.rollout", "import tokenv.agents"),
+        ("tokenv.compare.worker", "import_module('tokenv.training.trainer')"),
+        ("tokenv.compare.worker", "call = 'tokenv.cli.main:main'"),
         ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
     ],
 )

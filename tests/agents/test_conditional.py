@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from tokenv.agents.conditional import NEVER, ConditionalBernoulli, decision_logits, log_elementary_symmetric
+from tokenv.agents.exact_count import NEVER, ConditionalBernoulli, decision_logits, log_elementary_symmetric
 from tokenv.core import keys
 
 WIDTH = 8

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tokenv.agents.strict import ExactCount
+from tokenv.agents.exact_count import ExactCount
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import early_exit

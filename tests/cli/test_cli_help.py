@@ -188,7 +188,7 @@ def test_plugins_are_listed_and_broken_ones_are_named(
     }
     group = "tokenv.estimators"
     ours = EntryPoints(EntryPoint(name, target, group) for name, target in targets.items())
-    monkeypatch.setattr(registry, "entry_points", lambda group: ours.select(group=group))
+    monkeypatch.setattr(registry, "installed_entry_points", lambda group: ours.select(group=group))
     run_command("list", ["estimators"])
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert listed["fine"] == "Does it all. (from plugin_package.tricks:Trick)"

@@ -64,4 +64,4 @@ def test_a_rank_that_is_killed_is_lost_and_no_failure(place: Path) -> None:
 
 
 def test_one_rank_needs_no_torchrun(place: Path) -> None:
-    assert training_call(["train", "with", "x"], 1, place) == ("tokenv.cli.main:main", [["train", "with", "x"]])
+    assert training_call(["train", "with", "x"], 1, place) == ("tokenv.__main__:main", [["train", "with", "x"]])

@@ -26,7 +26,9 @@ def installed(monkeypatch):
             entry = EntryPoint(name, value, "tokenv.estimators")
             vars(entry).update(dist=Package(package))
             found.append(entry)
-        monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "tokenv.estimators" else [])
+        monkeypatch.setattr(
+            registry, "installed_entry_points", lambda group: found if group == "tokenv.estimators" else []
+        )
 
     return pretend
 

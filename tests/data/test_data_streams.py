@@ -51,9 +51,9 @@ def corpora():
 class World:
     """All ranks of a run, one after the other, in one process."""
 
-    def __init__(self, corpus, accumulate, batch_size, world, *, most=16, together=False, state=None, seed=1):
-        self.slots = [BatchAssignment(accumulate, batch_size, rank, world, together) for rank in range(world)]
-        self.count = BatchAssignment(accumulate, batch_size, together=together).streams(most)
+    def __init__(self, corpus, accumulate, batch_size, world, *, most=16, split_each_pass=False, state=None, seed=1):
+        self.slots = [BatchAssignment(accumulate, batch_size, rank, world, split_each_pass) for rank in range(world)]
+        self.count = BatchAssignment(accumulate, batch_size, split_each_pass=split_each_pass).streams(most)
         streams = [corpus.streams(self.count, seed=seed) for _ in self.slots]
         if state is not None:
             for each in streams:
@@ -76,8 +76,8 @@ class World:
         return Streams.merge_states([source.state_dict() for source in self.sources])
 
 
-def fits(accumulate, batch_size, world, together):
-    return batch_size % world == 0 if together else accumulate * batch_size % world == 0
+def fits(accumulate, batch_size, world, split_each_pass):
+    return batch_size % world == 0 if split_each_pass else accumulate * batch_size % world == 0
 
 
 @settings(deadline=None, max_examples=60)
@@ -85,17 +85,17 @@ def fits(accumulate, batch_size, world, together):
     shards=st.sampled_from([1, 5, 25, 64]),
     accumulate=st.integers(1, 4),
     batch_size=st.sampled_from([1, 2, 3, 4, 8]),
-    together=st.booleans(),
+    split_each_pass=st.booleans(),
     most=st.sampled_from([1, 2, 4, 16]),
     worlds=st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=3, max_size=5),
 )
 def test_ranks_read_the_same_data_as_one_and_resume_at_any_number(
-    corpora, shards, accumulate, batch_size, together, most, worlds
+    corpora, shards, accumulate, batch_size, split_each_pass, most, worlds
 ):
-    shape = {"most": most, "together": together}
+    shape = {"most": most, "split_each_pass": split_each_pass}
     one, state = World(corpora[shards], accumulate, batch_size, 1, **shape), None
     for world in worlds:
-        if fits(accumulate, batch_size, world, together):
+        if fits(accumulate, batch_size, world, split_each_pass):
             several = World(corpora[shards], accumulate, batch_size, world, state=state, **shape)
             for _ in range(2):
                 assert several.update() == one.update()
@@ -103,13 +103,13 @@ def test_ranks_read_the_same_data_as_one_and_resume_at_any_number(
             assert state == one.state()
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("split_each_pass", [False, True])
 @pytest.mark.parametrize(("accumulate", "batch_size"), [(2, 8), (1, 8), (8, 8), (6, 4)])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_rank_opens_nothing_but_its_own_shards(accumulate, batch_size, world, together):
+def test_a_rank_opens_nothing_but_its_own_shards(accumulate, batch_size, world, split_each_pass):
     corpus, held = corpus_of(64), validation_shards(64, 0.1, 0)
     assert {shard for shard, _ in READ} <= set(held)
-    several = World(corpus, accumulate, batch_size, world, most=8, together=together)
+    several = World(corpus, accumulate, batch_size, world, most=8, split_each_pass=split_each_pass)
     assert several.count % world == 0
     opened = []
     for source, slots in zip(several.sources, several.slots, strict=True):

@@ -8,10 +8,9 @@ import torch
 from enumeration import flat_gradient, relative_bias
 from torch.testing import assert_close
 
-from tokenv.agents.conditional import ConditionalBernoulli
+from tokenv.agents.exact_count import ConditionalBernoulli, ExactCount
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.pretrained import PretrainedAgent
-from tokenv.agents.strict import ExactCount
 from tokenv.cli.main import run_command
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import resolve

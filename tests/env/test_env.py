@@ -12,10 +12,10 @@ from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 from tokenv.agents.boundary_predictors import HNet, Nawrot
+from tokenv.agents.exact_count import ExactCount
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.heuristic import Entropy, Whitespace
 from tokenv.agents.learned import Learned
-from tokenv.agents.strict import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.data.corpus import TensorSource

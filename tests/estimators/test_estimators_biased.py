@@ -7,7 +7,7 @@ import torch
 from enumeration import EXACT, Enumeration, cells, decisive, flat_gradient, relative_bias
 from tensordict import TensorDict
 
-from tokenv.agents.strict import ExactCount
+from tokenv.agents.exact_count import ExactCount
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_compatible
 from tokenv.env.rollout import rollout

@@ -149,7 +149,7 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
             for parameter in parts.estimator.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
         parts.estimator.double()
-        team = DataParallelGroup.create(Ranks(), config.train, together=parts.has_cross_step_state)
+        team = DataParallelGroup.create(Ranks(), config.train, split_each_pass=parts.has_cross_step_state)
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
         env = TokenizationEnv(parts.lm, TensorSource(symbols), 4, window=0, rates=parts.agent.rates)
         env.set_seed(5)

@@ -80,7 +80,7 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         shift = torch.linspace(-0.3, 0.3, parameter.numel(), device=parameter.device)
         parameter.data.add_(shift.view_as(parameter))
     parts.lm.requires_grad_(not frozen)
-    team = DataParallelGroup.create(ranks, config.train, together=parts.has_cross_step_state)
+    team = DataParallelGroup.create(ranks, config.train, split_each_pass=parts.has_cross_step_state)
     source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.assignment)
     rows, agent = len(team.assignment.rows), parts.agent
     env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)

@@ -2,9 +2,9 @@
 
 import torch
 
+from tokenv.agents.exact_count import ExactCount
 from tokenv.agents.fixed import Random, Uniform
 from tokenv.agents.learned import Learned
-from tokenv.agents.strict import ExactCount
 from tokenv.core.rates import RateRange
 from tokenv.evaluation.calibration import evaluate_rates
 

@@ -364,13 +364,13 @@ def test_which_components_have_cross_step_state():
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
-def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, world, together):
-    fits = batch_size % world == 0 if together else (accumulate * batch_size) % world == 0
+def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, world, split_each_pass):
+    fits = batch_size % world == 0 if split_each_pass else (accumulate * batch_size) % world == 0
     if not fits:
         with pytest.raises(UserError, match=f"{world} processes"):
-            BatchAssignment(accumulate, batch_size, 0, world, together)
+            BatchAssignment(accumulate, batch_size, 0, world, split_each_pass)
         return
-    ranks = [BatchAssignment(accumulate, batch_size, rank, world, together) for rank in range(world)]
+    ranks = [BatchAssignment(accumulate, batch_size, rank, world, split_each_pass) for rank in range(world)]
     taken = [(number, row) for each in ranks for number in each.passes for row in each.rows]
     assert sorted(taken) == [(number, row) for number in range(accumulate) for row in range(batch_size)]
     assert len({len(each.rows) for each in ranks}) == len({len(each.passes) for each in ranks}) == 1

@@ -48,7 +48,7 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
     env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
     optimizer, team = (
         make_optimizer(config.train, parts.named_parameters()),
-        DataParallelGroup.create(Ranks(), config.train, together=False),
+        DataParallelGroup.create(Ranks(), config.train, split_each_pass=False),
     )
     with FlopCounterMode(display=False) as counter:
         figures, kept = accumulate_gradients(

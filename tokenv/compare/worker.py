@@ -28,7 +28,7 @@ from tokenv.compare.store import find_run
 from tokenv.core import processes, trust
 from tokenv.core.errors import REPORT
 
-PRELOADED = ["tokenv.cli.train", "tokenv.compare.evaluate_run"]
+PRELOADED = ["tokenv.__main__", "tokenv.compare.evaluate_run"]
 UNKNOWN_EXIT = 255  # exit status in multiprocessing after the fork server, which alone knew it, was killed
 INTERRUPTED = 130  # exit status of a command after Ctrl-C or SIGTERM
 _LOCK = threading.Lock()  # starting a process collects the exit statuses of all others, each of which is reported once
@@ -233,7 +233,7 @@ def training_call(arguments: list[str], ranks: int, log_dir: Path) -> tuple[str,
         log_dir: folder for the errors of several ranks.
     """
     if ranks == 1:
-        return "tokenv.cli.main:main", [arguments]
+        return "tokenv.__main__:main", [arguments]
     return "tokenv.compare.worker:train_ranks", [arguments, ranks, str(log_dir)]
 
 

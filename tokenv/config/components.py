@@ -52,7 +52,7 @@ class Components:
         frozen: whether the U-Net is not trained.
         early_exit: whether a pass computes the early exit's likelihoods.
         trains_early_exit: whether the early exit's loss has a weight.
-        whole: function which runs a pass with all parameters of the U-Net gathered; see
+        with_full_parameters: function which runs a pass with all parameters of the U-Net gathered; see
             ``tokenv.training.data_parallel``.
     """
 
@@ -64,7 +64,7 @@ class Components:
     frozen: bool = False
     early_exit: bool = True
     trains_early_exit: bool = True
-    whole: Callable[[Callable[[], Any]], Any] = _call
+    with_full_parameters: Callable[[Callable[[], Any]], Any] = _call
 
     def imitating(self) -> Components:
         """Return the same components with the imitation in place of the estimator and of the rate target."""
@@ -251,7 +251,7 @@ def _has_cross_step_state(learners: list[torch.nn.Module]) -> bool:
 
 def _rows_per_device(config: Config, learners: list[torch.nn.Module], world: int) -> int:
     """Return the number of sequences of a pass which share the memory of one device."""
-    assignment = BatchAssignment.of(config.train, world=world, together=_has_cross_step_state(learners))
+    assignment = BatchAssignment.of(config.train, world=world, split_each_pass=_has_cross_step_state(learners))
     fsdp_size = config.hardware.fsdp_size
     if world % fsdp_size and world > 1:
         raise UserError(

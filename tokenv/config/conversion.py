@@ -6,6 +6,7 @@ dictionary of these, or a dataclass. A value with another annotation, or none, i
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ Figure = Annotated[float, "measured"]  # any float: a measured number may be inf
 Plain = Annotated[Any, "plain"]  # a value of YAML or JSON
 Section = dict[str, Plain]  # the name of a class, and its options
 RENAMED_OPTIONS = {"flat": "zero_init", "load": "pretrained"}  # of agents which come along
+# Types of a dataclass's fields by name; evaluating its annotations takes long.
+type_hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
@@ -46,7 +49,7 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     Raises:
         UserError: names the file, the key and the nearest known one.
     """
-    known, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    known, earlier = type_hints(kind), _earlier_names(kind)
     for key, value in values.items():
         moved = [f"{key}.{name}" for name in value] if key not in known and isinstance(value, Mapping) else [key]
         for name in moved:
@@ -82,7 +85,7 @@ def migrate_keys(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The same values by their present names.
     """
-    hints, earlier = get_type_hints(kind, include_extras=True), _earlier_names(kind)
+    hints, earlier = type_hints(kind), _earlier_names(kind)
     migrated = {
         item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata
     }
@@ -119,7 +122,7 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             key.
     """
     check_keys(values, "configuration", kind, prefix)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = type_hints(kind)
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{prefix}{item.name} is missing: expected {in_words(hints[item.name])}")
@@ -137,7 +140,7 @@ def hint_at(kind: type, key: str) -> Any:
         key: names, separated by dots.
     """
     first, _, rest = key.partition(".")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = type_hints(kind)
     if first not in hints and is_dataclass(hints.get("config")):
         return hint_at(hints["config"], key)
     hint = hints.get(first, Any)

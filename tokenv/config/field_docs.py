@@ -12,9 +12,9 @@ from dataclasses import dataclass, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from tokenv.config.conversion import Section, in_words
+from tokenv.config.conversion import Section, in_words, type_hints
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
@@ -46,7 +46,7 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
         prefix: prefix of the keys' names.
     """
     kind = type(sample)
-    hints, descriptions = get_type_hints(kind, include_extras=True), meanings(kind)
+    hints, descriptions = type_hints(kind), meanings(kind)
     for item in dataclasses.fields(kind):
         value, name = getattr(sample, item.name), f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):

@@ -254,7 +254,7 @@ class BatchAssignment:
         batch_size: number of sequences B of each pass.
         rank: rank of this process.
         world: number of ranks W.
-        together: whether all ranks share every pass, because each pass reads state of the one before.
+        split_each_pass: whether all ranks share every pass, because each pass reads state of the one before.
 
     Raises:
         UserError: the ranks do not divide the sequences.
@@ -264,7 +264,7 @@ class BatchAssignment:
     batch_size: int
     rank: int = 0
     world: int = 1
-    together: bool = False
+    split_each_pass: bool = False
 
     def __post_init__(self) -> None:
         sequences = self.accumulate * self.batch_size
@@ -275,7 +275,7 @@ class BatchAssignment:
                 f"expected a number that divides {sequences}, such as {_divisor(sequences, self.world)}: change "
                 "torchrun's --nproc-per-node, or train.batch_size"
             )
-        if self.together and self.batch_size % self.world:
+        if self.split_each_pass and self.batch_size % self.world:
             raise UserError(
                 f"{self.world} processes with train.batch_size = {self.batch_size}: this agent or estimator keeps "
                 "state from one pass to the next, so that all processes share every pass: expected a number "
@@ -283,18 +283,20 @@ class BatchAssignment:
             )
 
     @classmethod
-    def of(cls, config: TrainConfig, rank: int = 0, world: int = 1, *, together: bool = False) -> BatchAssignment:
+    def of(
+        cls, config: TrainConfig, rank: int = 0, world: int = 1, *, split_each_pass: bool = False
+    ) -> BatchAssignment:
         """Return the assignment of a run."""
-        return cls(config.gradient_accumulation_steps, config.batch_size, rank, world, together)
+        return cls(config.gradient_accumulation_steps, config.batch_size, rank, world, split_each_pass)
 
     def streams(self, most: int) -> int:
         """Return the largest number of streams, up to ``most``, which divides the update's sequences."""
-        return _divisor(self.batch_size if self.together else self.accumulate * self.batch_size, most)
+        return _divisor(self.batch_size if self.split_each_pass else self.accumulate * self.batch_size, most)
 
     @property
     def groups(self) -> int:
         """Number of groups of ranks which share their passes."""
-        return 1 if self.together else math.gcd(self.accumulate, self.world)
+        return 1 if self.split_each_pass else math.gcd(self.accumulate, self.world)
 
     @property
     def members(self) -> int:

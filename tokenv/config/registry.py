@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points, packages_distributions, version
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from tokenv import agents, estimators
 from tokenv.config.conversion import RENAMED_OPTIONS, convert, parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.lm import codecs
+
+
+@functools.cache
+def installed_entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """Return what installed packages register under a group; searching for it takes long."""
+    return tuple(entry_points(group=group))
 
 
 class Registry(Mapping[str, str]):
@@ -42,7 +49,7 @@ class Registry(Mapping[str, str]):
 
     def names(self) -> list[str]:
         """Return all names, including those of other packages."""
-        return sorted({*self, *(entry.name for entry in entry_points(group=self.group))})
+        return sorted({*self, *(entry.name for entry in installed_entry_points(self.group))})
 
     def target(self, name: str) -> str | None:
         """Return ``package.module:Class`` for a name; None if it is unknown.
@@ -52,7 +59,7 @@ class Registry(Mapping[str, str]):
         """
         registered = {
             (entry.dist.name if entry.dist else "an unknown package", entry.value)
-            for entry in entry_points(group=self.group)
+            for entry in installed_entry_points(self.group)
             if entry.name == name
         }
         claims = sorted(registered | ({("tokenv", self._builtin[name])} if name in self else set()))

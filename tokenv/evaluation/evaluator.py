@@ -154,14 +154,14 @@ class EvalSampler:
         noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
         if self._options.entropy_weight:
             lm = components.lm
-            entropy_BN: Tensor = components.whole(lambda: lm.early_entropy(lm.encode(symbol_BN)))
+            entropy_BN: Tensor = components.with_full_parameters(lambda: lm.early_entropy(lm.encode(symbol_BN)))
             noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
         sampling = Sampling(early_exit=components.early_exit)
         if self._options.imitation and components.imitation is not None:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
         inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
         work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
-        td: TensorDictBase = components.whole(work)
+        td: TensorDictBase = components.with_full_parameters(work)
         return td
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class EvalSampler:
         components, symbol_BN = self._components, symbol_BN.to(self._device)
         noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
         work = partial(observe, components.lm, components.agent, symbol_BN, rate=rate_B)
-        td: TensorDictBase = components.whole(work)
+        td: TensorDictBase = components.with_full_parameters(work)
         return td.set(keys.NOISE, noise)
 
     def skip(self, symbol_BN: Tensor) -> None:

@@ -340,6 +340,8 @@ def score_texts(
 def _most_probable(components: Components, td: TensorDictBase) -> Tensor:
     """Return whether the symbol after each step of a rollout is the model's most probable one: bool [B, T]."""
     lm = components.lm
-    parameters = components.whole(lambda: lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None)))
+    parameters = components.with_full_parameters(
+        lambda: lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None))
+    )
     most_probable: Tensor = lm.codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
     return most_probable

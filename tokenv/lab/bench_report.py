@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def peak_matrix_size(device: torch.device) -> int:
-    """Return the size of the square matrices whose product measures the peak speed."""
+    """Return the size of the largest square matrices whose products measure the peak speed."""
     return 8192 if is_accelerator(device) else 2048
 
 
@@ -61,7 +61,7 @@ def speed_tables(
         "speed": f"{figures['symbols_per_second']:,.0f} bytes per second",
         "peak memory": f"{figures['peak_memory_gib']:.2f} GiB",
         "utilisation": f"{figures['model_flops_utilisation']:.1%} of {figures['matrix_peak_tflops_per_second']:.3g} "
-        f"TFLOP/s, measured: a matrix product of {peak_matrix_size(device):,} squared",
+        f"TFLOP/s, measured: matrix products of up to {peak_matrix_size(device):,} squared",
     }
     if "plain_over_learned" in figures:
         speed_rows["plain transformer"] = f"{figures['plain_over_learned']:.2f} times the seconds a step"

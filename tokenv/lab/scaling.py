@@ -65,7 +65,7 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     if ranks.size > 1 and config.hardware.fsdp_size > 1:
         optimizer = apply_fsdp(components, optimizer, config, ranks)
     parameters = components.named_parameters()
-    group = DataParallelGroup.create(ranks, config.train, together=components.has_cross_step_state)
+    group = DataParallelGroup.create(ranks, config.train, split_each_pass=components.has_cross_step_state)
     rows, agent = len(group.assignment.rows), components.agent
     source = TensorSource(torch.randint(0, 256, (rows, config.data.seq_len)))
     env = TokenizationEnv(components.lm, source, rows, window=agent.window)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
@@ -53,18 +53,18 @@ class DataParallelGroup:
     pass_group: Group
 
     @classmethod
-    def create(cls, ranks: Ranks, config: TrainConfig, *, together: bool) -> DataParallelGroup:
+    def create(cls, ranks: Ranks, config: TrainConfig, *, split_each_pass: bool) -> DataParallelGroup:
         """Share updates among ranks; all ranks must call this together.
 
         Args:
             ranks: all processes.
             config: number of passes and sequences of an update.
-            together: whether all ranks share every pass.
+            split_each_pass: whether all ranks share every pass.
 
         Raises:
             UserError: the sequences cannot be shared evenly among so many ranks.
         """
-        assignment = BatchAssignment.of(config, ranks.rank, ranks.size, together=together)
+        assignment = BatchAssignment.of(config, ranks.rank, ranks.size, split_each_pass=split_each_pass)
         if assignment.members == 1:
             return cls(ranks, assignment, SINGLE_PROCESS)
         pass_group = SINGLE_PROCESS
@@ -137,12 +137,11 @@ class RankStream:
     def __init__(self, streams: Streams, assignment: BatchAssignment) -> None:
         self.seq_len = streams.seq_len
         self._streams, self._assignment = streams, assignment
-        accumulate, batch_size, together = assignment.accumulate, assignment.batch_size, assignment.together
         count = len(streams.streams)
-        self._sequences_per_stream = accumulate * batch_size // count
+        self._sequences_per_stream = assignment.accumulate * assignment.batch_size // count
         self._source = {}  # from a pass and a row to a stream and the sequence's number among the stream's
         for stream in range(count):
-            each = BatchAssignment(accumulate, batch_size, stream, count, together)
+            each = replace(assignment, rank=stream, world=count)
             for number, index in enumerate(itertools.product(each.passes, each.rows)):
                 self._source[index] = (stream, number)
         self._used = frozenset(
@@ -222,7 +221,7 @@ def apply_fsdp(
             cast(FSDPModule, root).reshard()
         return result
 
-    components.whole = run_with_full_parameters
+    components.with_full_parameters = run_with_full_parameters
     parameters = components.named_parameters()
     sharded = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():

@@ -138,7 +138,7 @@ class Trainer:
         if self.fsdp_size > 1:
             self.optimizer = apply_fsdp(self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
-        self.group = DataParallelGroup.create(ranks, config.train, together=self.components.has_cross_step_state)
+        self.group = DataParallelGroup.create(ranks, config.train, split_each_pass=self.components.has_cross_step_state)
         self.symbols_per_update = (
             config.train.batch_size * config.train.gradient_accumulation_steps * self.corpus.seq_len
         )
@@ -175,7 +175,7 @@ class Trainer:
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
-        assignment = BatchAssignment.of(config.train, together=self.components.has_cross_step_state)
+        assignment = BatchAssignment.of(config.train, split_each_pass=self.components.has_cross_step_state)
         self.streams = self.corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
         self.optimizer = make_optimizer(config.train, self.components.named_parameters())
         if resume is None:

@@ -43,7 +43,7 @@ def backward(
         losses.update(compute_losses(rollouts[0], components))
         return total_loss(losses, weights) / passes
 
-    components.whole(loss).backward()
+    components.with_full_parameters(loss).backward()
     return rollouts[0], dict(zip(losses, all_reduce_sum(*(each.detach() for each in losses.values())), strict=True))
 
 
