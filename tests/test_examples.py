@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from tiny import settings
 
@@ -85,3 +87,22 @@ def test_ppo_steps_are_counted(capsys):
     pytest.importorskip("stable_baselines3")
     load("sb3_steps").main(512)
     assert "16 rows" in capsys.readouterr().out
+
+
+def test_a_table_is_forecast_with_intervals(tmp_path):
+    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    train(
+        resolve([], settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}),
+        tmp_path / "checkpoints",
+        lambda *_: None,
+    )
+    dates = pd.date_range("2024-01-01", periods=120, freq="h", name="date")
+    table = pd.DataFrame({name: np.random.default_rng(seed).normal(size=120) for seed, name in enumerate("ab")}, dates)
+    table.to_csv(tmp_path / "table.csv")
+    scored, coverage, future = load("forecast_intervals").main(str(tmp_path), str(tmp_path / "table.csv"), 12)
+    assert sorted(coverage.index) == ["a", "b"]
+    assert len(scored) == 2 * 6 * 6
+    assert 0.6 < coverage.mean() <= 1
+    assert future["ds"].min() == dates[-1] + pd.Timedelta(hours=1)
+    assert (future["lo-80"] <= future["hi-80"]).all()

@@ -24,7 +24,7 @@ from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
-from tokenv.forecasting.forecaster import forecast_frame
+from tokenv.forecasting.frames import FrameForecaster
 from tokenv.lab.config import VarianceOptions
 from tokenv.lab.variance_study import run_variance_study
 from tokenv.library.handlers import ModelCache
@@ -156,7 +156,7 @@ def test_forecasts_equal_those_on_the_cpu(
         components = build_components(config)
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))
-        forecasts.append(forecast_frame(loaded, frame, 6, (0.1, 0.9), samples=5, direct=direct))
+        forecasts.append(FrameForecaster(loaded, 6, (0.1, 0.9), 5, direct).forecast(frame))
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 
 

@@ -1,5 +1,7 @@
 """Forecasts of data frames: continued dates, series of any length, and error messages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import tokenv
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
+from tokenv.forecasting.frames import FrameForecaster
 from tokenv.training.trainer import train
 
 
@@ -87,3 +90,114 @@ def test_mistakes_are_reported(model):
             model.forecast(each, **{"horizon": 5} | options)
     with pytest.raises(UserError, match="expected a model of text; forecast does these"):
         model.tokens("x")
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_window_is_forecast_as_a_frame_which_ends_at_its_cutoff(model, direct):
+    frame = long(b=70, a=52)
+    options = {"quantiles": [0.1, 0.9], "samples": 6, "direct": direct}
+    found = model.cross_validate(frame, 5, **options)
+    assert list(found.columns) == ["unique_id", "ds", "cutoff", "y", "mean", "q0.1", "q0.9"]
+    seen = pd.concat([each[:-5] for _, each in frame.groupby("unique_id", sort=False)])
+    pd.testing.assert_frame_equal(found.drop(columns=["cutoff", "y"]), model.forecast(seen, 5, **options))
+    last = seen.groupby("unique_id")["ds"].max()
+    assert (found["cutoff"] == found["unique_id"].map(last)).all()
+
+
+def test_windows_hold_the_truth_in_the_order_of_series_and_cutoffs(model):
+    frame = long(b=70, a=52)
+    found = model.cross_validate(frame, 5, windows=3, step=4)
+    assert found["unique_id"].tolist() == ["b"] * 15 + ["a"] * 15
+    assert found.groupby("unique_id")["cutoff"].is_monotonic_increasing.all()
+    both = found.merge(frame, on=["unique_id", "ds"], suffixes=("", " given"))
+    assert len(both) == len(found)
+    assert (both["y"] == both["y given"]).all()
+
+
+def test_values_after_a_cutoff_are_not_read(model):
+    frame = long(a=60)
+    changed = frame.assign(y=frame["y"].where(frame.index < 48, 1e3))
+    one, other = (model.cross_validate(each, 6, windows=2) for each in (frame, changed))
+    pd.testing.assert_frame_equal(one.drop(columns="y")[:6], other.drop(columns="y")[:6])
+
+
+def test_windows_without_dates_have_numbers_of_rows(model):
+    wide = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0) % 7})
+    options = replace(model.config.data.series, date=None)
+    undated = replace(model.config, data=replace(model.config.data, series=options))
+    forecaster = FrameForecaster(replace(model._trained, config=undated), 4, (0.1, 0.9), 5, None)
+    found = forecaster.cross_validate(wide, windows=2)
+    assert found["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
+    assert found["y"].tolist()[:8] == found["ds"].tolist()[:8] == list(range(52, 60))
+    assert found["cutoff"].tolist()[:8] == [51] * 4 + [55] * 4
+
+
+def test_windows_that_do_not_fit_are_refused(model):
+    frame = long(a=40)
+    for options, message in (
+        ({"windows": 0}, "windows = 0: expected a whole number of at least 1"),
+        ({"windows": 2, "step": 0}, "step = 0: expected a whole number of at least 1"),
+        ({"windows": 8}, "a has 40 rows: expected more than .* besides the 40 of 8 windows.*choose fewer windows"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.cross_validate(frame, 5, **options)
+
+
+def scored(margin_of, rows=40):
+    dice = np.random.default_rng(1)
+    parts = [
+        pd.DataFrame({"unique_id": name, "mean": 0.0, "q0.1": -1.0, "q0.9": 1.0, "y": margin * dice.normal(size=rows)})
+        for name, margin in margin_of.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("level", [50, 80, 95])
+@pytest.mark.parametrize(("lower", "upper"), [("q0.1", "q0.9"), ("mean", "mean")])
+def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
+    table = scored({"a": 0.1, "b": 3.0})
+    found = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
+    inside = table["y"].between(found[f"lo-{level}"] - 1e-9, found[f"hi-{level}"] + 1e-9)
+    rank = int(np.ceil(41 * level / 100))
+    assert (found[f"lo-{level}"] <= found[f"hi-{level}"]).all()
+    for name, share in inside.groupby(table["unique_id"]).sum().items():
+        assert share == rank or (name == "a" and share > rank)  # a's interval would have shrunk below its middle
+
+
+def test_conformal_coverage_of_exchangeable_rows_is_the_level():
+    """Check the mean coverage over many calibrations: between the level and the level + 1 / (n + 1)."""
+    dice, level, n, found = np.random.default_rng(0), 80, 9, []
+    for _ in range(400):
+        draw = pd.DataFrame({"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": dice.normal(size=n + 50)})
+        future = tokenv.conformal_intervals(draw[n:], draw[:n], level=level)
+        found.append(future["y"].between(future["lo-80"], future["hi-80"]).mean())
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+
+
+def test_conformal_mistakes_are_reported():
+    table = scored({"a": 1.0})
+    for forecast, calibration, options, message in (
+        (table, table, {"level": 100}, "level = 100: expected a coverage in percent"),
+        (table, table.drop(columns="y"), {}, "calibration has no column 'y' but unique_id, mean, q0.1, q0.9"),
+        (table, table, {"lower": "low"}, "forecast has no column 'low'"),
+        (table, table[:3], {}, "calibration has 3 known rows of series 'a': expected at least 4 for level = 80"),
+        (scored({"b": 1.0}), table, {}, "calibration has 0 known rows of series 'b'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tokenv.conformal_intervals(forecast, calibration, **options)
+
+
+def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
+    from tiny import settings
+
+    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series | {"context": 26}}
+    of = settings(model={"horizon": 6, "direct": True}, loss={"early": 0.0})
+    of |= {"data": data, "codec": {"name": "series"}}
+    train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
+    model, frame = tokenv.load(tmp_path), long(a=60)
+    six, four = (model.forecast(frame, horizon) for horizon in (6, 4))
+    pd.testing.assert_frame_equal(six[:4], four)
+    assert len(model.cross_validate(frame, 4, windows=2)) == 8
+    with pytest.raises(UserError, match="horizon = 7"):
+        model.forecast(frame, 7)

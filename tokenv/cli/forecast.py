@@ -45,7 +45,14 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     prepare(config.hardware)
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
-    steps = check_forecast(config, horizon, samples=options.samples, direct=options.direct, season=options.season)
+    steps = check_forecast(
+        config,
+        horizon,
+        samples=options.samples,
+        direct=options.direct,
+        season=options.season,
+        held_out=options.csv is None,
+    )
     contexts, points = _load_contexts(options, trained)
     season = options.season or find_season(contexts.series, steps)
     forecasts = _Forecasts(options, trained, contexts, naive_baselines(horizon, season) | points)

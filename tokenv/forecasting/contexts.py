@@ -114,20 +114,29 @@ class ForecastContexts:
         return date_L[start : end + self.horizon] if self.known else date_L[start:] + extend_dates(date_L, self.horizon)
 
 
-def history_steps(config: Config, horizon: int) -> int:
+def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int:
     """Return the steps of history which a model reads before a forecast: all which its sequences leave.
 
+    Args:
+        config: configuration of the run.
+        horizon: number of steps to forecast.
+        held_out: whether the histories are test windows, whose length is that of the training sequences.
+
     Raises:
-        UserError: ``horizon`` is below 1, leaves no step between the context and the forecast, or differs from
-            that of a model which has only its direct head.
+        UserError: ``horizon`` is below 1, leaves no step between the context and the forecast, or does not fit a model
+            which has only its direct head: that needs its own horizon for test windows, and no more elsewhere.
     """
     history, predicted = config.data.seq_len - horizon, config.model.horizon
     if config.model.direct:
-        if horizon != predicted:
+        if held_out and horizon != predicted:
             raise UserError(
                 f"horizon = {horizon}: expected {predicted}, all that a model with model.direct=True predicts"
             )
-        return history
+        if not 1 <= horizon <= predicted:
+            raise UserError(
+                f"horizon = {horizon}: expected 1 to {predicted}, which this model, with model.direct=True, predicts"
+            )
+        return config.data.seq_len - predicted
     if horizon < 1 or history <= config.data.series.context:
         most = config.data.seq_len - config.data.series.context - 1
         raise UserError(
@@ -138,36 +147,49 @@ def history_steps(config: Config, horizon: int) -> int:
     return history
 
 
-def last_windows(recordings: Sequence[Recording], config: Config, horizon: int) -> ForecastContexts:
+def last_windows(
+    recordings: Sequence[Recording], config: Config, horizon: int, *, windows: int = 0, step: int = 1
+) -> ForecastContexts:
     """Return the ends of recorded series, one for every column, or for all columns if the run's series are joint.
 
     Args:
         recordings: recordings read with the run's options.
         config: configuration of the run.
-        horizon: number of steps to forecast.
+        horizon: number of steps H to forecast.
+        windows: histories W of every series whose next H steps are known, the last one ending H steps before the
+            series does (rolling-origin cross-validation); 0 for the series' ends, after which nothing is known.
+        step: steps from one of these histories to the next.
 
     Raises:
         UserError: a recording is too short, or a column holds no value.
     """
-    history, options = history_steps(config, horizon), config.data.series
+    history, options = history_steps(config, horizon, held_out=False), config.data.series
+    held_out = horizon + (windows - 1) * step if windows else 0  # steps which the first history does not know
+    least = min(options.context + 1, history)
     series: list[Series] = []
     for recording in recordings:
         length = len(recording.value_LC)
-        if length < min(options.context + 1, history):
+        if length - held_out < least:
+            known = f", besides the {held_out} of {windows} windows" if windows else ""
             raise UserError(
                 f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} "
-                f"that the model reads first, and preferably its full history of {history}: provide more rows, or "
-                "leave the recording out"
+                f"that the model reads first{known}, and preferably its full history of {history}: provide more rows"
+                f"{', choose fewer windows' if windows else ''}, or leave the recording out"
             )
-        of_recording = series_of(recording, SplitBorders(length, length, length), joint=options.joint)
+        borders = SplitBorders(length - held_out, length - held_out, length)
+        of_recording = series_of(recording, borders, joint=options.joint)
         if len(recordings) == 1 and not options.joint:  # the columns' names identify the series of a single table
             of_recording = [replace(each, name=each.columns[0] or each.name) for each in of_recording]
         series += of_recording
-    length_P = np.array([len(each.value_LC) for each in series])
-    series_P = np.argsort(np.minimum(length_P, history), kind="stable")  # those of one length are read together
-    end_P, start_P = length_P[series_P], np.maximum(length_P[series_P] - history, 0)
+    length_S = np.array([len(each.value_LC) for each in series])
+    origin_W = held_out - step * np.arange(windows) if windows else np.zeros(1, int)  # steps before the series' end
+    end_P = (length_S[:, None] - origin_W).ravel()
+    series_P = np.repeat(np.arange(len(series)), len(origin_W))
+    order_P = np.argsort(np.minimum(end_P, history), kind="stable")  # those of one length are read together
+    end_P, series_P = end_P[order_P], series_P[order_P]
+    start_P = np.maximum(end_P - history, 0)
     return ForecastContexts(
-        series, options, horizon, series_P, start_P, end_P, series_P, known=False, total=len(series)
+        series, options, horizon, series_P, start_P, end_P, series_P, known=windows > 0, total=len(end_P)
     )
 
 

@@ -1,11 +1,10 @@
-"""Forecasts of series: sampled continuations, or a density of every step; for one batch, many batches, a data frame."""
+"""Forecasts of series: sampled continuations, or a density of every step; for one batch, or many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,15 +12,12 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.errors import COUNT, UserError, check_value
-from tokenv.data.tables import read_frame
+from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
-from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.baseline_models import Baselines, check_season
-from tokenv.forecasting.config import SAMPLES
-from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps, last_windows
+from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps
 from tokenv.forecasting.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
@@ -76,15 +72,18 @@ def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
     """
     if direct and model.horizon < horizon:
         has = f"reaches {model.horizon} steps" if model.horizon else "is missing"
+        otherwise = "" if model.direct else ", or let it write value by value (direct=False)"
         raise UserError(
             f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
-            f"model.horizon={horizon}, or let it write value by value (direct=False)"
+            f"model.horizon={horizon}{otherwise}"
         )
     if model.direct and not direct:
         raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
 
 
-def check_forecast(config: Config, horizon: int, *, samples: int, direct: bool, season: int | None = None) -> int:
+def check_forecast(
+    config: Config, horizon: int, *, samples: int, direct: bool, season: int | None = None, held_out: bool = True
+) -> int:
     """Check that a run can make forecasts, and return the steps of history before them.
 
     Args:
@@ -93,12 +92,13 @@ def check_forecast(config: Config, horizon: int, *, samples: int, direct: bool, 
         samples: see ``forecast``.
         direct: see ``forecast``.
         season: steps of a season; None if it is to be estimated.
+        held_out: see ``history_steps``.
 
     Raises:
         UserError: see ``history_steps``, ``check_season``, ``check_horizon`` and
             ``tokenv.config.hardware.check_forecast``.
     """
-    history = history_steps(config, horizon)
+    history = history_steps(config, horizon, held_out=held_out)
     check_season(season or 1, history)
     check_horizon(config.model, horizon, direct=direct)
     if not direct:
@@ -226,49 +226,3 @@ def make_forecasts(
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)
-
-
-def forecast_frame(
-    run: LoadedRun,
-    frame: pd.DataFrame,
-    horizon: int,
-    quantiles: Sequence[float],
-    options: EvalOptions = DEFAULTS,
-    *,
-    samples: int,
-    direct: bool | None,
-) -> pd.DataFrame:
-    """Forecast the series of a data frame; see ``tokenv.library.model.Model.forecast``."""
-    if list(quantiles) != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
-        raise UserError(f"quantiles = {list(quantiles)}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
-    check_value("horizon", horizon, COUNT)
-    check_value("samples", samples, SAMPLES)
-    config, components = run.config, run.components
-    if direct is None:
-        direct = components.lm.config.horizon >= horizon
-    check_horizon(components.lm.config, horizon, direct=direct)
-    if not direct:
-        check_memory(config, samples, horizon)
-    contexts = last_windows(read_frame(frame, config.data.series), config, horizon)
-    options = replace(options, rate=resolve_rate(components, config, options.rate))
-    frames: dict[str, list[pd.DataFrame]] = {series.name: [] for series in contexts.series}
-    for forecasts in make_forecasts(components, contexts, {}, quantiles, options, samples=samples, direct=direct):
-        value = {"mean": forecasts.forecast.distribution.mean_BHC}
-        value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
-        for row, name in enumerate(forecasts.batch.names):
-            value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
-            frames[name] += _channel_frames(forecasts.batch, row, horizon, value_HC)
-    return pd.concat([each for of_series in frames.values() for each in of_series], ignore_index=True)
-
-
-def _channel_frames(batch: ContextBatch, row: int, horizon: int, value: Mapping[str, Array]) -> list[pd.DataFrame]:
-    """Return a data frame for every channel of a series, from its values [H, C] by column."""
-    date_N, columns = batch.date_BN[row], batch.series[row].columns
-    dates = range(1, horizon + 1) if date_N is None else date_N[-horizon:]
-    return [
-        pd.DataFrame(
-            {"unique_id": column if len(columns) > 1 else batch.names[row], "ds": dates}
-            | {key: value_HC[:, channel] for key, value_HC in value.items()}
-        )
-        for channel, column in enumerate(columns)
-    ]

@@ -16,7 +16,7 @@ from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
-from tokenv.forecasting.forecaster import forecast_frame
+from tokenv.forecasting.frames import FrameForecaster
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
 
@@ -336,10 +336,47 @@ class Model:
             UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
                 frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series.
         """
-        if self.config.data.kind != "series":
-            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        options = EvalOptions(seed=seed, rate=rate)
-        return forecast_frame(self._trained, frame, horizon, quantiles, options, samples=samples, direct=direct)
+        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame)
+
+    def cross_validate(
+        self,
+        frame: pd.DataFrame,
+        horizon: int = 96,
+        windows: int = 1,
+        *,
+        step: int | None = None,
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        samples: int = 100,
+        direct: bool | None = None,
+        seed: int = 0,
+        rate: float | None = None,
+    ) -> pd.DataFrame:
+        """Forecast the last windows of series, whose values are known (rolling-origin cross-validation).
+
+        The model is not trained again, and reads nothing after a window's cutoff. Whether the values were part of its
+        training is the caller's to know.
+
+        Args:
+            frame: see ``forecast``.
+            horizon: number of steps to forecast in every window.
+            windows: number of windows of every series; the last one ends with the series.
+            step: steps from one cutoff to the next; None for ``horizon``, so that windows do not overlap.
+            quantiles: see ``forecast``.
+            samples: see ``forecast``.
+            direct: see ``forecast``.
+            seed: see the class.
+            rate: see the class.
+
+        Returns:
+            A row for each series, window and step: ``unique_id``, ``ds``, ``cutoff`` (the last date which the model
+            has read), the true ``y``, ``mean``, and a column such as ``q0.1`` for each quantile. Without dates, ``ds``
+            and ``cutoff`` are numbers of rows from 0. ``tokenv.conformal_intervals`` takes it.
+
+        Raises:
+            UserError: see ``forecast``; or a series is too short for so many windows.
+        """
+        forecaster = self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate)
+        return forecaster.cross_validate(frame, windows, step)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Save the model for ``tokenv.load`` and for all commands which take ``run=``.
@@ -368,6 +405,13 @@ class Model:
             The model's address.
         """
         return model_hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
+
+    def _frame_forecaster(
+        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None, seed: int, rate: float | None
+    ) -> FrameForecaster:
+        if self.config.data.kind != "series":
+            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
+        return FrameForecaster(self._trained, horizon, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":

@@ -1,0 +1,181 @@
+"""Forecasts of data frames in the conventions of Nixtla's libraries: continue, cross-validate, conformalise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tokenv.config.hardware import check_forecast as check_memory
+from tokenv.core.errors import COUNT, UserError, check_value
+from tokenv.data.tables import DATE, IDENTIFIER, TARGET, read_frame
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
+from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
+from tokenv.forecasting.config import SAMPLES
+from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, last_windows
+from tokenv.forecasting.forecaster import check_horizon, make_forecasts
+
+CUTOFF = "cutoff"
+
+
+@dataclass(frozen=True)
+class FrameForecaster:
+    """A trained model which forecasts the series of data frames; see ``tokenv.library.model.Model.forecast``.
+
+    Args:
+        run: the model.
+        horizon: number of steps H to forecast.
+        quantiles: probabilities in (0, 1), ascending.
+        samples: continuations of a history, if values are sampled one after another.
+        direct: whether the direct head forecasts; None for whether it covers the horizon.
+        options: seed and rate.
+
+    Raises:
+        UserError: an argument has another range, the direct head is missing or too short, or memory is.
+    """
+
+    run: LoadedRun
+    horizon: int
+    quantiles: Sequence[float]
+    samples: int
+    direct: bool | None
+    options: EvalOptions = DEFAULTS
+
+    def __post_init__(self) -> None:
+        quantiles = list(self.quantiles)
+        if quantiles != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
+            raise UserError(f"quantiles = {quantiles}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+        check_value("horizon", self.horizon, COUNT)
+        check_value("samples", self.samples, SAMPLES)
+        check_horizon(self.run.config.model, self.horizon, direct=self._uses_direct)
+        if not self._uses_direct:
+            check_memory(self.run.config, self.samples, self.horizon)
+
+    @property
+    def _uses_direct(self) -> bool:
+        model = self.run.config.model
+        return model.direct or model.horizon >= self.horizon if self.direct is None else self.direct
+
+    def forecast(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Continue every series from its last row; see ``Model.forecast``."""
+        recordings = read_frame(frame, self.run.config.data.series)
+        return self._table(last_windows(recordings, self.run.config, self.horizon))
+
+    def cross_validate(self, frame: pd.DataFrame, windows: int = 1, step: int | None = None) -> pd.DataFrame:
+        """Forecast what is known; see ``Model.cross_validate``."""
+        check_value("windows", windows, COUNT)
+        step = self.horizon if step is None else step
+        check_value("step", step, COUNT)
+        recordings = read_frame(frame, self.run.config.data.series)
+        return self._table(last_windows(recordings, self.run.config, self.horizon, windows=windows, step=step))
+
+    def _table(self, contexts: ForecastContexts) -> pd.DataFrame:
+        """Return the forecasts of all histories, in the order of the series and their histories."""
+        components = self.run.components
+        options = replace(self.options, rate=resolve_rate(components, self.run.config, self.options.rate))
+        parts: list[list[pd.DataFrame]] = []
+        for forecasts in make_forecasts(
+            components,
+            contexts,
+            {},
+            self.quantiles,
+            options,
+            samples=self.samples,
+            direct=self._uses_direct,
+        ):
+            value = {"mean": forecasts.forecast.distribution.mean_BHC}
+            value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(self.quantiles)}
+            if forecasts.batch.truth_BHC is not None:
+                value = {TARGET: forecasts.batch.truth_BHC} | value
+            for row in range(len(forecasts.batch.names)):
+                end = int(contexts.end_P[len(parts)])
+                value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
+                parts.append(_channel_frames(forecasts.batch, row, self.horizon, end, value_HC))
+        order = np.lexsort((contexts.end_P, contexts.series_P))
+        by_channel = [pd.concat(part, ignore_index=True) for part in parts]
+        table = pd.concat([by_channel[index] for index in order], ignore_index=True)
+        names = table[IDENTIFIER].unique().tolist()  # joint series: one channel after the other
+        return table.sort_values(IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True)
+
+
+def _channel_frames(
+    batch: ContextBatch, row: int, horizon: int, end: int, value: Mapping[str, Array]
+) -> list[pd.DataFrame]:
+    """Return a data frame for every channel of a history, from its values [H, C] by column; ``end`` is its length."""
+    date_N, series = batch.date_BN[row], batch.series[row]
+    known = batch.truth_BHC is not None
+    dates: Any = range(end, end + horizon) if known else range(1, horizon + 1)  # of a series without dates
+    cutoff: Any = end - 1
+    if date_N is not None:
+        dates, cutoff = date_N[-horizon:], date_N[-horizon - 1]
+    return [
+        pd.DataFrame(
+            {IDENTIFIER: column if len(series.columns) > 1 else series.name, DATE: dates}
+            | ({CUTOFF: cutoff} if known else {})
+            | {key: value_HC[:, channel] for key, value_HC in value.items()}
+        )
+        for channel, column in enumerate(series.columns)
+    ]
+
+
+def conformal_intervals(
+    forecast: pd.DataFrame,
+    calibration: pd.DataFrame,
+    *,
+    level: float = 80.0,
+    lower: str = "q0.1",
+    upper: str = "q0.9",
+) -> pd.DataFrame:
+    """Widen or narrow the intervals of forecasts until they cover what they promise (split conformal prediction).
+
+    The score of a forecast which is known is ``s = max(lower - y, y - upper)``. With n scores of a series, s* is the
+    ``ceil((n + 1) level / 100)``-th smallest, and the interval is ``[lower - s*, upper + s*]``: conformalised quantile
+    regression (Romano, Patterson, Candès 2019, arXiv 1905.03222), and with a point forecast as both columns the
+    absolute residuals of Lei et al. 2018 (arXiv 1604.04173). If scores of calibration and future were exchangeable,
+    the interval would contain the truth with probability at least ``level`` percent; series drift, and steps of one
+    forecast depend on one another, so measure it on further windows.
+
+    Args:
+        forecast: forecasts of any model, with the columns ``unique_id``, ``lower`` and ``upper``.
+        calibration: earlier forecasts of the same series with the same columns and the truth, ``y``, such as
+            ``Model.cross_validate`` returns. Rows without truth are ignored.
+        level: coverage in percent, in (0, 100).
+        lower: column of the lower bound.
+        upper: column of the upper bound; the same as ``lower`` for point forecasts.
+
+    Returns:
+        ``forecast`` with the columns ``lo-80`` and ``hi-80`` (of another ``level``, its number).
+
+    Raises:
+        UserError: a column is missing, or a series has too few known rows for the level.
+    """
+    if not 0 < level < 100:
+        raise UserError(f"level = {level}: expected a coverage in percent, above 0 and below 100, such as 80")
+    for name, table, columns in (
+        ("forecast", forecast, [IDENTIFIER, lower, upper]),
+        ("calibration", calibration, [IDENTIFIER, TARGET, lower, upper]),
+    ):
+        if missing := [column for column in columns if column not in table]:
+            raise UserError(
+                f"{name} has no column {', '.join(map(repr, missing))} but {', '.join(map(str, table.columns))}: "
+                "expected the columns of Model.cross_validate; name the bounds with lower= and upper="
+            )
+    known = calibration[calibration[TARGET].notna()]
+    score = np.maximum(known[lower] - known[TARGET], known[TARGET] - known[upper])
+    margin: dict[Any, float] = {}
+    for name in forecast[IDENTIFIER].unique():
+        of_series = np.sort(score[known[IDENTIFIER] == name].to_numpy())
+        rank = int(np.ceil((len(of_series) + 1) * level / 100))
+        if rank > len(of_series):
+            least = int(np.ceil(level / (100 - level)))
+            raise UserError(
+                f"calibration has {len(of_series)} known rows of series {name!r}: expected at least {least} for level "
+                f"= {level:g}: cross-validate with more windows"
+            )
+        margin[name] = float(of_series[rank - 1])
+    half = (forecast[upper] - forecast[lower]) / 2  # an interval shrinks to its middle at most
+    width = np.maximum(forecast[IDENTIFIER].map(margin), -half)
+    return forecast.assign(**{f"lo-{level:g}": forecast[lower] - width, f"hi-{level:g}": forecast[upper] + width})
