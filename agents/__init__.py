@@ -5,8 +5,7 @@ from tokenv.core import lazy_exports
 CLASSES = {
     "base": ("Agent", "BoundaryDistribution", "Policy", "StepState"),
     "learned": ("Learned",),
-    "strict": ("ExactCount",),
-    "conditional": ("ConditionalBernoulli",),
+    "exact_count": ("ConditionalBernoulli", "ExactCount"),
     "boundary_predictors": ("HNet", "Nawrot"),
     "fixed": ("RandomRate", "NoBoundaries", "Random", "Uniform"),
     "heuristic": ("Entropy", "Events", "Whitespace"),
