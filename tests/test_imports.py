@@ -23,8 +23,8 @@ ALLOWED = {
     "config": ("core", "data", "agents", "estimators", "lm"),
     "testing": ("core", "agents", "lm", "env", "config"),
     "evaluation": ("core", "plotting", "lm", "env", "config"),
-    "training": ("core", "data", "lm", "env", "config", "evaluation"),
     "forecasting": ("core", "plotting", "data", "lm", "env", "config", "evaluation"),
+    "training": ("core", "data", "lm", "env", "config", "evaluation", "forecasting"),
     "lab": (
         "core",
         "plotting",

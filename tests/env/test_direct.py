@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import flat_gradient, relative_bias
+from tiny import settings
 from torch.testing import assert_close
 
 from tokenv.agents.exact_count import ConditionalBernoulli, ExactCount
@@ -17,24 +18,34 @@ from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.data.corpus import TensorSource
-from tokenv.data.windows import normalise_window
+from tokenv.data.windows import load_series, normalise_window
 from tokenv.env.generation import generate
 from tokenv.env.rescoring import rescore
 from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
-from tokenv.lm.codecs.series import VALUE, SeriesCodec
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.forecasting.baseline_models import fit_dlinear
+from tokenv.forecasting.contexts import held_out_windows
+from tokenv.forecasting.forecaster import forecast
+from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.training.trainer import train
 
 WIDTH, HISTORY, HORIZON = 8, 7, 3
 LENGTH = HISTORY + HORIZON
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def make_lm(direct=True, residual=True):
+def make_lm(direct=True, residual=True, linear_path=0):
     sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 3}
-    return UNet(UNetConfig(**sizes, horizon=HORIZON, direct=direct), SeriesCodec(WIDTH, residual=residual)).double()
+    config = UNetConfig(**sizes, horizon=HORIZON, direct=direct, linear_path=linear_path)
+    lm = UNet(config, SeriesCodec(WIDTH, residual=residual)).double()
+    if linear_path:
+        torch.nn.init.normal_(lm.linear_path)
+        torch.nn.init.normal_(lm.direct_head.weight)
+    return lm
 
 
 def make_agent(rate=0.5):
@@ -67,9 +78,10 @@ def test_likelihoods_are_the_direct_heads_at_the_end_of_the_history(sampling):
     assert keys.LOG_LIKELIHOOD_DIRECT not in td
 
 
+@pytest.mark.parametrize("linear_path", [0, HISTORY])
 @pytest.mark.parametrize("step", range(HISTORY, LENGTH))
-def test_no_boundary_and_no_forecast_knows_what_is_to_come(step):
-    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+def test_no_boundary_and_no_forecast_knows_what_is_to_come(step, linear_path):
+    lm, agent, symbol_BN = make_lm(linear_path=linear_path), make_agent(), make_series()
     noise = torch.rand(2, LENGTH - 1).double()
     other_BN = symbol_BN.clone()
     other_BN[:, step, :, VALUE] += 1.0
@@ -78,6 +90,43 @@ def test_no_boundary_and_no_forecast_knows_what_is_to_come(step):
     assert torch.equal(one[keys.ACTION_LOG_PROB], other[keys.ACTION_LOG_PROB])
     moved_T = (one[keys.LOG_LIKELIHOOD] != other[keys.LOG_LIKELIHOOD]).any(0)
     assert moved_T.nonzero().flatten().tolist() == [step - 1]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
+    """Check against the map written out: sums over the framed values of the history, and a constant."""
+    lm, agent, symbol_BN = make_lm(residual=residual, linear_path=HISTORY), make_agent(), make_series()
+    td = rollout(lm, agent, symbol_BN)
+    y_BLD = lm.decode_hidden(lm.encode(symbol_BN[:, :HISTORY]), td[keys.ACTION][:, :HISTORY])
+    plain = SeriesCodec(WIDTH)
+    for h in range(HORIZON):
+        z_BL = ((symbol_BN[..., VALUE] - symbol_BN[..., LOCATION]) / symbol_BN[..., SCALE])[:, :HISTORY, 0]
+        predicted_B = (z_BL * lm.linear_path[:-1, h]).sum(1) + lm.linear_path[-1, h]
+        target = symbol_BN[:, HISTORY + h].clone()
+        target[..., VALUE] -= predicted_B[:, None] * target[..., SCALE]
+        wanted_B = plain.log_prob(lm.direct(y_BLD[:, -1])[:, h], target)
+        assert_close(td[keys.LOG_LIKELIHOOD][:, HISTORY - 1 + h], wanted_B, **EXACT)
+
+
+def test_a_run_with_a_linear_path_begins_as_dlinear(tmp_path):
+    """Hardly trained, its mean forecasts are DLinear's; a checkpoint carries the map."""
+    series = {"context": 16, "count": 2, "length": 400, "dwell": 8}
+    data = {"kind": "series", "source": "regimes", "seq_len": 24, "validation": 0.3, "series": series}
+    of = settings(
+        data=data,
+        model={"horizon": 8, "direct": True, "linear_path": 16},
+        train={"symbols": 200, "learning_rate": 1e-9, "warmup_symbols": 0},
+        loss={"early": 0.0},
+    )
+    of |= {"codec": {"name": "series"}, "agent": {"name": "uniform"}}
+    train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
+    run = load_run(str(tmp_path))
+    of_run = load_series(run.config.data)
+    for batch in held_out_windows(of_run, 8, 12).batches(4):
+        wanted_BHC = fit_dlinear(of_run, 8)(batch)
+        for horizon in (8, 5):
+            found = forecast(run.components, batch, horizon, direct=True).distribution.mean_BHC
+            np.testing.assert_allclose(found, wanted_BHC[:, :horizon], rtol=1e-4, atol=1e-4)
 
 
 def test_the_last_value_of_the_history_moves_early_boundaries():
@@ -119,6 +168,8 @@ def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     ("updates", "message"),
     [
         ({"model": {"horizon": 0}}, r"model.direct = True with model.horizon = 0"),
+        ({"model": {"linear_path": 5}}, r"model.linear_path = 5: expected 0, or data.seq_len - model.horizon = 168"),
+        ({"model": {"linear_path": 168, "direct": False}}, r"model.linear_path = 168 without model.direct"),
         ({"model": {"horizon": 30}}, r"data.series.context = 168: expected data.seq_len - model.horizon = 162"),
         ({"data": {"kind": "text", "source": "words"}}, r"data.kind = 'text': expected series, for model.direct=True"),
     ],

@@ -70,7 +70,9 @@ def test_a_true_density_has_its_coverage():
     count, codec = 4000, SeriesCodec(4, density="gaussian")
     raw = torch.zeros(count, 5, 2, dtype=torch.float64)
     raw[..., 1] = np.log(np.expm1(1 - 1e-3)) - np.log(np.e - 1)  # a scale of one
-    law = ParametricForecast(codec, raw, torch.full((count, 1), 3.0).double(), torch.full((count, 1), 2.0).double())
+    law = ParametricForecast(
+        codec, raw, torch.full((count, 1, 1), 3.0).double(), torch.full((count, 1, 1), 2.0).double()
+    )
     truth_BHC = 3 + 2 * np.random.default_rng(0).normal(size=(count, 5, 1))
     scores = ScoreAccumulator(QUANTILES)
     scores.add(law, law.quantile(QUANTILES), batch_of(truth_BHC, scale=2.0), {"far": np.full((count, 5, 1), 5.0)})

@@ -290,6 +290,8 @@ class Config:
             "and has no likelihood"
         )
         _require(context == history, "data.series.context", context, expected)
+        path = self.model.linear_path
+        _require(path in (0, history), "model.linear_path", path, f"0, or data.seq_len - model.horizon = {history}")
 
     @property
     def cut_len(self) -> int:

@@ -104,6 +104,7 @@ class Corpus:
         fingerprint: hex digest of the data and of how it is split and cut; two loads of the same data with
             the same settings have the same one.
         streamed: whether it is read on the fly instead of held in memory.
+        series: the series, of which sequences are windows; None for text.
         overlap: share of the held-out 32-byte windows which also occur in training text, estimated from at most two
             million windows; NaN if unknown, as for series and streamed data.
     """
@@ -114,6 +115,7 @@ class Corpus:
         self.name = config.source
         self.fingerprint = data.fingerprint
         self.streamed = isinstance(data, StreamingDataset)
+        self.series = data if isinstance(data, SeriesData) else None
         self.overlap = data.overlap if isinstance(data, InMemoryDataset) else math.nan
 
     def train(self, *, seed: int = 0) -> TrainStream:

@@ -180,8 +180,13 @@ def _direct_forecast(
     drawn = agent.draw(observation, shift_noise(noise_BL, options.logit_bias) if options.logit_bias else noise_BL)
     y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
     parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
-    location_BC = location_BC + scale_BC * lm.codec.base(history_BL[:, -1])
-    distribution = ParametricForecast(lm.codec, parameters_BHP, location_BC, scale_BC)
+    if lm.config.linear_path:
+        base_BHC = lm.linear_forecast(history_BL.to(generator.device))[:, :horizon].double().cpu()
+    else:
+        base_BHC = lm.codec.base(history_BL[:, -1:])
+    distribution = ParametricForecast(
+        lm.codec, parameters_BHP, location_BC[:, None] + scale_BC[:, None] * base_BHC, scale_BC[:, None]
+    )
     return _on_cpu(distribution, drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB])
 
 

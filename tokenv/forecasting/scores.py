@@ -241,14 +241,14 @@ class ParametricForecast(PredictiveDistribution):
     Attributes:
         codec: codec of the parameters.
         parameters_BHP: parameters of the densities, float64, on the CPU.
-        location_BC: location of the codec's unit on the original scale.
-        scale_BC: scale of that unit.
+        location_BHC: zero of the densities on the original scale; the same for all steps if H is 1.
+        scale_B1C: scale of the codec's unit.
     """
 
     codec: SeriesCodec
     parameters_BHP: Tensor
-    location_BC: Tensor
-    scale_BC: Tensor
+    location_BHC: Tensor
+    scale_B1C: Tensor
 
     @property
     def source(self) -> str:
@@ -258,20 +258,20 @@ class ParametricForecast(PredictiveDistribution):
     @property
     def mean_BHC(self) -> Array:
         """Mean of the density."""
-        result = self.codec.mean(self.parameters_BHP, self.location_BC[:, None], self.scale_BC[:, None])
+        result = self.codec.mean(self.parameters_BHP, self.location_BHC, self.scale_B1C)
         return np.asarray(result.numpy())
 
     def quantile(self, probabilities: Sequence[float]) -> Array:
         """Return quantiles of the density."""
         q_Q = torch.tensor(probabilities, dtype=torch.float64)
-        frame = (self.location_BC[:, None, None], self.scale_BC[:, None, None])
+        frame = (self.location_BHC.unsqueeze(1), self.scale_B1C.unsqueeze(1))
         result = self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame)
         return np.asarray(result.numpy())
 
     def crps(self, truth_BHC: Array) -> Array:
         """Return the score of the density."""
         truth = torch.from_numpy(truth_BHC)
-        result = self.codec.crps(self.parameters_BHP, truth, self.location_BC[:, None], self.scale_BC[:, None])
+        result = self.codec.crps(self.parameters_BHP, truth, self.location_BHC, self.scale_B1C)
         return np.asarray(result.numpy())
 
 

@@ -33,10 +33,13 @@ class UNetConfig:
         direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from
             the history before them: no boundary is drawn among them, and nothing of the history is predicted, so that
             an agent may read all of it. Every likelihood is then the direct head's.
+        linear_path: last steps of the history from which a linear map, too, predicts the ``horizon``, with ``direct``;
+            0 for no such map. It is DLinear, fitted to the training windows before the first update and not trained
+            (``tokenv.forecasting.linear_fit``); the direct head starts at it and learns what it misses.
 
     Raises:
-        UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, or ``direct``
-            has no horizon.
+        UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, ``direct`` has no
+            horizon, or ``linear_path`` lacks ``direct``.
     """
 
     width: int = field(default=128, metadata=COUNT)
@@ -53,6 +56,7 @@ class UNetConfig:
     pooling: str = field(default="select", metadata=POOLING)
     horizon: int = field(default=0, metadata=at_least(0))
     direct: bool = False
+    linear_path: int = field(default=0, metadata=at_least(0))
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.")
@@ -60,6 +64,8 @@ class UNetConfig:
             raise UserError(
                 "model.direct = True with model.horizon = 0: expected symbols to predict at once, such as 24"
             )
+        if self.linear_path and not self.direct:
+            raise UserError(f"model.linear_path = {self.linear_path} without model.direct: expected model.direct=True")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise UserError(
                 f"model.heads = {self.heads} does not divide model.width = {self.width} into an even head size: "

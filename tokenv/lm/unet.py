@@ -21,6 +21,7 @@ from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
 from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
+from tokenv.lm.codecs.series import predict_linear
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
@@ -107,6 +108,8 @@ class UNet(Encoder):
         compute_dtype: precision of the activations; None for that of the parameters.
     """
 
+    linear_path: Tensor
+
     def __init__(
         self, config: UNetConfig, codec: Codec | None = None, compute_dtype: torch.dtype | None = None
     ) -> None:
@@ -126,6 +129,9 @@ class UNet(Encoder):
         self.early_head = copy.deepcopy(self.head)
         if config.horizon:
             self.direct_head = Linear(config.width, config.horizon * self.codec.num_parameters)
+        if config.linear_path:
+            self.register_buffer("linear_path", torch.zeros(config.linear_path + 1, config.horizon))
+            nn.init.zeros_(self.direct_head.weight)
 
     @property
     def token_multiple(self) -> int:
@@ -240,7 +246,8 @@ class UNet(Encoder):
         if not self.config.direct:
             return self.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
         known = symbol_BN.shape[1] - self.config.horizon
-        log_prob = self._direct_log_prob(y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:])
+        base = self.linear_forecast(symbol_BN[:, :known]) if self.config.linear_path else None
+        log_prob = self._direct_log_prob(y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:], base)
         return F.pad(log_prob, (known - 1, 0))
 
     def horizon_log_prob(self, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,11 +272,18 @@ class UNet(Encoder):
         count_BS = complete_BS * (horizon if loss_mask is None else loss_mask.sum(-1))
         return F.pad(log_prob.where(complete_BS, 0.0), rest), F.pad(count_BS, rest).expand(y.shape[:-1])
 
-    def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    def linear_forecast(self, history_BL: Tensor) -> Tensor:
+        """Return what the linear path predicts, in units of the frame: [B, L, C, 5] -> [B, H, C].
+
+        It reads the last ``config.linear_path`` steps; see ``tokenv.lm.codecs.series.predict_linear``.
+        """
+        return predict_linear(history_BL, self.linear_path)
+
+    def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None) -> Tensor:
         """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""
         samples = y.shape[: y.dim() - target.dim() + len(self.codec.symbol_shape)]
         symbol, target = symbol.expand(*samples, *symbol.shape), target.expand(*samples, *target.shape)
-        return self.codec.log_prob_horizon(self.direct(y), symbol, target)
+        return self.codec.log_prob_horizon(self.direct(y), symbol, target, base)
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Return the parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""

@@ -43,7 +43,9 @@ class Codec(nn.Module, ABC):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Return log-probabilities (or log-densities) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
-    def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    def log_prob_horizon(
+        self, parameters: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """Return log-probabilities of several symbols, each given the symbols up to one, in nats: [.., H].
 
         Args:
@@ -51,6 +53,7 @@ class Codec(nn.Module, ABC):
             symbol: last known symbol, [.., *symbol_shape]; ignored by codecs whose distributions depend on it only
                 through the parameters.
             target: targets, [.., H, *symbol_shape].
+            base: what the linear path of a model predicts, [.., H, C]; only series have one.
         """
         return self.log_prob(parameters, target)
 

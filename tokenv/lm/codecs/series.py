@@ -19,6 +19,31 @@ VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
 DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
 
 
+def known_values(symbol: Tensor) -> Tensor:
+    """Return values in units of their frame, the last known one in place of a missing one: [.., C, 5] -> [.., C]."""
+    value = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
+    return (value - symbol[..., LOCATION]) / symbol[..., SCALE]
+
+
+def predict_linear(symbol_BL: Tensor, weight_FH: Tensor) -> Tensor:
+    """Forecast histories by a linear map, in units of the frame.
+
+    Args:
+        symbol_BL: framed symbols [B, L, C, 5], of which the last F - 1 are read; a shorter history is extended by its
+            first value.
+        weight_FH: map, [F, H]; its last row is the constant.
+
+    Returns:
+        [B, H, C] in the precision of ``symbol_BL``.
+    """
+    history = len(weight_FH) - 1
+    value_BCL = known_values(symbol_BL[:, -history:]).mT
+    missing = history - value_BCL.shape[-1]
+    if missing:
+        value_BCL = torch.cat([value_BCL[..., :1].expand(-1, -1, missing), value_BCL], -1)
+    return (F.pad(value_BCL, (0, 1), value=1.0) @ weight_FH.to(value_BCL.dtype)).mT
+
+
 class SeriesCodec(Codec):
     """Real-valued symbols of C channels, whose density factorises over the channels given the past.
 
@@ -81,26 +106,28 @@ class SeriesCodec(Codec):
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Return log-densities in nats: [.., C * P], [.., C, 5] -> [..]."""
-        return self._log_prob(parameters, symbol, (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE])
+        base = (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE] if self.residual else None
+        return self._log_prob(parameters, symbol, base)
 
-    def log_prob_horizon(self, parameters: Tensor, symbol: Tensor, target: Tensor) -> Tensor:
+    def log_prob_horizon(
+        self, parameters: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """Return log-densities in nats, [.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H]; see ``Codec``."""
-        return self._log_prob(parameters, target, self.base(symbol).unsqueeze(-2))
+        if base is None and self.residual:
+            base = self.base(symbol).unsqueeze(-2)
+        return self._log_prob(parameters, target, base)
 
-    def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor) -> Tensor:
+    def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor | None) -> Tensor:
         raw = self._raw(parameters)
         z, present = self._normalised(symbol)
-        if self.residual:
+        if base is not None:
             z = torch.where(present, z - base, 0.0)
         log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - symbol[..., SCALE].log().to(raw.dtype)
         return torch.where(present & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
 
     def base(self, symbol: Tensor) -> Tensor:
         """Return the zero of the density of what follows a symbol, in units of the frame: [.., C, 5] -> [.., C]."""
-        if not self.residual:
-            return torch.zeros_like(symbol[..., VALUE])
-        last = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
-        return (last - symbol[..., LOCATION]) / symbol[..., SCALE]
+        return known_values(symbol) if self.residual else torch.zeros_like(symbol[..., VALUE])
 
     def loss_mask(self, symbol: Tensor) -> Tensor:
         """Return how many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
