@@ -64,6 +64,7 @@ KEYS = {
         "agent.frozen": FLAGS, "train.optimizer": ["muon", "adamw", "x"], "train.symbols": ["32", "64", "1"],
         "train.batch_size": ["1", "2", "3"], "rate.min": ["0.1", "0", "0.9"], "rate.max": ["0.5", "1", "nan"],
         "validation.calibrate": FLAGS, "model.horizon": ["0", "4", "1e9"], "model.direct": FLAGS, "loss.early": ["0", "1"],
+        "model.linear_path": ["0", "4", "-1"],
         "data.source": ["hub:streamed", "streamed", "hub:texts"], "data.streams": ["1", "2", "99"],
         "data.shuffle_buffer": ["1", "5", "0"], "train.max_grad_norm": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
         "agent.vocabulary_size": ["256", "300", "0"], "estimator.name": ["rloo", "arm", "relax", "none"],
