@@ -17,8 +17,9 @@ from tokenv.core import trust
 from tokenv.core.atomic import check_output
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.lab.bench_report import scaling_table, write_scaling
+from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
 from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOptions
+from tokenv.lab.plan import plan
 from tokenv.lab.scaling import scale
 from tokenv.lab.speed import bench, bench_forecasts
 from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
@@ -55,6 +56,11 @@ def measure_and_show(options: BenchOptions, _record: Record) -> dict[str, Any]:
         console().print(scaling_table(rows))
         console().print("scaling: " + ", ".join(map(str, write_scaling(rows, options.out))))
         return {"scaling": rows}
+    if options.plan:
+        figures = plan(options)
+        for table in plan_tables(figures, options):
+            console().print(table)
+        return figures
     measure = bench_forecasts if options.samples else bench
     results = measure(options, progress=sys.stderr.isatty())
     for title, rows in results["tables"].items():

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core.devices import device_module, is_accelerator
+from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import matrix_parameters
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import save_png
@@ -95,6 +96,26 @@ def scaling_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names))
     return table
+
+
+def plan_tables(figures: dict[str, Any], options: BenchOptions) -> list[Table]:
+    """Return tables of memory and of time with a row for each number of ranks; see ``tokenv.lab.plan.plan``."""
+    states = ("parameters", "gradients", "moments", "activations", "peak")
+    columns = ("params", "grads", "moments", "activations", "peak")
+    memory = Table("ranks", "shards", "rows", *columns, title="GiB per rank")
+    title = (
+        f"an update of {figures['symbols']:,} symbols: {figures['flops']:.3g} FLOPs\n"
+        f"{options.peak_tflops:g} TFLOP/s each, {options.utilisation:.0%} used"
+    )
+    time = Table("ranks", "shards", "GiB sent per rank", "seconds without sending", "hours of training", title=title)
+    for row in figures["ranks"]:
+        first = f"{row['world']}", f"{row['fsdp_size']}"
+        if "error" in row:
+            memory.add_row(*first, "–", *["–"] * len(states))
+            continue
+        memory.add_row(*first, f"{row['passes']} × {row['rows']}", *(f"{row[f'{name}_gib']:.2f}" for name in states))
+        time.add_row(*first, f"{row['communication_gib']:.2f}", f"{row['step_seconds']:.3g}", f"{row['run_hours']:.3g}")
+    return [memory, time]
 
 
 def _format(name: str, value: float | None) -> str:

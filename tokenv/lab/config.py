@@ -13,7 +13,7 @@ from tokenv.config.conversion import convert, from_dict
 from tokenv.config.files import merge, nest_key
 from tokenv.config.literals import check_plain
 from tokenv.config.schema import IDENTITY, Config
-from tokenv.core.errors import COUNT, SEED, UserError, at_least, bounds, check_bounds
+from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -68,6 +68,10 @@ class BenchOptions:
         samples: numbers of continuations at which to time forecasts of series instead, and those of the direct head
             if the model has one, such as [2, 25, 100].
         horizon: steps of these forecasts.
+        plan: whether to predict memory and time on 1, 8 and 64 processors instead, from small updates on the CPU.
+        peak_tflops: dense matrix products of one processor in 1e12 FLOPs per second, for ``plan``; 989 is an H100's in
+            bfloat16.
+        utilisation: share of this peak which training is to reach, for ``plan``.
         out: path of the figures and the picture of ``scaling``, without ending: ``OUT.csv`` and ``OUT.png``.
 
     Raises:
@@ -82,6 +86,9 @@ class BenchOptions:
     rates: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     horizon: int = field(default=24, metadata=COUNT)
+    plan: bool = False
+    peak_tflops: float = field(default=989.0, metadata=POSITIVE)
+    utilisation: float = field(default=0.4, metadata=bounds("a share above 0 and at most 1", lambda x: 0 < x <= 1))
     out: str = "scaling"
 
     def __post_init__(self) -> None:
@@ -95,6 +102,8 @@ class BenchOptions:
         for number in self.samples:
             if number < 2:
                 raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread")
+        if self.plan and (self.samples or self.scaling or self.rates):
+            raise UserError("plan = True: expected neither samples, scaling nor rates beside it")
         if self.samples and (self.scaling or self.rates):
             raise UserError(f"samples = {self.samples!r}: expected neither scaling nor rates beside it")
         for key, values in self.scaling.items():

@@ -103,11 +103,20 @@ class UpdateWork:
         self.action_BT = torch.zeros(rows, length - 1, dtype=torch.bool, device=device)
 
     def update(self) -> None:
-        """Make an update, and keep its boundaries, so that an update with given boundaries is as much work."""
-        components, config = self.components, self.config
-        td, _ = backward(partial(self.env.one_pass, components.agent, components.sampling), components, config.loss)
+        """Make an update."""
+        self.backward()
+        self.step()
+
+    def backward(self, noise: Tensor | None = None) -> None:
+        """Compute gradients, and keep the boundaries, so that an update with given boundaries is as much work."""
+        components = self.components
+        one_pass = partial(self.env.one_pass, components.agent, components.sampling, noise=noise)
+        td, _ = backward(one_pass, components, self.config.loss)
         self.action_BT = td[keys.ACTION].detach().view(-1, *self.action_BT.shape)[0]
-        optimizer_step(self._optimizer, self._parameters, config.train.max_grad_norm)
+
+    def step(self) -> None:
+        """Make the optimizer's step, which clears the gradients."""
+        optimizer_step(self._optimizer, self._parameters, self.config.train.max_grad_norm)
 
     def update_with_given_boundaries(self, early: bool = False) -> None:
         """Make an ordinary language-model update with given boundaries, with or without the early exit's loss."""
