@@ -119,3 +119,18 @@ def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypat
 def test_invalid_scaling_is_rejected(tiny_words: list[str], words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_command("bench", ["with", *tiny_words, *words])
+
+
+def test_memory_and_time_are_planned(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_command("bench", ["with", *tiny_words, "plan=True", "train.batch_size=64"])
+    assert found["ranks"][-1]["world"] == 64
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GiB per rank" in shown
+    assert "989 TFLOP/s each, 40% used" in shown
+    with pytest.raises(UserError, match=r"utilisation = 2\.0: expected a share above 0 and at most 1"):
+        run_command("bench", ["with", *tiny_words, "plan=True", "utilisation=2.0"])
+    with pytest.raises(UserError, match="plan = True: expected neither samples"):
+        run_command("bench", ["with", *tiny_words, "plan=True", "rates=[0.2]"])
