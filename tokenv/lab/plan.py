@@ -200,9 +200,11 @@ def plan(options: BenchOptions) -> dict[str, Any]:
         ``step_seconds`` without communication, and ``run_hours``; or, instead of these, an ``error``.
     """
     config, hardware = options.config, options.config.hardware
-    chosen = {"precision": "bfloat16", "activation_checkpointing": "off"}
-    chosen = {key: value for key, value in chosen.items() if getattr(hardware, key) == "auto"}
-    config = replace(config, hardware=replace(hardware, **chosen))
+    if hardware.precision == "auto":
+        hardware = replace(hardware, precision="bfloat16")
+    if hardware.activation_checkpointing == "auto":
+        hardware = replace(hardware, activation_checkpointing="off")
+    config = replace(config, hardware=hardware)
     footprint = Footprint.measure(config)
     components = _meta_components(config)
     symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
