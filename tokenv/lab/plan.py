@@ -190,7 +190,8 @@ class _Update:
 def plan(options: BenchOptions) -> dict[str, Any]:
     """Predict the memory of every rank, and the time of an update, for several numbers of ranks.
 
-    Precision ``auto`` is bfloat16 here, and kernels are the CPU's: attention on a GPU stores less.
+    Precision ``auto`` is bfloat16 here, ``activation_checkpointing`` ``auto`` is off, and kernels are the CPU's:
+    attention on a GPU stores less.
 
     Returns:
         ``flops`` and ``symbols`` of an update, ``parameters``, and ``ranks``: a row for every number of ranks, with and
@@ -198,9 +199,12 @@ def plan(options: BenchOptions) -> dict[str, Any]:
         (``parameters_gib`` and so on, ``peak_gib``), ``communication_gib`` which it sends in an update,
         ``step_seconds`` without communication, and ``run_hours``; or, instead of these, an ``error``.
     """
-    config = options.config
-    if config.hardware.precision == "auto":
-        config = replace(config, hardware=replace(config.hardware, precision="bfloat16"))
+    config, hardware = options.config, options.config.hardware
+    if hardware.precision == "auto":
+        hardware = replace(hardware, precision="bfloat16")
+    if hardware.activation_checkpointing == "auto":
+        hardware = replace(hardware, activation_checkpointing="off")
+    config = replace(config, hardware=hardware)
     footprint = Footprint.measure(config)
     components = _meta_components(config)
     symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
