@@ -2,7 +2,8 @@
 
 Live tensors are counted by a dispatch mode while real updates run, so that every operation of model, agent, estimator
 and optimizer is in the figures. What a pass needs beyond the states of the parameters is linear in its sequences. The
-boundaries of these updates are evenly spaced at the target rate.
+boundaries of these updates are evenly spaced at the target rate, and attention stores no scores: so it is on a GPU, and
+on a CPU for batches which are worth a plan.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
 from tokenv.lab.config import BenchOptions
 from tokenv.lab.speed import UpdateWork
+from tokenv.lm.attention import without_stored_scores
 from tokenv.lm.flops import policy_flops, update_flops
 from tokenv.training.optimizers import expected_optimizer_state, optimizer_flops
 
@@ -145,7 +147,7 @@ class _Update:
     def __init__(self, config: Config, rows: int) -> None:
         train = replace(config.train, batch_size=rows, gradient_accumulation_steps=1)
         hardware = replace(config.hardware, device="cpu", compile="off", fsdp_size=1)
-        with LiveTensors() as self._counter:
+        with without_stored_scores(), LiveTensors() as self._counter:
             self.work = UpdateWork(replace(config, train=train, hardware=hardware))
             self.parameters = self.work.components.named_parameters()
             noise = self._even_noise(rows)
@@ -190,8 +192,7 @@ class _Update:
 def plan(options: BenchOptions) -> dict[str, Any]:
     """Predict the memory of every rank, and the time of an update, for several numbers of ranks.
 
-    Precision ``auto`` is bfloat16 here, ``activation_checkpointing`` ``auto`` is off, and kernels are the CPU's:
-    attention on a GPU stores less.
+    Precision ``auto`` is bfloat16 here, and ``activation_checkpointing`` ``auto`` is off.
 
     Returns:
         ``flops`` and ``symbols`` of an update, ``parameters``, and ``ranks``: a row for every number of ranks, with and

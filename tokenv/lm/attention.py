@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,6 +85,18 @@ def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 BLOCK, SMALL_BLOCK = 128, 64  # queries, and keys, of a block of the GPU's attention
 STORED_ENTRIES = 2**25  # largest number of stored scores of local attention: 128 MiB in float32, twice a layer
+
+
+@contextmanager
+def without_stored_scores() -> Iterator[None]:
+    """Compute all attention in this context as for large batches, and as on a GPU: no scores are stored."""
+    global BLOCK_ENTRIES, STORED_ENTRIES
+    earlier = BLOCK_ENTRIES, STORED_ENTRIES
+    BLOCK_ENTRIES = STORED_ENTRIES = 0
+    try:
+        yield
+    finally:
+        BLOCK_ENTRIES, STORED_ENTRIES = earlier
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
