@@ -27,7 +27,7 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
-from tokenv.forecasting.linear_fit import fit_linear_map
+from tokenv.forecasting.baseline_models import fit_linear_map
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
