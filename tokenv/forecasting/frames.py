@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast as check_memory
+from tokenv.config.schema import Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.data.tables import DATE, IDENTIFIER, TARGET, read_frame
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
@@ -23,7 +24,7 @@ CUTOFF = "cutoff"
 
 @dataclass(frozen=True)
 class FrameForecaster:
-    """A trained model which forecasts the series of data frames; see ``tokenv.library.model.Model.forecast``.
+    """A trained model which forecasts the series of data frames; see ``SeriesMethods.forecast``.
 
     Args:
         run: the model.
@@ -60,12 +61,12 @@ class FrameForecaster:
         return model.direct or model.horizon >= self.horizon if self.direct is None else self.direct
 
     def forecast(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Continue every series from its last row; see ``Model.forecast``."""
+        """Continue every series from its last row; see ``SeriesMethods.forecast``."""
         recordings = read_frame(frame, self.run.config.data.series)
         return self._table(last_windows(recordings, self.run.config, self.horizon))
 
     def cross_validate(self, frame: pd.DataFrame, windows: int = 1, step: int | None = None) -> pd.DataFrame:
-        """Forecast what is known; see ``Model.cross_validate``."""
+        """Forecast what is known; see ``SeriesMethods.cross_validate``."""
         check_value("windows", windows, COUNT)
         step = self.horizon if step is None else step
         check_value("step", step, COUNT)
@@ -119,6 +120,96 @@ def _channel_frames(
         )
         for channel, column in enumerate(series.columns)
     ]
+
+
+class SeriesMethods:
+    """Forecasts by a loaded model of series; ``tokenv.library.model.Model`` inherits them."""
+
+    _trained: LoadedRun
+    config: Config
+
+    def forecast(
+        self,
+        frame: pd.DataFrame,
+        horizon: int = 96,
+        *,
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        samples: int = 100,
+        direct: bool | None = None,
+        seed: int = 0,
+        rate: float | None = None,
+    ) -> pd.DataFrame:
+        """Continue series from their last rows.
+
+        Args:
+            frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
+                a column for each series (those in the run's ``data.series.columns``, or all) besides the dates, which
+                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length.
+            horizon: number of steps to forecast.
+            quantiles: probabilities in (0, 1), ascending.
+            samples: number of continuations per forecast if values are sampled one after another.
+            direct: whether to take exact quantiles of each step from the direct head; None if the head covers the
+                horizon.
+            seed: the same seed gives the same result.
+            rate: boundaries per step, for a model trained for a range; None for the mean of the range.
+
+        Returns:
+            A row for each series and step: ``unique_id``, ``ds`` (following dates at the series' frequency, or numbers
+            of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile. The series are in the
+            frame's order.
+
+        Raises:
+            UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
+                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series.
+        """
+        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame)
+
+    def cross_validate(
+        self,
+        frame: pd.DataFrame,
+        horizon: int = 96,
+        windows: int = 1,
+        *,
+        step: int | None = None,
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        samples: int = 100,
+        direct: bool | None = None,
+        seed: int = 0,
+        rate: float | None = None,
+    ) -> pd.DataFrame:
+        """Forecast the last windows of series, whose values are known (rolling-origin cross-validation).
+
+        The model is not trained again, and reads nothing after a window's cutoff. Whether the values were part of its
+        training is the caller's to know.
+
+        Args:
+            frame: see ``forecast``.
+            horizon: number of steps to forecast in every window.
+            windows: number of windows of every series; the last one ends with the series.
+            step: steps from one cutoff to the next; None for ``horizon``, so that windows do not overlap.
+            quantiles: see ``forecast``.
+            samples: see ``forecast``.
+            direct: see ``forecast``.
+            seed: the same seed gives the same result.
+            rate: see ``forecast``.
+
+        Returns:
+            A row for each series, window and step: ``unique_id``, ``ds``, ``cutoff`` (the last date which the model
+            has read), the true ``y``, ``mean``, and a column such as ``q0.1`` for each quantile. Without dates, ``ds``
+            and ``cutoff`` are numbers of rows from 0. ``tokenv.conformal_intervals`` takes it.
+
+        Raises:
+            UserError: see ``forecast``; or a series is too short for so many windows.
+        """
+        forecaster = self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate)
+        return forecaster.cross_validate(frame, windows, step)
+
+    def _frame_forecaster(
+        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None, seed: int, rate: float | None
+    ) -> FrameForecaster:
+        if self.config.data.kind != "series":
+            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
+        return FrameForecaster(self._trained, horizon, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
 
 
 def conformal_intervals(

@@ -16,12 +16,12 @@ from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
-from tokenv.forecasting.frames import FrameForecaster
+from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes
@@ -77,7 +77,7 @@ def load(
         return Model(load_run(str(folder), checkpoint, device=device))
 
 
-class Model:
+class Model(SeriesMethods):
     """Trained model, which segments, scores and continues texts, or forecasts series.
 
     Methods take ``seed``, ``threshold`` and ``rate`` as keyword arguments: see
@@ -302,82 +302,6 @@ class Model:
         continued = [each[0] if n is None else each for each in texts]
         return continued if several else continued[0]
 
-    def forecast(
-        self,
-        frame: pd.DataFrame,
-        horizon: int = 96,
-        *,
-        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-        samples: int = 100,
-        direct: bool | None = None,
-        seed: int = 0,
-        rate: float | None = None,
-    ) -> pd.DataFrame:
-        """Continue series from their last rows.
-
-        Args:
-            frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
-                a column for each series (those in the run's ``data.series.columns``, or all) besides the dates, which
-                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length.
-            horizon: number of steps to forecast.
-            quantiles: probabilities in (0, 1), ascending.
-            samples: number of continuations per forecast if values are sampled one after another.
-            direct: whether to take exact quantiles of each step from the direct head; None if the head covers the
-                horizon.
-            seed: see the class.
-            rate: see the class.
-
-        Returns:
-            A row for each series and step: ``unique_id``, ``ds`` (following dates at the series' frequency, or numbers
-            of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile. The series are in the
-            frame's order.
-
-        Raises:
-            UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
-                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series.
-        """
-        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame)
-
-    def cross_validate(
-        self,
-        frame: pd.DataFrame,
-        horizon: int = 96,
-        windows: int = 1,
-        *,
-        step: int | None = None,
-        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-        samples: int = 100,
-        direct: bool | None = None,
-        seed: int = 0,
-        rate: float | None = None,
-    ) -> pd.DataFrame:
-        """Forecast the last windows of series, whose values are known (rolling-origin cross-validation).
-
-        The model is not trained again, and reads nothing after a window's cutoff. Whether the values were part of its
-        training is the caller's to know.
-
-        Args:
-            frame: see ``forecast``.
-            horizon: number of steps to forecast in every window.
-            windows: number of windows of every series; the last one ends with the series.
-            step: steps from one cutoff to the next; None for ``horizon``, so that windows do not overlap.
-            quantiles: see ``forecast``.
-            samples: see ``forecast``.
-            direct: see ``forecast``.
-            seed: see the class.
-            rate: see the class.
-
-        Returns:
-            A row for each series, window and step: ``unique_id``, ``ds``, ``cutoff`` (the last date which the model
-            has read), the true ``y``, ``mean``, and a column such as ``q0.1`` for each quantile. Without dates, ``ds``
-            and ``cutoff`` are numbers of rows from 0. ``tokenv.conformal_intervals`` takes it.
-
-        Raises:
-            UserError: see ``forecast``; or a series is too short for so many windows.
-        """
-        forecaster = self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate)
-        return forecaster.cross_validate(frame, windows, step)
-
     def save_pretrained(self, folder: str | Path) -> Path:
         """Save the model for ``tokenv.load`` and for all commands which take ``run=``.
 
@@ -405,13 +329,6 @@ class Model:
             The model's address.
         """
         return model_hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
-
-    def _frame_forecaster(
-        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None, seed: int, rate: float | None
-    ) -> FrameForecaster:
-        if self.config.data.kind != "series":
-            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        return FrameForecaster(self._trained, horizon, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":
