@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from test_forecast import config, histories, only
 
 from tokenv.core.errors import UserError
+from tokenv.data.config import SeriesConfig
 from tokenv.data.tables import Recording
 from tokenv.data.windows import SeriesData, SplitBorders, series_of
 from tokenv.forecasting.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
@@ -18,7 +19,7 @@ def series(*values):
         each
         for value_L in values
         for each in series_of(
-            Recording("x", [""], np.asarray(value_L)[:, None]), SplitBorders(*[len(value_L)] * 3), joint=False
+            Recording("x", [""], np.asarray(value_L)[:, None]), SplitBorders(*[len(value_L)] * 3), SeriesConfig()
         )
     ]
 

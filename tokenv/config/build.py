@@ -26,18 +26,19 @@ from tokenv.lm.unet import Encoder, UNet
 ENCODER_PREFIXES = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
 
 
-def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int) -> Codec:
+def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int, covariates: int = 0) -> Codec:
     """Build the codec of a model.
 
     Args:
         section: ``name`` of the codec and its options.
         model: configuration of the model.
-        channels: number of values of one symbol of series.
+        channels: number of predicted values of one symbol of series.
+        covariates: number of values beside them which are only read.
 
     Raises:
         UserError: the name or an option is unknown, or a value out of range.
     """
-    context = {"width": model.width, "softcap": model.output_softcap, "channels": channels}
+    context = {"width": model.width, "softcap": model.output_softcap, "channels": channels, "covariates": covariates}
     codec: Codec = registry.build("codec", section, registry.CODECS, **context)
     return codec
 
@@ -134,7 +135,7 @@ def load_pretrained_agent(
             f"rate = {new_rate:g}: the agent that agent.pretrained = {pretrained!r} names was trained for another; "
             f"expected {expected}"
         )
-    own_codec = build_codec(trained.codec, trained.model, trained.channels)
+    own_codec = build_codec(trained.codec, trained.model, trained.channels, trained.covariates)
     if own_codec.symbol_shape != codec.symbol_shape or own_codec.symbol_dtype != codec.symbol_dtype:
         raise UserError(
             f"agent.pretrained = {pretrained!r}: its agent reads symbols of shape {own_codec.symbol_shape} and type "

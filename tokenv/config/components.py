@@ -190,7 +190,7 @@ def build_components(
     pretrained = pretrained and device.type != "meta"
     torch.manual_seed(config.seed)
     with device:
-        codec = build_codec(config.codec, config.model, config.data.series.channels)
+        codec = _build_codec(config)
         lm = UNet(config.model, codec, compute_dtype=precision)
         agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, pretrained)
     if precision == torch.float64:
@@ -277,7 +277,7 @@ def check_components(config: Config, world: int = 1) -> None:
     check_training(config, rows=1)
     device = torch.device("meta")
     with device:
-        codec = build_codec(config.codec, config.model, config.data.series.channels)
+        codec = _build_codec(config)
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _, imitation = _build_learners(config, codec, precision, pretrained=False)
     learners = _present(agent, estimator, imitation)
@@ -285,6 +285,11 @@ def check_components(config: Config, world: int = 1) -> None:
     parameters = sum(parameter.numel() for module in learners for parameter in module.parameters())
     samples = 1 if estimator is None else estimator.sampling.samples
     check_training(config, parameters=parameters, samples=samples, rows=rows)
+
+
+def _build_codec(config: Config) -> Codec:
+    series = config.data.series
+    return build_codec(config.codec, config.model, series.channels, len(series.covariates))
 
 
 def _build_learners(

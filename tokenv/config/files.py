@@ -35,10 +35,11 @@ class TrainedAgent:
 
     Args:
         rate: rate of that run.
-        channels: number of values of one symbol of series.
+        channels: number of predicted values of one symbol of series.
         codec: codec section of that run.
         model: model section of that run.
         agent: agent section of that run.
+        covariates: number of values of one symbol of series which are only read.
     """
 
     rate: float | RateRange
@@ -46,6 +47,7 @@ class TrainedAgent:
     codec: Section
     model: UNetConfig
     agent: Section
+    covariates: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def inherit_section(section: Mapping[str, Any], updates: Mapping[str, Any]) -> d
         "codec": config.codec,
         "model": asdict(config.model),
         "agent": config.agent,
+        "covariates": len(config.data.series.covariates),
     }
     return {"name": LOADED, "pretrained": str(path.resolve()), "frozen": frozen, "trained": trained}
 

@@ -21,7 +21,7 @@ from tokenv.core.errors import (
     check_bounds,
 )
 from tokenv.core.rates import RateRange
-from tokenv.data.config import DataConfig
+from tokenv.data.config import SYNTHETIC_SERIES, DataConfig
 from tokenv.lm.config import UNetConfig
 
 
@@ -279,6 +279,8 @@ class Config:
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
         if self.model.direct:
             self._check_direct()
+        if self.data.series.covariates:
+            self._check_covariates()
         wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])
         _require(self.data.kind != wrong, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
 
@@ -292,6 +294,15 @@ class Config:
         _require(context == history, "data.series.context", context, expected)
         path = self.model.linear_path
         _require(path in (0, history), "model.linear_path", path, f"0, or data.seq_len - model.horizon = {history}")
+
+    def _check_covariates(self) -> None:
+        horizon, series = self.model.horizon, self.data.series
+        _require(horizon > 0, "model.horizon", horizon, "at least 1 with covariates, which the direct head alone reads")
+        steps = horizon if series.future_covariates else 0
+        expected = f"{steps}, which is {'model.horizon' if steps else 'right without data.series.future_covariates'}"
+        _require(series.future_steps == steps, "data.series.future_steps", series.future_steps, expected)
+        written = self.data.source in SYNTHETIC_SERIES
+        _require(not written, "data.source", self.data.source, "a file or hub data set, whose columns are covariates")
 
     @property
     def cut_len(self) -> int:

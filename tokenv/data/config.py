@@ -24,6 +24,7 @@ SERIES_SUFFIXES = (".csv", ".parquet")
 
 
 NAME = bounds("a text which is not empty", lambda value: isinstance(value, str) and value not in ("", HUB_PREFIX))
+COLUMN_KEYS = ("columns", "past_covariates", "future_covariates")
 HELD_OUT = bounds(
     "a fraction strictly between 0 and 1, such as 0.02 (data.validation_source names other data to validate on)",
     lambda value: isinstance(value, int | float) and 0 < value < 1,
@@ -40,6 +41,9 @@ class SeriesConfig:
         columns: Value columns, in a list or with commas between; an empty list means all but the date column.
         date: The date column, by which rows must be sorted; null where there is none.
         joint: Whether a symbol holds all columns of a step; if not, every column is a series of its own.
+        past_covariates: Columns which are read beside every series but not predicted, and are known up to the present.
+        future_covariates: The same, known for the next `future_steps` steps, such as a calendar, a price or a plan.
+        future_steps: Steps ahead for which future covariates are known: `model.horizon`.
         split: `auto` (for files named ETTh* and ETTm* the literature's 12, 4 and 4 months of 30 days, for others
             fractions) or `fractions`; always by time.
         test: Fraction of the steps reserved for testing, after those for training and validation.
@@ -58,6 +62,9 @@ class SeriesConfig:
     columns: list[str] | str = field(default_factory=list)
     date: str | None = "date"
     joint: bool = False
+    past_covariates: list[str] | str = field(default_factory=list, repr=False)
+    future_covariates: list[str] | str = field(default_factory=list, repr=False)
+    future_steps: int = field(default=0, metadata=at_least(0), repr=False)
     split: str = field(default="auto", metadata=choice("auto", "fractions"))
     test: float = field(default=0.2, metadata=bounds("a fraction from 0 to below 1", lambda value: 0 <= value < 1))
     stride: int = field(default=1, metadata=COUNT)
@@ -68,21 +75,34 @@ class SeriesConfig:
     dwell: int = field(default=24, metadata=at_least(4))
 
     def __post_init__(self) -> None:
-        if isinstance(self.columns, str):
-            names = [name.strip() for name in self.columns.split(",") if name.strip()]
-            object.__setattr__(self, "columns", names)
-        if not isinstance(self.columns, list | tuple) or not all(isinstance(name, str) for name in self.columns):
-            raise UserError(f"data.series.columns is {self.columns!r}; expected names: write \"['HUFL', 'OT']\"")
-        if len(set(self.columns)) < len(self.columns):
-            raise UserError(f"data.series.columns is {self.columns!r}; expected every name once: drop the others")
+        for key in COLUMN_KEYS:
+            names = getattr(self, key)
+            if isinstance(names, str):
+                names = [name.strip() for name in names.split(",") if name.strip()]
+                object.__setattr__(self, key, names)
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise UserError(f"data.series.{key} is {names!r}; expected names: write \"['HUFL', 'OT']\"")
+            if len(set(names)) < len(names):
+                raise UserError(f"data.series.{key} is {names!r}; expected every name once: drop the others")
+        named = [*self.columns, *self.covariates]
+        if twice := [name for name in self.covariates if named.count(name) > 1 or name == self.date]:
+            raise UserError(
+                f"data.series.past_covariates is {self.past_covariates!r} and data.series.future_covariates "
+                f"{self.future_covariates!r}; {twice[0]!r} is a column of another kind, too: name every column once"
+            )
         if self.joint and not self.columns:
             raise UserError("data.series.joint is true and data.series.columns names none; expected their names")
         check_bounds(self, "data.series.")
 
     @property
     def channels(self) -> int:
-        """Number of values of one symbol."""
+        """Number of predicted values of one symbol."""
         return len(self.columns) if self.joint else 1
+
+    @property
+    def covariates(self) -> list[str]:
+        """Columns which are read but not predicted, those of the past first."""
+        return [*self.past_covariates, *self.future_covariates]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import pandas as pd
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data import rows
-from tokenv.data.config import SeriesConfig
+from tokenv.data.config import COLUMN_KEYS, SeriesConfig
 from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
 
 MAX_VALUE = 1e100
@@ -46,6 +46,8 @@ class Recording:
         value_LC: values, float64 [L, C], NaN where missing.
         date_L: dates of the rows, see `read_dates`; None if there are none.
         gold_L: True at the last step before a change, bool [L]; None if unknown.
+        covariate_MK: values of the covariates, those of the past first, float64 [M, K]; None if there are none. M is L
+            and the rows after it in which only future covariates are known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Recording:
     value_LC: np.ndarray[Any, Any]
     date_L: list[Any] | None = None
     gold_L: np.ndarray[Any, Any] | None = None
+    covariate_MK: np.ndarray[Any, Any] | None = None
 
 
 def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
@@ -135,7 +138,8 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
 
 def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
     header = list(rows[0]) if rows else []
-    columns = [] if _is_long(header) else _value_columns(origin, header, config, dated=False)
+    channels = [] if _is_long(header) else _value_columns(origin, header, config, dated=False)
+    columns = [*channels, *config.covariates] if channels else []
     if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
         cells = ((f"{origin} row {number}", row) for number, row in enumerate(rows))
         return _steps(title, origin, header, cells, config)
@@ -151,7 +155,7 @@ def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: S
         values = [
             [_number(x, f"{location}, step {i}", column) for i, x in enumerate(row[column])] for column in columns
         ]
-        recordings.append(Recording(f"{title} row {number}", columns, np.array(values, dtype=np.float64).T))
+        recordings.append(_recording(f"{title} row {number}", channels, np.array(values, dtype=np.float64).T, config))
     return recordings
 
 
@@ -163,12 +167,13 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
             f"{origin} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set "
             "data.series.date to one, or to null if there is none and rows are in order"
         )
-    for column in config.columns:
-        if column not in header:
-            near = difflib.get_close_matches(column, header, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
-            raise UserError(f"{origin} has no column {column!r}, which data.series.columns names: {hint}")
-    columns = list(config.columns) or [column for column in header if column != config.date]
+    for key in COLUMN_KEYS:
+        for column in getattr(config, key):
+            if column not in header:
+                near = difflib.get_close_matches(column, header, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
+                raise UserError(f"{origin} has no column {column!r}, which data.series.{key} names: {hint}")
+    columns = list(config.columns) or [column for column in header if column not in (config.date, *config.covariates)]
     if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
         raise UserError(
             f"{origin} has a column without a name, as where an index was written with the table: drop it "
@@ -192,8 +197,8 @@ def _steps(
         date_column = None if date_column is None else DATE
         chosen = [column for column in config.columns if column in header or config.joint]
         config = replace(config, date=DATE, columns=chosen or [TARGET])
-    columns = _value_columns(origin, header, config)
-    channels = [""] if columns == [TARGET] and long else columns
+    channels = _value_columns(origin, header, config)
+    columns = [*channels, *config.covariates]
     dates: dict[str, list[tuple[str, Any]]] = {} if long else {name: []}
     values: dict[str, list[list[float]]] = {} if long else {name: []}
     for location, row in cells:
@@ -207,14 +212,35 @@ def _steps(
     if not values:
         raise UserError(f"{origin} has no row: expected one for every step of every series")
     return [
-        Recording(
-            name=series,
-            columns=channels,
-            value_LC=np.array(steps, dtype=np.float64).reshape(-1, len(columns)),
-            date_L=read_dates(dates[series], str(date_column)) if dates.get(series) else None,
+        _recording(
+            series,
+            [""] if channels == [TARGET] and long else channels,
+            np.array(steps, dtype=np.float64).reshape(-1, len(columns)),
+            config,
+            read_dates(dates[series], str(date_column)) if dates.get(series) else None,
         )
         for series, steps in values.items()
     ]
+
+
+def _recording(
+    name: str, columns: list[str], value_MC: np.ndarray[Any, Any], config: SeriesConfig, date_M: list[Any] | None = None
+) -> Recording:
+    """Return a recording from its rows, in which covariates follow the C channels.
+
+    With future covariates, the last rows in which no channel has a value are those of the future.
+    """
+    value_LC, covariate_MK = np.split(value_MC, [len(columns)], axis=1)
+    if config.future_covariates:
+        known = np.flatnonzero(~np.isnan(value_LC).all(1))
+        value_LC = value_LC[: known[-1] + 1 if len(known) else 0]
+    return Recording(
+        name,
+        columns,
+        value_LC,
+        None if date_M is None else date_M[: len(value_LC)],
+        covariate_MK=covariate_MK if config.covariates else None,
+    )
 
 
 def _identifier(value: Any, location: str) -> str:

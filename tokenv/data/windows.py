@@ -4,12 +4,14 @@ A symbol is float64 [C, 5]: for every channel the value (NaN where missing), the
 window, 1 where the value's likelihood counts, else 0, and the last value before it that is not missing (the
 location, where there is none). Location and scale are the mean and standard deviation of the window's first `context`
 steps, which do not count, so that no value which counts is normalised by its own future (reversible
-instance normalisation, Kim et al. 2022, made causal).
+instance normalisation, Kim et al. 2022, made causal). Covariates are K further rows of a symbol, which do not count
+and keep their scale: the level of a plan or of a price matters, and the codec standardises them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ import torch
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.builtin import synthetic_series
-from tokenv.data.config import HUB_PREFIX, SYNTHETIC_SERIES, DataConfig, check_sources
+from tokenv.data.config import HUB_PREFIX, SYNTHETIC_SERIES, DataConfig, SeriesConfig, check_sources
 from tokenv.data.stream import InMemoryBlocks, low_discrepancy_order
 from tokenv.data.tables import Recording, read_hub, read_table
 
@@ -51,6 +53,7 @@ class Series:
         std_C: standard deviation of the training steps; 1 where it is 0 or unknown.
         gold_L: True at the last step before a change, bool [L]; None if unknown.
         date_L: dates of the steps; None if unknown.
+        covariate_LK: symbols of the covariates, float64 [L, K, 5]; None if there are none. See `covariate_symbols`.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Series:
     std_C: Array
     gold_L: Array | None = None
     date_L: list[Any] | None = None
+    covariate_LK: Array | None = None
 
     def standardise(self, value: Array) -> Array:
         """Standardise values by the mean and standard deviation of the training steps: [.., C] -> [.., C]."""
@@ -102,6 +106,42 @@ def normalise_window(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: 
     return symbol_BNC5
 
 
+def covariate_symbols(recording: Recording, config: SeriesConfig) -> Array | None:
+    """Convert a recording's covariates into symbols, float64 [L, K, 5]; None if there are none.
+
+    Symbol i holds the past covariates of step i and the future covariates of step i + `config.future_steps`, or of
+    the last row. So a model which has read symbols up to i knows all future covariates up to that step.
+    """
+    if recording.covariate_MK is None:
+        return None
+    length, past = len(recording.value_LC), len(config.past_covariates)
+    ahead_L = np.minimum(np.arange(length) + config.future_steps, len(recording.covariate_MK) - 1)
+    value_LK = np.concatenate([recording.covariate_MK[:length, :past], recording.covariate_MK[ahead_L, past:]], 1)
+    zero_LK = np.zeros_like(value_LK)
+    last_LK = _last_values(value_LK[None], zero_LK[None, 0])[0]
+    return np.stack([value_LK, zero_LK, zero_LK + 1, zero_LK, last_LK], -1)
+
+
+def _standardisation(value_LC: Array) -> tuple[Array, Array]:
+    """Return location and scale of steps, 0 and 1 where they have no value or no spread: [L, C] -> [C] each."""
+    mean_C, std_C = moments(value_LC)
+    varies_C = std_C > ROUNDING * np.abs(mean_C)
+    return np.where(np.isnan(mean_C), 0.0, mean_C), np.where(varies_C, std_C, 1.0)
+
+
+def frame_windows(series: Sequence[Series], spans: Sequence[slice], config: SeriesConfig) -> Array:
+    """Cut windows of one length N out of B series, and convert them into symbols, float64 [B, N, C + K, 5]."""
+    symbol_BNC5 = normalise_window(
+        np.stack([each.value_LC[span] for each, span in zip(series, spans, strict=True)]),
+        config.context,
+        mean_BC=np.stack([each.mean_C for each in series]),
+        std_BC=np.stack([each.std_C for each in series]),
+        floor=config.floor,
+    )
+    covariates = [x.covariate_LK[span] for x, span in zip(series, spans, strict=True) if x.covariate_LK is not None]
+    return np.concatenate([symbol_BNC5, np.stack(covariates)], 2) if covariates else symbol_BNC5
+
+
 def _last_values(value_BNC: Array, first_BC: Array) -> Array:
     """Return the last value before each step which is not missing; `first_BC` where there is none."""
     before_BNC = np.concatenate([first_BC[:, None], value_BNC[:, :-1]], 1)
@@ -132,18 +172,12 @@ class Windows:
 
     def take(self, index_B: Array) -> SequenceBatch:
         """Return the windows with indices `index_B` (integers [B]), in that order."""
-        length, options = self.config.seq_len, self.config.series
+        length = self.config.seq_len
         spans = [
             (self.series[index], slice(start, start + length))
             for index, start in zip(self.series_P[index_B], self.start_P[index_B], strict=True)
         ]
-        symbol = normalise_window(
-            np.stack([series.value_LC[span] for series, span in spans]),
-            options.context,
-            mean_BC=np.stack([series.mean_C for series, _ in spans]),
-            std_BC=np.stack([series.std_C for series, _ in spans]),
-            floor=options.floor,
-        )
+        symbol = frame_windows([series for series, _ in spans], [span for _, span in spans], self.config.series)
         golds = [series.gold_L[span] for series, span in spans if series.gold_L is not None]
         return SequenceBatch(
             symbol_BN=torch.from_numpy(symbol),
@@ -179,11 +213,13 @@ class SeriesData:
         digest = hashlib.blake2b(repr(header).encode(), digest_size=16)
         for series in self.series:
             digest.update(np.ascontiguousarray(series.value_LC).tobytes())
+            if series.covariate_LK is not None:
+                digest.update(series.covariate_LK.tobytes())
         self.fingerprint = digest.hexdigest()
 
     def _split(self, recording: Recording) -> list[Series]:
         borders = split_borders(self.config.source, len(recording.value_LC), self.config)
-        return series_of(recording, borders, joint=self.config.series.joint)
+        return series_of(recording, borders, self.config.series)
 
     def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training windows, each in a random order."""
@@ -201,6 +237,11 @@ class SeriesData:
         """
         windows = self.windows("test")
         return windows.take(low_discrepancy_order(len(windows))[:max_sequences])
+
+    def covariate_moments(self) -> tuple[Array, Array]:
+        """Return the covariates' mean and standard deviation over the training steps of all series, [K] each."""
+        known = [s.covariate_LK[: s.borders.train, :, 0] for s in self.series if s.covariate_LK is not None]
+        return _standardisation(np.concatenate(known))
 
     def windows(self, side: str, *, before: int | None = None, stride: int | None = None) -> Windows:
         """Cut the `training`, `validation` or `test` steps into windows.
@@ -292,8 +333,8 @@ def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
     return SplitBorders(length - test - validation, length - test, length)
 
 
-def series_of(recording: Recording, borders: SplitBorders, *, joint: bool) -> list[Series]:
-    """Return a series for every column of a recording, or one joint series.
+def series_of(recording: Recording, borders: SplitBorders, config: SeriesConfig) -> list[Series]:
+    """Return a series for every column of a recording, or one joint series, each with all covariates.
 
     Raises:
         UserError: a column holds no value.
@@ -302,21 +343,22 @@ def series_of(recording: Recording, borders: SplitBorders, *, joint: bool) -> li
         if np.isnan(value_L).all() and len(value_L):
             origin = f"column {column!r} of {recording.name}" if column else f"series {recording.name!r}"
             raise UserError(f"{origin} holds no value: leave it out, or name others in data.series.columns")
-    all_series = []
+    all_series, joint = [], config.joint
+    covariate_LK = covariate_symbols(recording, config)
     for columns in [slice(None)] if joint else [slice(c, c + 1) for c in range(len(recording.columns))]:
         value_LC = recording.value_LC[:, columns]
-        mean_C, std_C = moments(value_LC[: borders.train])
-        varies_C = std_C > ROUNDING * np.abs(mean_C)
+        mean_C, std_C = _standardisation(value_LC[: borders.train])
         all_series.append(
             Series(
                 name=recording.name if joint else f"{recording.name} {recording.columns[columns][0]}".rstrip(),
                 columns=recording.columns[columns],
                 value_LC=value_LC,
                 borders=borders,
-                mean_C=np.where(np.isnan(mean_C), 0.0, mean_C),
-                std_C=np.where(varies_C, std_C, 1.0),
+                mean_C=mean_C,
+                std_C=std_C,
                 gold_L=recording.gold_L,
                 date_L=recording.date_L,
+                covariate_LK=covariate_LK,
             )
         )
     return all_series

@@ -14,7 +14,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
-from tokenv.lm.codecs.series import VALUE
+from tokenv.lm.codecs.series import COUNTED, VALUE
 
 CLASSES = ("space", "line break", "letter", "digit", "punctuation", "control", "UTF-8 lead", "UTF-8 continuation")
 CONTEXT = 3  # bytes of a context; the last one may end a token
@@ -171,7 +171,7 @@ def make_excerpts(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> l
             name=batch.origin[row],
             value=[
                 [None if math.isnan(value) else value for value in value_C]
-                for value_C in batch.symbol_BN[row, ..., VALUE].tolist()
+                for value_C in batch.symbol_BN[row, :, batch.symbol_BN[row, -1, :, COUNTED] > 0, VALUE].tolist()
             ],
             boundary_prob=prob_T.tolist(),
             action=action_T.tolist(),

@@ -22,7 +22,8 @@ from torch import Tensor
 from tokenv.core.errors import UserError
 from tokenv.data.windows import Series, SeriesData, Windows, moments
 from tokenv.forecasting.contexts import Array, ContextBatch
-from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE, known_values, predict_linear
+from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE, SeriesCodec, known_values, predict_linear
+from tokenv.lm.unet import UNet
 
 Baselines: TypeAlias = dict[str, Callable[[ContextBatch], Array]]  # name to point forecasts [B, H, C]
 MIN_AUTOCORRELATION = 0.1  # of a season, which must also exceed four standard errors of noise
@@ -56,15 +57,15 @@ def check_season(season: int, history: int) -> None:
 
 def _mean(horizon: int, batch: ContextBatch) -> Array:
     """Forecast the history's mean, or its frame's location if it holds no value."""
-    mean_BC, _ = moments(batch.symbol_BL[..., VALUE].numpy(), axis=1)
-    mean_BC = np.where(np.isnan(mean_BC), batch.symbol_BL[:, 0, :, LOCATION].numpy(), mean_BC)
+    mean_BC, _ = moments(batch.channel_BL[..., VALUE].numpy(), axis=1)
+    mean_BC = np.where(np.isnan(mean_BC), batch.channel_BL[:, 0, :, LOCATION].numpy(), mean_BC)
     return mean_BC[:, None].repeat(horizon, 1)
 
 
 def _seasonal(batch: ContextBatch, *, horizon: int, season: int) -> Array:
     """Forecast the value of the same step in the last known season, or the last value if that is missing."""
-    value_BLC, length = batch.symbol_BL[..., VALUE].numpy(), batch.symbol_BL.shape[1]
-    last_BC = np.where(np.isnan(value_BLC[:, -1]), batch.symbol_BL[:, -1, :, LAST].numpy(), value_BLC[:, -1])
+    value_BLC, length = batch.channel_BL[..., VALUE].numpy(), batch.channel_BL.shape[1]
+    last_BC = np.where(np.isnan(value_BLC[:, -1]), batch.channel_BL[:, -1, :, LAST].numpy(), value_BLC[:, -1])
     index_H = length - season + np.arange(horizon) % season
     seasonal_BHC = value_BLC[:, np.maximum(index_H, 0)]
     missing = np.isnan(seasonal_BHC) | (index_H < 0)[:, None]
@@ -152,6 +153,14 @@ def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
     return min(weights, key=lambda weight_FH: _squared_error(weight_FH, *validation))
 
 
+def fit_to_training_steps(lm: UNet, data: SeriesData) -> None:
+    """Set what a model takes from the training steps before its first update: linear path, moments of covariates."""
+    if lm.config.linear_path:
+        lm.linear_path.copy_(fit_linear_map(data, lm.config.horizon))
+    if isinstance(lm.codec, SeriesCodec) and lm.codec.covariates:
+        lm.codec.set_covariate_moments(*data.covariate_moments())
+
+
 def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[ContextBatch], Array]:
     """Fit DLinear to all training windows; see ``fit_linear_map``.
 
@@ -168,8 +177,8 @@ def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[ContextBatch], Arra
     weight_FH = fit_linear_map(data, horizon)
 
     def predict(batch: ContextBatch) -> Array:
-        frame_B1C = batch.symbol_BL[:, :1]
-        scaled_BHC = predict_linear(batch.symbol_BL, weight_FH)
+        frame_B1C = batch.channel_BL[:, :1]
+        scaled_BHC = predict_linear(batch.channel_BL, weight_FH)
         return np.asarray((frame_B1C[..., LOCATION] + frame_B1C[..., SCALE] * scaled_BHC).numpy())
 
     return predict
@@ -203,8 +212,8 @@ def _examples(windows: Windows, index_P: Array, horizon: int) -> Iterator[tuple[
     """Yield features and targets, both weighted such that errors are those of standardised values."""
     for first in range(0, len(index_P), MAX_BATCH):
         index_B = index_P[first : first + MAX_BATCH]
-        symbol_BN = windows.take(index_B).symbol_BN
         std_BC = torch.from_numpy(np.stack([windows.series[index].std_C for index in windows.series_P[index_B]]))
+        symbol_BN = windows.take(index_B).symbol_BN[:, :, : std_BC.shape[1]]  # without covariates
         ahead = symbol_BN[:, -horizon:]
         value, location, scale, _, _ = ahead.unbind(-1)
         weight_BC1 = (scale[:, 0] / std_BC).unsqueeze(-1)

@@ -15,7 +15,7 @@ from tokenv.core.errors import UserError
 from tokenv.data.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.data.stream import low_discrepancy_order
 from tokenv.data.tables import Recording, extend_dates
-from tokenv.data.windows import Series, SeriesData, SplitBorders, normalise_window, series_of
+from tokenv.data.windows import Series, SeriesData, SplitBorders, frame_windows, series_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ class ContextBatch:
     Attributes:
         names: name of each history.
         series: series of each history.
-        symbol_BL: framed symbols, [B, L, C, 5].
+        symbol_BL: framed symbols with K covariates, [B, L, C + K, 5].
         date_BN: dates of history and horizon, N = L + H; None for a series without dates.
         truth_BHC: true values of the horizon; None if unknown.
         cluster_B: number of each window's cluster: windows of one cluster are dependent, because they overlap or lie in
@@ -40,6 +40,11 @@ class ContextBatch:
     date_BN: list[list[Any] | None]
     truth_BHC: Array | None
     cluster_B: Tensor
+
+    @property
+    def channel_BL(self) -> Tensor:
+        """Framed symbols of the C predicted channels alone, [B, L, C, 5]."""
+        return self.symbol_BL[:, :, : len(self.series[0].columns)]
 
     def standardise(self, value_BHC: Array) -> Array:
         """Return values in standard deviations from the mean, both those of each series' training steps."""
@@ -87,13 +92,7 @@ class ForecastContexts:
     def _take(self, index_B: Array) -> ContextBatch:
         spans = list(zip(self.series_P[index_B], self.start_P[index_B], self.end_P[index_B], strict=True))
         chosen, horizon = [self.series[index] for index, _, _ in spans], self.horizon
-        symbol_BLC5 = normalise_window(
-            np.stack([self.series[index].value_LC[start:end] for index, start, end in spans]),
-            self.options.context,
-            mean_BC=np.stack([series.mean_C for series in chosen]),
-            std_BC=np.stack([series.std_C for series in chosen]),
-            floor=self.options.floor,
-        )
+        symbol = frame_windows(chosen, [slice(start, end) for _, start, end in spans], self.options)
         truth = [self.series[index].value_LC[end : end + horizon] for index, _, end in spans] if self.known else None
         return ContextBatch(
             names=[
@@ -101,7 +100,7 @@ class ForecastContexts:
                 for series, (_, start, _) in zip(chosen, spans, strict=True)
             ],
             series=chosen,
-            symbol_BL=torch.from_numpy(symbol_BLC5),
+            symbol_BL=torch.from_numpy(symbol),
             date_BN=[self._dates(*span) for span in spans],
             truth_BHC=None if truth is None else np.stack(truth),
             cluster_B=torch.from_numpy(self.cluster_P[index_B]),
@@ -176,8 +175,14 @@ def last_windows(
                 f"that the model reads first{known}, and preferably its full history of {history}: provide more rows"
                 f"{', choose fewer windows' if windows else ''}, or leave the recording out"
             )
+        ahead = 0 if recording.covariate_MK is None else len(recording.covariate_MK) - length
+        if options.future_covariates and not windows and ahead < horizon:
+            raise UserError(
+                f"{recording.name} knows {', '.join(options.future_covariates)} for {ahead} rows after the last value: "
+                f"expected the {horizon} of horizon: append rows with only their dates and these covariates"
+            )
         borders = SplitBorders(length - held_out, length - held_out, length)
-        of_recording = series_of(recording, borders, joint=options.joint)
+        of_recording = series_of(recording, borders, options)
         if len(recordings) == 1 and not options.joint:  # the columns' names identify the series of a single table
             of_recording = [replace(each, name=each.columns[0] or each.name) for each in of_recording]
         series += of_recording

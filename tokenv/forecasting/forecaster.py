@@ -58,17 +58,18 @@ class ForecastBatch:
     point_BHC: Mapping[str, Array]
 
 
-def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
+def check_horizon(model: UNetConfig, horizon: int, *, direct: bool, covariates: int) -> None:
     """Check that a model can forecast so many steps.
 
     Args:
         model: configuration of the model.
         horizon: number of steps.
         direct: whether its direct head forecasts.
+        covariates: number of covariates which it reads.
 
     Raises:
         UserError: the direct head is missing or predicts fewer steps; or not ``direct``, and the model has only its
-            direct head.
+            direct head, or reads covariates, which are unknown while it writes value by value.
     """
     if direct and model.horizon < horizon:
         has = f"reaches {model.horizon} steps" if model.horizon else "is missing"
@@ -79,6 +80,8 @@ def check_horizon(model: UNetConfig, horizon: int, *, direct: bool) -> None:
         )
     if model.direct and not direct:
         raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
+    if covariates and not direct:
+        raise UserError(f"direct = False: this model reads {covariates} covariates: expected direct=True")
 
 
 def check_forecast(
@@ -100,7 +103,7 @@ def check_forecast(
     """
     history = history_steps(config, horizon, held_out=held_out)
     check_season(season or 1, history)
-    check_horizon(config.model, horizon, direct=direct)
+    check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.series.covariates))
     if not direct:
         check_memory(config, samples, horizon)
     return history
@@ -139,12 +142,13 @@ def forecast(
     assert direct or not options.logit_bias
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to measure their spread")
-    check_horizon(components.lm.config, horizon, direct=direct)
+    covariates = batch.symbol_BL.shape[2] - batch.channel_BL.shape[2]
+    check_horizon(components.lm.config, horizon, direct=direct, covariates=covariates)
     generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     if direct:
         return _direct_forecast(components, batch, horizon, generator, options)
     history_BL = batch.symbol_BL
-    location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
+    location_BC, scale_BC = batch.channel_BL[:, 0, :, LOCATION], batch.channel_BL[:, 0, :, SCALE]
     generated = generate(
         components.lm,
         components.agent,
@@ -171,7 +175,7 @@ def _direct_forecast(
     """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
     lm, agent, history_BL = components.lm, components.agent, batch.symbol_BL
     assert isinstance(lm.codec, SeriesCodec)
-    location_BC, scale_BC = history_BL[:, 0, :, LOCATION], history_BL[:, 0, :, SCALE]
+    location_BC, scale_BC = batch.channel_BL[:, 0, :, LOCATION], batch.channel_BL[:, 0, :, SCALE]
     # No boundary is decided at the last symbol, nor at those predicted at once: as many copies are appended.
     padding = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
     symbol_BN = torch.cat([history_BL, *padding], 1).to(generator.device)

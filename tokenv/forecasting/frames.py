@@ -51,7 +51,8 @@ class FrameForecaster:
             raise UserError(f"quantiles = {quantiles}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
         check_value("horizon", self.horizon, COUNT)
         check_value("samples", self.samples, SAMPLES)
-        check_horizon(self.run.config.model, self.horizon, direct=self._uses_direct)
+        covariates = len(self.run.config.data.series.covariates)
+        check_horizon(self.run.config.model, self.horizon, direct=self._uses_direct, covariates=covariates)
         if not self._uses_direct:
             check_memory(self.run.config, self.samples, self.horizon)
 
@@ -60,9 +61,19 @@ class FrameForecaster:
         model = self.run.config.model
         return model.direct or model.horizon >= self.horizon if self.direct is None else self.direct
 
-    def forecast(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def forecast(self, frame: pd.DataFrame, future: pd.DataFrame | None = None) -> pd.DataFrame:
         """Continue every series from its last row; see ``SeriesMethods.forecast``."""
-        recordings = read_frame(frame, self.run.config.data.series)
+        options = self.run.config.data.series
+        if future is not None:
+            expected = options.future_covariates
+            missing = [column for column in expected if column not in future]
+            if missing or not expected:
+                raise UserError(
+                    f"future has the columns {', '.join(map(str, future.columns))}: expected those of "
+                    f"data.series.future_covariates = {expected!r}, and dates as in frame"
+                )
+            frame = pd.concat([frame, future])
+        recordings = read_frame(frame, options)
         return self._table(last_windows(recordings, self.run.config, self.horizon))
 
     def cross_validate(self, frame: pd.DataFrame, windows: int = 1, step: int | None = None) -> pd.DataFrame:
@@ -138,6 +149,7 @@ class SeriesMethods:
         direct: bool | None = None,
         seed: int = 0,
         rate: float | None = None,
+        future: pd.DataFrame | None = None,
     ) -> pd.DataFrame:
         """Continue series from their last rows.
 
@@ -152,6 +164,8 @@ class SeriesMethods:
                 horizon.
             seed: the same seed gives the same result.
             rate: boundaries per step, for a model trained for a range; None for the mean of the range.
+            future: covariates of the steps to forecast, for a model with ``data.series.future_covariates``: rows like
+                those of ``frame``, without values. Past covariates are further columns of ``frame``.
 
         Returns:
             A row for each series and step: ``unique_id``, ``ds`` (following dates at the series' frequency, or numbers
@@ -160,9 +174,10 @@ class SeriesMethods:
 
         Raises:
             UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
-                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series.
+                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series, or
+                future covariates are missing.
         """
-        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame)
+        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame, future)
 
     def cross_validate(
         self,

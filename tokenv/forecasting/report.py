@@ -71,7 +71,7 @@ class ForecastExcerpt:
 def iter_series(forecasts: ForecastBatch) -> Iterator[ForecastExcerpt]:
     """Yield the forecasts of a batch one by one."""
     batch, mean_BHC = forecasts.batch, forecasts.forecast.distribution.mean_BHC
-    history_BLC = batch.symbol_BL[..., 0].numpy()
+    history_BLC = batch.channel_BL[..., 0].numpy()
     for row, name in enumerate(batch.names):
         yield ForecastExcerpt(
             name=name,

@@ -21,7 +21,7 @@ from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
 from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
-from tokenv.lm.codecs.series import predict_linear
+from tokenv.lm.codecs.series import SeriesCodec, predict_linear
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
@@ -273,11 +273,12 @@ class UNet(Encoder):
         return F.pad(log_prob.where(complete_BS, 0.0), rest), F.pad(count_BS, rest).expand(y.shape[:-1])
 
     def linear_forecast(self, history_BL: Tensor) -> Tensor:
-        """Return what the linear path predicts, in units of the frame: [B, L, C, 5] -> [B, H, C].
+        """Return what the linear path predicts, in units of the frame: [B, L, C + K, 5] -> [B, H, C].
 
         It reads the last ``config.linear_path`` steps; see ``tokenv.lm.codecs.series.predict_linear``.
         """
-        return predict_linear(history_BL, self.linear_path)
+        assert isinstance(self.codec, SeriesCodec)
+        return predict_linear(self.codec.predicted(history_BL), self.linear_path)
 
     def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None) -> Tensor:
         """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""

@@ -27,7 +27,7 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
-from tokenv.forecasting.baseline_models import fit_linear_map
+from tokenv.forecasting.baseline_models import fit_to_training_steps
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
@@ -173,9 +173,8 @@ class Trainer:
         self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
         self.corpus = load_corpus(config.data, progress=self.progress)
-        if resume is None and config.model.linear_path and config.init_from is None:
-            assert self.corpus.series is not None
-            self.components.lm.linear_path.copy_(fit_linear_map(self.corpus.series, config.model.horizon))
+        if resume is None and config.init_from is None and self.corpus.series is not None:
+            fit_to_training_steps(self.components.lm, self.corpus.series)
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)

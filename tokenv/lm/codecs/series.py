@@ -1,14 +1,17 @@
 """Codec of real values, which are normalised by a frame in the symbol, with a density over the next value.
 
 A symbol is [C, 5]: for every channel the value (NaN if missing), the location and scale of its sequence's frame,
-whether its likelihood counts, and the last value before it which is not missing (the location, if there is none). So
-the codec has no state. The frame consists of statistics of the leading context, and the source writes it.
+whether its likelihood counts, and the last value before it which is not missing (the location, if there is none). The
+frame consists of statistics of the leading context, and the source writes it. Covariates, which are read but not
+predicted, are K further rows of a symbol, [C + K, 5], whose likelihood does not count; the codec itself standardises
+them, by statistics of the training steps.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from tokenv.lm.codecs.base import Codec
@@ -52,18 +55,21 @@ class SeriesCodec(Codec):
 
     Args:
         width: model width D.
-        channels: values C of one symbol.
+        channels: predicted values C of one symbol.
         density: ``gaussian``, ``student_t``, ``logistic_mixture`` or ``bins``.
         components: components of ``logistic_mixture``.
         bins: number of bins of ``bins``.
         reach: half the range of ``bins``, in standard deviations of the context.
         residual: whether the density is that of the difference from the last known value, not from the frame's
             location; for series whose level drifts.
+        covariates: values K of one symbol which are only read.
 
     Raises:
         ValueError: an unknown density, or a size out of range.
     """
 
+    covariate_mean: Tensor
+    covariate_std: Tensor
     symbol_dtype = torch.float64
     unit = "nats_per_value"
     nats_per_unit = 1.0
@@ -77,6 +83,7 @@ class SeriesCodec(Codec):
         bins: int = 64,
         reach: float = 5.0,
         residual: bool = False,
+        covariates: int = 0,
     ) -> None:
         super().__init__()
         if channels < 1:
@@ -90,32 +97,48 @@ class SeriesCodec(Codec):
             self.density = Bins(bins, reach)
         else:
             self.density = Gaussian() if density == "gaussian" else StudentT()
-        self.channels, self.residual = channels, residual
-        self.symbol_shape = (channels, 5)
+        self.channels, self.residual, self.covariates = channels, residual, covariates
+        self.symbol_shape = (channels + covariates, 5)
         self.num_parameters = channels * self.density.num_parameters
-        self.lift = Linear(2 * channels, width)  # for each channel the value, and whether it is missing
+        self.lift = Linear(2 * (channels + covariates), width)  # for each the value, and whether it is missing
         self.bias = nn.Parameter(torch.randn(width))
+        if covariates:
+            self.register_buffer("covariate_mean", torch.zeros(covariates, dtype=torch.float64))
+            self.register_buffer("covariate_std", torch.ones(covariates, dtype=torch.float64))
         self.mix = Linear(width, width)
 
+    def set_covariate_moments(self, mean_K: ArrayLike, std_K: ArrayLike) -> None:
+        """Set the mean and the standard deviation by which covariates are standardised, [K] each."""
+        self.covariate_mean.copy_(torch.as_tensor(mean_K))
+        self.covariate_std.copy_(torch.as_tensor(std_K))
+
     def embed(self, symbol: Tensor) -> Tensor:
-        """Embed symbols, [.., C, 5] -> [.., D], with far outliers on a logarithmic scale."""
+        """Embed symbols, [.., C + K, 5] -> [.., D], with far outliers on a logarithmic scale."""
         z, present = self._normalised(symbol)
+        if self.covariates:
+            known = (z[..., self.channels :] - self.covariate_mean) / self.covariate_std
+            z = torch.cat([z[..., : self.channels], known], -1).where(present, 0.0)
         read = torch.cat([torch.asinh(z), (~present).to(z.dtype)], -1).to(self.bias.dtype)
         lifted = self.lift(read)
         return lifted + self.mix(F.gelu(lifted + self.bias))
 
+    def predicted(self, symbol: Tensor) -> Tensor:
+        """Return symbols without their covariates: [.., C + K, 5] -> [.., C, 5]."""
+        return symbol[..., : self.channels, :]
+
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
-        """Return log-densities in nats: [.., C * P], [.., C, 5] -> [..]."""
+        """Return log-densities in nats: [.., C * P], [.., C + K, 5] -> [..]."""
+        symbol = self.predicted(symbol)
         base = (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE] if self.residual else None
         return self._log_prob(parameters, symbol, base)
 
     def log_prob_horizon(
         self, parameters: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None
     ) -> Tensor:
-        """Return log-densities in nats, [.., H, C * P], [.., C, 5], [.., H, C, 5] -> [.., H]; see ``Codec``."""
+        """Return log-densities in nats, [.., H, C * P], [.., C + K, 5], [.., H, C + K, 5] -> [.., H]; see ``Codec``."""
         if base is None and self.residual:
             base = self.base(symbol).unsqueeze(-2)
-        return self._log_prob(parameters, target, base)
+        return self._log_prob(parameters, self.predicted(target), base)
 
     def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor | None) -> Tensor:
         raw = self._raw(parameters)
@@ -126,11 +149,13 @@ class SeriesCodec(Codec):
         return torch.where(present & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
 
     def base(self, symbol: Tensor) -> Tensor:
-        """Return the zero of the density of what follows a symbol, in units of the frame: [.., C, 5] -> [.., C]."""
+        """Return the zero of the density of what follows, in units of the frame: [.., C + K, 5] -> [.., C]."""
+        symbol = self.predicted(symbol)
         return known_values(symbol) if self.residual else torch.zeros_like(symbol[..., VALUE])
 
     def loss_mask(self, symbol: Tensor) -> Tensor:
-        """Return how many of a symbol's values have a likelihood: [.., C, 5] -> int64 [..]."""
+        """Return how many of a symbol's values have a likelihood: [.., C + K, 5] -> int64 [..]."""
+        symbol = self.predicted(symbol)
         return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -198,7 +223,9 @@ class SeriesCodec(Codec):
         generator: torch.Generator | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """Draw symbols in units of the frame, which the codec does not know: [.., C * P] -> [.., C, 5].
+        """Draw symbols in units of the frame, which the codec does not know: [.., C * P] -> [.., C + K, 5].
+
+        Covariates are missing.
 
         Their own frame is (0, 1), in which they have the same embedding as in that of the sequence. For values on the
         original scale multiply by the scale of the sequence's frame and add its location.
@@ -208,7 +235,7 @@ class SeriesCodec(Codec):
             temperature: factor of the deviation from the median; 0 gives the median.
             top_p: central probability mass of every channel from which values are drawn.
             generator: random generator.
-            after: previous symbols, [.., C, 5]; None for symbols at the location of their frame.
+            after: previous symbols, [.., C + K, 5]; None for symbols at the location of their frame.
 
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
@@ -226,7 +253,11 @@ class SeriesCodec(Codec):
         value = median + temperature * (self.density.quantile(raw, q) - median)
         base = torch.zeros_like(value) if after is None else self.base(after)
         one = torch.ones_like(value)
-        return torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
+        symbol = torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
+        if not self.covariates:
+            return symbol
+        missing = symbol.new_tensor([math.nan, 0.0, 1.0, 0.0, 0.0]).expand(*symbol.shape[:-2], self.covariates, 5)
+        return torch.cat([symbol, missing], -2)
 
     def _raw(self, parameters: Tensor) -> Tensor:
         """Return the raw parameters of every channel in float32 or finer: [.., C * P] -> [.., C, P]."""
