@@ -57,7 +57,7 @@ def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("seeds", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 10.0])
 def test_intervals_cover_what_they_promise(ratio, seeds, paired):
     assert 0.93 <= load("coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98

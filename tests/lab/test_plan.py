@@ -30,7 +30,14 @@ def test_live_tensors_are_counted_while_they_exist():
         assert counter.restart() == counter.peak == 0
 
 
-@pytest.mark.parametrize(("agent", "width"), [("learned", 32), ("uniform", 64), ("nawrot", 64), ("learned", 128)])
+@pytest.mark.parametrize(
+    ("agent", "width"),
+    [
+        ("learned", 32),
+        ("uniform", 64),
+        *(pytest.param(agent, width, marks=pytest.mark.slow) for agent, width in (("nawrot", 64), ("learned", 128))),
+    ],
+)
 def test_an_update_of_many_sequences_needs_what_two_small_ones_foretell(agent, width):
     """Compare with the live tensors of an update four times as large, at three sizes: within 2%."""
     run = config(agent, width)
