@@ -43,6 +43,7 @@ RUN = {
     "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
 }
 TEXT = {"validation": 0.2}
+RATE = 0.025  # in short sequences, lower ones draw no boundary
 SERIES = {"validation": 0.2, "series": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
 VOCABULARY = 300
 VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
@@ -93,6 +94,8 @@ def _of_methods(methods: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the words which shrink what methods change themselves."""
     found = []
     for name, changes in methods.items():
+        if (rate := (changes or {}).get("rate", 1)) < RATE:
+            found.append(f"{prefix}methods.{name}.rate={6 * rate}")
         if "symbols" in (changes or {}).get("train", {}):
             found.append(f"{prefix}methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
         if "vocabulary_size" in (changes or {}).get("agent", {}):
@@ -192,7 +195,8 @@ def stand_ins(folder: Path) -> None:
     _table(folder / TABLE, ETT, 20 * 30 * 24, dice)
     _table(folder / "new.csv", ETT, 200, dice)
     _table(folder / "my.csv", ("load", "price"), 600, dice)
-    pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(folder / "ecg60.parquet")
+    for name in ("ecg60", "ecg100"):
+        pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(folder / f"{name}.parquet")
     (folder / "lambada_test.jsonl").write_text('{"text": "the last word of this line is here"}\n' * 3)
     question = {"goal": "open a jar", "sol1": "turn the lid", "sol2": "paint the lid"}
     (folder / "piqa_valid.jsonl").write_text((json.dumps(question) + "\n") * 3)
