@@ -159,6 +159,10 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
             more = words(_of_run(settings))
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
+            if "model.direct" in given:  # the history is the whole context
+                history = RUN["data"]["seq_len"] - 8
+                more += [f"data.series.context={history}", f"model.linear_path={history}"]
+            more += ["data.series.future_steps=8"] if "data.series.future_steps" in given else []
         if command == "bench":
             more += ["horizon=6", "model.horizon=6"] if "horizon" in given else []
             return [*line, *more, "repeats=1"]
