@@ -20,13 +20,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels():
     """Yield the compiled kernels by name."""
     from cuda_lowering import compile_for_cuda  # imports Inductor, with its warnings
 
     attention._compiled_flex.cache_clear()
     unet._compiled_log_prob.cache_clear()
-    with compile_for_cuda(monkeypatch, attention, unet) as kernels:
+    with compile_for_cuda(attention, unet) as kernels:
         yield kernels
     attention._compiled_flex.cache_clear()
     unet._compiled_log_prob.cache_clear()

@@ -10,8 +10,8 @@ import copy
 import types
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
 import torch._inductor.config as inductor
 from torch import fx
@@ -24,7 +24,6 @@ from torch.nn.attention import flex_attention
 from torch.utils import _triton
 
 CUDA = torch.device("cuda", 0)
-CAPABILITY = (9, 0)
 # NVIDIA's figures for an H100.
 PROPERTIES = types.SimpleNamespace(
     name="NVIDIA H100",
@@ -40,11 +39,10 @@ PROPERTIES = types.SimpleNamespace(
 
 
 @contextlib.contextmanager
-def compile_for_cuda(monkeypatch: Any, *modules: Any) -> Iterator[dict[str, list[Any]]]:
+def compile_for_cuda(*modules: Any) -> Iterator[dict[str, list[Any]]]:
     """Make ``torch.compile`` compile for sm_90.
 
     Args:
-        monkeypatch: pytest's fixture.
         modules: modules of tokenv whose ``compiles`` shall be true of the CPU.
 
     Yields:
@@ -54,30 +52,32 @@ def compile_for_cuda(monkeypatch: Any, *modules: Any) -> Iterator[dict[str, list
     from triton.backends.compiler import GPUTarget
 
     kernels: dict[str, list[Any]] = {}
-    for module in modules:
-        monkeypatch.setattr(module, "compiles", lambda device: True)
-    target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], PROPERTIES.warp_size)
+    target = GPUTarget("cuda", 10 * PROPERTIES.major + PROPERTIES.minor, PROPERTIES.warp_size)
     driver = types.SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
-    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    monkeypatch.setattr(triton_helpers, "set_driver_to_gpu", lambda: None)
-    # Flex attention has no backward pass on a CPU; that of the GPU is compiled here.
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    tuner, to_kernel = triton_heuristics.CachingAutotuner, triton_heuristics.CachingAutotuner._precompile_config
+    tuner, outer = triton_heuristics.CachingAutotuner, compile_fx.compile_fx
+    to_kernel = tuner._precompile_config
 
     def compiled(self: Any, config: Any) -> Any:
         result = to_kernel(self, config)
         kernels.setdefault(self.fn.__name__, []).append(result.kernel)
         return result
 
-    monkeypatch.setattr(tuner, "_precompile_config", compiled)
-    monkeypatch.setattr(tuner, "_make_launchers", lambda self: None)
-    monkeypatch.setattr(tuner, "_dynamic_scale_rblock", lambda self: None)
-    outer = compile_fx.compile_fx
-    monkeypatch.setattr(
-        compile_fx, "compile_fx", lambda *args, **options: outer(*args, **options | {"inner_compile": _lower})
-    )
+    def lowered(*args: Any, **options: Any) -> Any:
+        return outer(*args, **options | {"inner_compile": _lower})
+
     torch._dynamo.reset()
-    with inductor.patch(compile_threads=1, force_disable_caches=True, use_static_cuda_launcher=False):
+    options = inductor.patch(compile_threads=1, force_disable_caches=True, use_static_cuda_launcher=False)
+    with options, pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "compiles", lambda device: True)
+        patch.setattr(triton.runtime.driver, "_active", driver)
+        patch.setattr(triton_helpers, "set_driver_to_gpu", lambda: None)
+        # Flex attention has no backward pass on a CPU; that of the GPU is compiled here.
+        patch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+        patch.setattr(tuner, "_precompile_config", compiled)
+        patch.setattr(tuner, "_make_launchers", lambda self: None)
+        patch.setattr(tuner, "_dynamic_scale_rblock", lambda self: None)
+        patch.setattr(compile_fx, "compile_fx", lowered)
         yield kernels
     torch._dynamo.reset()
 
@@ -89,18 +89,17 @@ def _pretended_gpu() -> Iterator[None]:
         "device_count": 1,
         "current_device": 0,
         "get_device_properties": PROPERTIES,
-        "get_device_capability": CAPABILITY,
+        "get_device_capability": (PROPERTIES.major, PROPERTIES.minor),
         "get_rng_state": torch.zeros(8),
         "set_rng_state": None,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
     }
-    with contextlib.ExitStack() as patches:
+    with pytest.MonkeyPatch.context() as patch:
         for name, answer in answers.items():
-            patches.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+            patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         for place in (CudaInterface, CudaInterface.Worker):
-            known = staticmethod(lambda *_: PROPERTIES)
-            patches.enter_context(mock.patch.object(place, "get_device_properties", known))
+            patch.setattr(place, "get_device_properties", staticmethod(lambda *_: PROPERTIES))
         _triton.has_triton.cache_clear()
         yield
 
@@ -113,10 +112,7 @@ def _lower(graph: fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
 
     def run(values: list[Any]) -> list[Any]:
         values.clear()
-        return [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_() if isinstance(x, torch.Tensor) else x
-            for x in found
-        ]
+        return [_zeros_like(x, torch.device("cpu")) for x in found]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
@@ -125,20 +121,22 @@ def _lower(graph: fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
 def _on_cuda(graph: fx.GraphModule, inputs: list[Any]) -> tuple[fx.GraphModule, list[Any]]:
     """Return a copy of a graph, and its inputs, with fake tensors on the GPU."""
     graph = copy.deepcopy(graph)
-    for module in graph.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+    for module in [each for each in graph.modules() if isinstance(each, fx.GraphModule)]:
+        for node in module.graph.nodes:
             node.args = tuple(_argument(each) for each in node.args)
             node.kwargs = {name: _argument(each) for name, each in node.kwargs.items()}
-        if isinstance(module, fx.GraphModule):
-            module.recompile()
+        module.recompile()
     mode = detect_fake_mode(inputs)
     with mode, torch.no_grad():
-        moved = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA) if isinstance(x, torch.Tensor) else x
-            for x in inputs
-        ]
+        moved = [_zeros_like(x, CUDA) for x in inputs]
     FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*moved)
     return graph, moved
+
+
+def _zeros_like(value: Any, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).zero_()
 
 
 def _argument(value: Any) -> Any:

@@ -45,6 +45,8 @@ RUN = {
 TEXT = {"validation": 0.2}
 RATE = 0.025  # in short sequences, lower ones draw no boundary
 SERIES = {"validation": 0.2, "series": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
+HORIZON = 8
+FORECASTING = ("model.direct", "model.linear_path", "data.series.future_steps")  # what other sizes follow from
 VOCABULARY = 300
 VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
 
@@ -65,6 +67,15 @@ def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """One word of a command line as nested settings."""
+    *sections, last = key.split(".")
+    nested = {last: value}
+    for section in reversed(sections):
+        nested = {section: nested}
+    return nested
+
+
 def content(name: str) -> dict[str, Any]:
     """Return a shipped configuration by name, or a file in this folder."""
     return yaml.safe_load((CONFIGS.get(name) or Path(name)).read_text())
@@ -76,11 +87,16 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
     source = data.get("source", "python")
     changes = copy.deepcopy(RUN)
     if data.get("kind") == "series":
-        changes["data"] |= SERIES if not source.endswith((".csv", ".parquet")) else {"series": {"context": 12}}
+        synthetic = not source.endswith((".csv", ".parquet"))
+        changes["data"] |= copy.deepcopy(SERIES) if synthetic else {"series": {"context": 12}}
         if settings["model"].get("horizon"):
-            changes["model"] = MODEL | {"horizon": 8}
+            changes["model"] = MODEL | {"horizon": HORIZON}
         if settings["model"].get("direct"):
-            changes["data"]["series"]["context"] = changes["data"]["seq_len"] - 8
+            changes["data"]["series"]["context"] = changes["data"]["seq_len"] - HORIZON
+        if settings["model"].get("linear_path"):
+            changes["model"]["linear_path"] = changes["data"]["series"]["context"]
+        if data.get("series", {}).get("future_steps"):
+            changes["data"]["series"]["future_steps"] = HORIZON
     else:
         changes["data"] |= TEXT
         if source.startswith("hub:") or source == "python":
@@ -156,13 +172,11 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
         more = []
         if "run" not in given:
             settings = content(names[0])
+            for key in FORECASTING:
+                settings = merge(settings, _nested(key, yaml.safe_load(given[key]))) if key in given else settings
             more = words(_of_run(settings))
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
-            if "model.direct" in given:  # the history is the whole context
-                history = RUN["data"]["seq_len"] - 8
-                more += [f"data.series.context={history}", f"model.linear_path={history}"]
-            more += ["data.series.future_steps=8"] if "data.series.future_steps" in given else []
         if command == "bench":
             more += ["horizon=6", "model.horizon=6"] if "horizon" in given else []
             return [*line, *more, "repeats=1"]
@@ -175,7 +189,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
         "segment": {},
         "evaluate": {"sequences": 4, "batch_size": 4, "limit": 2} if "tasks" in given else {"sequences": 4},
         "generate": {"max_new": 5},
-        "forecast": {"horizon": 8, "samples": 2, "windows": 2},
+        "forecast": {"horizon": HORIZON, "samples": 2, "windows": 2},
     }
     if command not in small:
         raise ValueError(f"tokenv {command}: nobody has said how to make it small")
