@@ -127,6 +127,9 @@ class TrainConfig:
         beta2: second beta of AdamW.
         weight_decay: weight decay of the matrices, with both optimizers.
         max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
+        shrink: whether the training of a model with ``model.linear_path`` ends by multiplying what the model adds to
+            the linear map by a factor from 0 to 1, with which the squared error on validation windows is smallest
+            (docs/ett.md). It is logged as ``validation/shrinkage``.
     """
 
     symbols: int = field(default=8_000_000, metadata=COUNT | {"was": "bytes"})
@@ -142,6 +145,7 @@ class TrainConfig:
     beta2: float = field(default=0.999, metadata=DECAY)
     weight_decay: float = field(default=0.01, metadata=NOT_NEGATIVE)
     max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM | {"was": "clip"})
+    shrink: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "train.")
@@ -279,6 +283,10 @@ class Config:
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
         if self.model.direct:
             self._check_direct()
+        if self.train.shrink:
+            _require(self.model.linear_path > 0, "train.shrink", True, "model.linear_path, towards which it shrinks")
+            whole = self.hardware.fsdp_size == 1
+            _require(whole, "train.shrink", True, "hardware.fsdp_size = 1, because it changes a whole parameter")
         if self.data.series.covariates:
             self._check_covariates()
         wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])

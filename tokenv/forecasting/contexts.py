@@ -198,19 +198,20 @@ def last_windows(
     )
 
 
-def held_out_windows(data: SeriesData, horizon: int, count: int = 0) -> ForecastContexts:
-    """Return the windows whose last ``horizon`` steps are test steps, one for every step, as in the literature.
+def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: str = "test") -> ForecastContexts:
+    """Return the windows whose last ``horizon`` steps are held out, one for every step, as in the literature.
 
     Args:
         data: series.
         horizon: number of steps H to forecast in every window.
         count: largest number of windows, evenly over all of them; 0 for all.
+        side: side of the split, ``test`` or ``validation``.
 
     Raises:
-        UserError: the test steps are too few for a window.
+        UserError: the held-out steps are too few for a window.
     """
     length = data.config.seq_len
-    windows = data.windows("test", before=length - horizon, stride=1)
+    windows = data.windows(side, before=length - horizon, stride=1)
     chosen_P = np.sort(low_discrepancy_order(len(windows))[: count or None])
     series_P, start_P = windows.series_P[chosen_P], windows.start_P[chosen_P]
     # Columns recorded at the same time depend on one another; synthetic series are independent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,17 +14,21 @@ from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
+from tokenv.data.windows import SeriesData
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
-from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode, shift_noise
 from tokenv.forecasting.baseline_models import Baselines, check_season
-from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, history_steps
+from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, held_out_windows, history_steps
 from tokenv.forecasting.scores import ParametricForecast, PredictiveDistribution, SampleForecast
+from tokenv.lm.codecs.densities import Gaussian, StudentT
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.unet import UNet
 
 MAX_BATCH = 512  # continuations sampled at once
 MAX_BATCH_DIRECT = 64  # histories read at once by the direct head
+SHRINKAGE_WINDOWS = 1024  # validation windows, evenly over all
 
 
 @dataclass(frozen=True)
@@ -235,3 +240,56 @@ def make_forecasts(
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)
+
+
+def check_shrinkable(lm: UNet) -> None:
+    """Check that ``shrink_correction`` can scale what a model adds to its linear path.
+
+    Raises:
+        UserError: the location of the model's densities is not one of their parameters.
+    """
+    density = lm.codec.density if isinstance(lm.codec, SeriesCodec) else None
+    if not isinstance(density, Gaussian | StudentT):
+        raise UserError(
+            "train.shrink = True: expected codec.density = gaussian or student_t, which have one location that can be "
+            "shrunk towards the linear path"
+        )
+
+
+def fit_shrinkage(components: Components, data: SeriesData) -> float:
+    """Return the factor of a model's correction of its linear path which suits validation windows best.
+
+    A model with ``model.linear_path`` forecasts ``f + c``, where f is the linear map of the history. The factor is
+    ``argmin_w sum (y - f - w c)^2 = sum c (y - f) / sum c^2`` over standardised values, limited to [0, 1]: a stacked
+    regression (Breiman 1996, Machine Learning 24) of the two forecasts f and f + c.
+
+    Args:
+        components: language model and agent; they keep their mode.
+        data: data of the run.
+
+    Raises:
+        UserError: the validation steps are too few for a window.
+    """
+    horizon = components.lm.config.horizon
+    contexts = held_out_windows(data, horizon, SHRINKAGE_WINDOWS, side="validation")
+    product = square = 0.0
+    with eval_mode(components):
+        for each in make_forecasts(components, contexts, {}, (), samples=2, direct=True):
+            distribution, batch = each.forecast.distribution, each.batch
+            assert isinstance(distribution, ParametricForecast)
+            assert batch.truth_BHC is not None
+            base_BHC = batch.standardise(distribution.location_BHC.numpy())
+            correction_BHC = batch.standardise(distribution.mean_BHC) - base_BHC
+            rest_BHC = batch.standardise(batch.truth_BHC) - base_BHC
+            known_BHC = ~np.isnan(rest_BHC)
+            product += float((correction_BHC * rest_BHC)[known_BHC].sum())
+            square += float(np.square(correction_BHC)[known_BHC].sum())
+    return min(max(product / square, 0.0), 1.0) if square else 1.0
+
+
+@torch.no_grad()
+def shrink_correction(lm: UNet, factor: float) -> None:
+    """Multiply a model's correction of its linear path by ``factor``; the densities keep their scale and shape."""
+    assert isinstance(lm.codec, SeriesCodec)
+    sizes = (lm.config.horizon, lm.codec.channels, lm.codec.density.num_parameters, -1)
+    lm.direct_head.weight.view(sizes)[:, :, 0].mul_(factor)

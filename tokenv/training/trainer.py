@@ -28,6 +28,7 @@ from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.forecasting.baseline_models import fit_to_training_steps
+from tokenv.forecasting.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
@@ -172,6 +173,8 @@ class Trainer:
         device = self.ranks.device(config.hardware.device)
         self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
+        if config.train.shrink:
+            check_shrinkable(self.components.lm)
         self.corpus = load_corpus(config.data, progress=self.progress)
         if resume is None and config.init_from is None and self.corpus.series is not None:
             fit_to_training_steps(self.components.lm, self.corpus.series)
@@ -197,6 +200,8 @@ class Trainer:
                 self.save()
             while not self.finished:
                 self.train_step()
+                if self.finished and self.config.train.shrink:
+                    self.shrink()
                 if self.finished or self.crossed(self.config.validation.every_symbols):
                     self.validate()
                 stopping = self.ranks.any(stop.requested)
@@ -255,6 +260,14 @@ class Trainer:
         """Return the rollout of one pass of the present update, with the noise which belongs to it."""
         self.env.set_seed(micro_batch_seed(self.config.seed, self.state.step, number))
         return self.env.one_pass(self.components.agent, sampling)
+
+    def shrink(self) -> None:
+        """Shrink the model's correction of its linear path, by the squared error on validation windows."""
+        self.metrics.flush()
+        assert self.corpus.series is not None
+        factor = self.ranks.from_rank0(partial(fit_shrinkage, self.components, self.corpus.series))
+        shrink_correction(self.components.lm, factor)
+        self.state.record("validation", {"shrinkage": factor}, self.log)
 
     def validate(self) -> None:
         """Evaluate on held-out sequences, and once more calibrated to the target rate if ``calibrate`` is set."""
