@@ -8,12 +8,14 @@ import pytest
 import torch
 from tiny import settings
 
+from tokenv.config.hardware import set_threads
 from tokenv.core import trust
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
-torch.set_num_threads(1)
+set_threads(1)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in the processes which tests start
 
 
 collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accelerator"]  # see test_accelerator.py

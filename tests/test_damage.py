@@ -12,7 +12,7 @@ from tiny import settings
 
 from tokenv.cli.options import stored_config
 from tokenv.config.files import resolve
-from tokenv.config.hardware import prepare
+from tokenv.config.hardware import prepare, set_threads
 from tokenv.config.schema import HardwareConfig
 from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
@@ -250,4 +250,4 @@ def test_threads_have_a_bound() -> None:
     before = torch.get_num_threads()
     prepare(HardwareConfig(threads=1024))
     assert torch.get_num_threads() == 1024
-    torch.set_num_threads(before)
+    set_threads(before)

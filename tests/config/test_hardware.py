@@ -3,8 +3,10 @@
 import psutil
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from tokenv.config import hardware
+from tokenv.config.hardware import prepare, set_threads
 from tokenv.config.schema import HardwareConfig
 
 
@@ -18,3 +20,19 @@ def test_a_busy_machine_causes_a_warning(monkeypatch, load, threads, asked, busy
     monkeypatch.setattr(hardware, "cores", lambda: 4)
     said = hardware.busy_warning(HardwareConfig(device="cpu", threads=asked))
     assert ("hardware.threads=1" in said) == bool(said) == busy
+
+
+def test_the_number_of_threads_holds_for_torch_and_for_numpy():
+    def threads():
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    before = torch.get_num_threads()
+    try:
+        for count in (2, 1):
+            prepare(HardwareConfig(threads=count))
+            assert torch.get_num_threads() == count
+            assert threads() == {count}
+        prepare(HardwareConfig(threads=0))
+        assert threads() == {1}
+    finally:
+        set_threads(before)

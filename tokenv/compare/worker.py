@@ -19,12 +19,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from tokenv.compare.job import JobResult, JobSpec
 from tokenv.compare.locks import LockHolder, RunLock, acquire_gpus, acquire_run
 from tokenv.compare.store import find_run
+from tokenv.config.hardware import set_threads
 from tokenv.core import processes, trust
 from tokenv.core.errors import REPORT
 
@@ -132,7 +132,7 @@ def _call_function(
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True, name="end with parent").start()
     if threads:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     trust.allow(trusted)
     module, _, name = function.partition(":")
     getattr(import_module(module), name)(*arguments)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+from threadpoolctl import threadpool_limits
 
 from tokenv.config.schema import Config, HardwareConfig, TrainConfig
 from tokenv.core.devices import device_module, has_own_memory, is_accelerator
@@ -55,7 +56,7 @@ def prepare(config: HardwareConfig) -> None:
     arithmetic on them. Without glibc nothing is changed.
     """
     if config.threads:
-        torch.set_num_threads(config.threads)
+        set_threads(config.threads)
     torch.set_float32_matmul_precision("high")
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -63,6 +64,12 @@ def prepare(config: HardwareConfig) -> None:
             trim_threshold, mmap_max = -1, -4  # constants of malloc.h
             mallopt(mmap_max, 0)
             mallopt(trim_threshold, 2**31 - 1)
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of torch, and of numpy's BLAS, by which a decoder computes step by step."""
+    torch.set_num_threads(count)
+    threadpool_limits(count, user_api="blas")
 
 
 def cores() -> int:
