@@ -105,4 +105,4 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     assert len(scored) == 2 * 6 * 6
     assert 0.6 < coverage.mean() <= 1
     assert future["ds"].min() == dates[-1] + pd.Timedelta(hours=1)
-    assert (future["lo-80"] <= future["hi-80"]).all()
+    assert (future["mean-lo-80"] <= future["mean-hi-80"]).all()

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from utilsforecast.evaluation import evaluate
+from utilsforecast.losses import coverage, mse
 
 import tokenv
 from tokenv.config.files import resolve
@@ -157,9 +159,9 @@ def scored(margin_of, rows=40):
 def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
     table = scored({"a": 0.1, "b": 3.0})
     found = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
-    inside = table["y"].between(found[f"lo-{level}"] - 1e-9, found[f"hi-{level}"] + 1e-9)
+    inside = table["y"].between(found[f"mean-lo-{level}"] - 1e-9, found[f"mean-hi-{level}"] + 1e-9)
     rank = int(np.ceil(41 * level / 100))
-    assert (found[f"lo-{level}"] <= found[f"hi-{level}"]).all()
+    assert (found[f"mean-lo-{level}"] <= found[f"mean-hi-{level}"]).all()
     for name, share in inside.groupby(table["unique_id"]).sum().items():
         assert share == rank or (name == "a" and share > rank)  # a's interval would have shrunk below its middle
 
@@ -170,8 +172,19 @@ def test_conformal_coverage_of_exchangeable_rows_is_the_level():
     for _ in range(400):
         draw = pd.DataFrame({"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": dice.normal(size=n + 50)})
         future = tokenv.conformal_intervals(draw[n:], draw[:n], level=level)
-        found.append(future["y"].between(future["lo-80"], future["hi-80"]).mean())
+        found.append(future["y"].between(future["mean-lo-80"], future["mean-hi-80"]).mean())
     assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_library_scores_frames_as_they_are(model):
+    """Check against utilsforecast: squared errors of the mean, and the share of values inside conformal intervals."""
+    known = model.cross_validate(long(a=120, b=90), 5, windows=12)
+    found = tokenv.conformal_intervals(known, known, level=75).drop(columns="cutoff")
+    score = evaluate(found, [mse, coverage], ["mean"], level=[75]).set_index(["metric", "unique_id"])["mean"]
+    for name, of_series in found.groupby("unique_id"):
+        assert score["mse", name] == pytest.approx(np.square(of_series["mean"] - of_series["y"]).mean())
+        inside = of_series["y"].between(of_series["mean-lo-75"], of_series["mean-hi-75"]).mean()
+        assert score["coverage_level75", name] == pytest.approx(inside)
 
 
 def test_conformal_mistakes_are_reported():

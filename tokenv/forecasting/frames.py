@@ -253,7 +253,8 @@ def conformal_intervals(
         upper: column of the upper bound; the same as ``lower`` for point forecasts.
 
     Returns:
-        ``forecast`` with the columns ``lo-80`` and ``hi-80`` (of another ``level``, its number).
+        ``forecast`` with the columns ``mean-lo-80`` and ``mean-hi-80``, as Nixtla's libraries name them: with another
+        number for another ``level``, and with the name of a column of point forecasts instead of ``mean``.
 
     Raises:
         UserError: a column is missing, or a series has too few known rows for the level.
@@ -284,4 +285,6 @@ def conformal_intervals(
         margin[name] = float(of_series[rank - 1])
     half = (forecast[upper] - forecast[lower]) / 2  # an interval shrinks to its middle at most
     width = np.maximum(forecast[IDENTIFIER].map(margin), -half)
-    return forecast.assign(**{f"lo-{level:g}": forecast[lower] - width, f"hi-{level:g}": forecast[upper] + width})
+    bounds = {"lo": forecast[lower] - width, "hi": forecast[upper] + width}
+    point = lower if lower == upper else "mean"
+    return forecast.assign(**{f"{point}-{side}-{level:g}": bound for side, bound in bounds.items()})
