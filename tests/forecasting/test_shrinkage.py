@@ -28,7 +28,7 @@ def of_run(folder, **steps):
     pd.DataFrame(value_LC, columns=["a", "b"]).to_csv(folder / "waves.csv", index=False)
     data = {"kind": "series", "source": str(folder / "waves.csv"), "seq_len": HISTORY + HORIZON, "validation": 0.2}
     data["series"] = {"context": HISTORY, "test": 0.1, "date": None, "columns": ["a", "b"]}
-    once = {"symbols": 20_000, "batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 0.02}
+    once = {"symbols": 10_000, "batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 0.02}
     model = {"horizon": HORIZON, "direct": True, "linear_path": HISTORY}
     of = settings(data=data, model=model, train={**once, "shrink": True, **steps})
     return resolve([], of | {"codec": {"name": "series"}, "agent": {"name": "uniform"}})
