@@ -102,6 +102,7 @@ def test_an_untrained_correction_is_left_as_it_is(tmp_path):
     ("updates", "message"),
     [
         ({"model": {"linear_path": 0}}, "train.shrink = True: expected model.linear_path"),
+        ({"freeze_lm": True, "init_from": "runs/1"}, "train.shrink = True: expected freeze_lm=False"),
         ({"hardware": {"fsdp_size": 2}}, "train.shrink = True: expected hardware.fsdp_size = 1"),
         ({"codec": {"density": "bins"}}, "train.shrink = True: expected codec.density = gaussian or student_t"),
     ],
@@ -109,6 +110,6 @@ def test_an_untrained_correction_is_left_as_it_is(tmp_path):
 def test_what_shrinkage_needs_is_asked_for(tmp_path, updates, message):
     of = of_run(tmp_path).as_dict()
     for section, values in updates.items():
-        of[section] |= values
+        of[section] = of[section] | values if isinstance(values, dict) else values
     with pytest.raises(ValueError, match=message):
         train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)

@@ -285,6 +285,7 @@ class Config:
             self._check_direct()
         if self.train.shrink:
             _require(self.model.linear_path > 0, "train.shrink", True, "model.linear_path, towards which it shrinks")
+            _require(not self.freeze_lm, "train.shrink", True, "freeze_lm=False, because it changes the model")
             whole = self.hardware.fsdp_size == 1
             _require(whole, "train.shrink", True, "hardware.fsdp_size = 1, because it changes a whole parameter")
         if self.data.series.covariates:
