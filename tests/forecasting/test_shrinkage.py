@@ -1,5 +1,7 @@
 """``train.shrink``: a model adds to its linear path only as much as validation windows confirm."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -102,7 +104,6 @@ def test_an_untrained_correction_is_left_as_it_is(tmp_path):
     ("updates", "message"),
     [
         ({"model": {"linear_path": 0}}, "train.shrink = True: expected model.linear_path"),
-        ({"freeze_lm": True, "init_from": "runs/1"}, "train.shrink = True: expected freeze_lm=False"),
         ({"hardware": {"fsdp_size": 2}}, "train.shrink = True: expected hardware.fsdp_size = 1"),
         ({"codec": {"density": "bins"}}, "train.shrink = True: expected codec.density = gaussian or student_t"),
     ],
@@ -110,6 +111,11 @@ def test_an_untrained_correction_is_left_as_it_is(tmp_path):
 def test_what_shrinkage_needs_is_asked_for(tmp_path, updates, message):
     of = of_run(tmp_path).as_dict()
     for section, values in updates.items():
-        of[section] = of[section] | values if isinstance(values, dict) else values
+        of[section] |= values
     with pytest.raises(ValueError, match=message):
         train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
+
+
+def test_a_frozen_model_is_not_shrunk(tmp_path):
+    with pytest.raises(ValueError, match=r"train\.shrink = True: expected freeze_lm=False"):
+        replace(of_run(tmp_path), freeze_lm=True, init_from="runs/1")
