@@ -261,7 +261,7 @@ def _sample_windows(documents: Sequence[Document], every: int) -> Iterator[tuple
         end_D = np.cumsum([len(each) for each in contents])
         for begin in range(0, size, BLOCK):
             hash_W = _window_hashes(content[begin : begin + BLOCK + WINDOW - 1])
-            begin_S = np.flatnonzero(hash_W % np.uint64(every) == 0)
+            begin_S = np.flatnonzero((hash_W & np.uint64(every - 1)) == 0)
             index_S = np.searchsorted(end_D, begin + begin_S, side="right")
             inside_S = begin + begin_S + WINDOW <= end_D[index_S]
             yield hash_W[begin_S[inside_S]], first + index_S[inside_S]
@@ -276,9 +276,11 @@ def _window_hashes(content: bytes | memoryview) -> Array:
     length = 1
     while length < WINDOW:
         factor = np.uint64(pow(0x9E3779B97F4A7C15, length, 2**64))
-        hash_W = hash_W[:-length] * factor + hash_W[length:]
-        length *= 2
+        longer_W = hash_W[:-length] * factor
+        longer_W += hash_W[length:]
+        hash_W, length = longer_W, 2 * length
     for _ in range(2):  # the low bits of a polynomial depend on the low bits of the bytes alone
         hash_W ^= hash_W >> np.uint64(32)
         hash_W *= np.uint64(0xD6E8FEB86659FD93)
-    return hash_W ^ (hash_W >> np.uint64(32))
+    hash_W ^= hash_W >> np.uint64(32)
+    return hash_W
