@@ -66,7 +66,8 @@ class _Sampler:
         self._sample: Callable[..., Tensor] = partial(codec.sample, **options)
         self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
         self._row_B = torch.arange(rows)
-        self._start_B = torch.tensor(starts).repeat_interleave(self.rows)
+        same = len(set(starts)) == 1
+        self._start: int | Tensor = starts[0] if same else torch.tensor(starts).repeat_interleave(self.rows)
 
     def draw(self, i: int, parameters_BP: Tensor, symbol_B: Tensor) -> Tensor:
         """Draw the symbols after ``symbol_B``, those at i: [B, *symbol_shape]; arbitrary ones within a prompt."""
@@ -77,7 +78,8 @@ class _Sampler:
             return torch.cat(
                 [self._sample(y, generator=g, after=x) if i + 1 >= start else x for g, start, y, x in rows]
             )
-        noise = self._noise[(i + 1 - self._start_B) % NOISE_STEPS, self._row_B]
+        step = (i + 1 - self._start) % NOISE_STEPS
+        noise = self._noise[step] if isinstance(step, int) else self._noise[step, self._row_B]
         return self._sample(parameters_BP, noise=noise, after=symbol_B)
 
     def _draw_noise(self, i: int) -> None:

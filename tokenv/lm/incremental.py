@@ -261,7 +261,6 @@ class Decoder:
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.x_BD = torch.zeros(batch, config.width, dtype=self.dtype, device=device)
-        self._boundaries = 0  # upper bound of the boundaries in a row
         self._position: int | None = 0  # of every row; None if they differ
         self._factors = self._rotary.at(0, 0)  # of the positions, from the last ``encode``
         self.reset(torch.ones_like(self.position_B, dtype=torch.bool))
@@ -280,8 +279,6 @@ class Decoder:
         token_BD = self.pooling.leading()
         if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
             self._apply_token_layers(rows, token_BD, self._rotary.at(-1, 0), torch.zeros_like(self.count_B))
-        if every:
-            self._boundaries = 0
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -331,7 +328,6 @@ class Decoder:
         token_BD = self.pooling.token(x_BD)
         rows = boundary_B.nonzero().flatten()
         if len(rows):
-            self._boundaries = min(self._boundaries + 1, self.max_symbols)
             token_BD = self._apply_token_layers(rows, token_BD, self._factors, self.count_B + self._leading)
         self.count_B = self.count_B + boundary_B
         y_BD = _array(self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B))
@@ -343,13 +339,14 @@ class Decoder:
 
     def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, factors: Factors, slot_B: Tensor) -> Tensor:
         """Apply the token-level layers to the new tokens of some rows; those of other rows are unchanged: [B, D]."""
-        used = self._boundaries + self._leading
+        every, some = len(rows) == len(token_BD), _array(rows)
+        slot_R = _array(slot_B if every else slot_B[rows])
+        used = int(slot_R.max()) + 1
         if used > self.tokens.size:
             self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
-        if len(rows) == len(token_BD):
-            return _tensor(self.tokens.step(_array(token_BD), factors, _array(slot_B), used))
-        some = _array(rows)
+        if every:
+            return _tensor(self.tokens.step(_array(token_BD), factors, slot_R, used))
         if len(factors[0]) > 1:
             factors = factors[0][some], factors[1][some]
-        token_RD = self.tokens.step(_array(token_BD[rows]), factors, _array(slot_B[rows]), used, some)
+        token_RD = self.tokens.step(_array(token_BD[rows]), factors, slot_R, used, some)
         return token_BD.index_copy(0, rows, _tensor(token_RD))
