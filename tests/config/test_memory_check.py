@@ -14,10 +14,10 @@ from tokenv.config.hardware import activation_bytes, uses_activation_checkpointi
 def test_activations_which_do_not_fit_are_computed_again(tiny_settings, monkeypatch, setting, memory, expected):
     config = resolve([], merge(tiny_settings, {"hardware": {"activation_checkpointing": setting}}))
     saved = activation_bytes(config)
-    for total in [memory] if memory else [2 * saved - 1, 2 * saved + 1]:
-        machine = psutil.virtual_memory()._replace(total=total)
+    for free in [memory] if memory else [2 * saved - 1, 2 * saved + 1]:
+        machine = psutil.virtual_memory()._replace(available=free)
         monkeypatch.setattr(psutil, "virtual_memory", lambda machine=machine: machine)
-        wanted = total < 2 * saved if expected is None else expected
+        wanted = free < 2 * saved if expected is None else expected
         assert uses_activation_checkpointing(config) == wanted
         lm = build_components(config).lm
         assert {layer.recompute for layer in (*lm.down, *lm.mid, *lm.up)} == {wanted}

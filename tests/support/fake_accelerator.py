@@ -262,11 +262,11 @@ def device() -> torch.device:
         device_count=lambda: 1,
         get_amp_supported_dtype=lambda: [torch.bfloat16],
         get_device_name=lambda device: "pretended accelerator",
-        get_device_properties=lambda device: SimpleNamespace(total_memory=2**34),
         is_available=lambda: True,
         is_initialized=lambda: True,
         manual_seed_all=lambda seed: None,
         max_memory_allocated=lambda device: 2**20,
+        mem_get_info=lambda device: (2**33, 2**34),
         set_device=lambda device: None,
         synchronize=lambda device=None: [mode.wait("synchronize") for mode in _entered],  # libraries call it anywhere
         _is_in_bad_fork=lambda: False,

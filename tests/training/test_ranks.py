@@ -167,6 +167,10 @@ def streamed(tables):
     return merge(RUN, {"data": how})
 
 
+def recomputing(does):
+    return {"hardware": {"activation_checkpointing": "on" if does else "off"}}
+
+
 def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
     """Compute all results which need two processes, in one pair of processes."""
     return {
@@ -176,6 +180,7 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
         "run": trained(ranks, RUN, folder / "run"),
         "resumed": trained(ranks, RUN, folder / "resumed", saved_alone),
         "sharded updates": support.all_updates(ranks, {name: sharded(cases[name]) for name in SHARDED}),
+        "sharded, one recomputes": support.updates(ranks, merge(merge(TINY, SHARDS), recomputing(ranks.is_first))),
         "sharded": trained(ranks, merge(RUN, SHARDS), folder / "sharded"),
         "sharded, resumed": trained(ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone),
         "imitating": trained(ranks, IMITATING, folder / "imitating"),
@@ -238,6 +243,11 @@ def test_two_ranks_with_a_sharded_model_equal_one(pair, name):
     found, cases, _ = pair
     case, how = cases[name]
     assert_alike(name, support.updates(Ranks(), case, **how), [each["sharded updates"][name] for each in found])
+
+
+def test_ranks_which_share_a_model_may_differ_in_activation_checkpointing(pair):
+    found, _, _ = pair
+    assert_alike("reinforce", support.updates(Ranks(), TINY), [each["sharded, one recomputes"] for each in found])
 
 
 @pytest.mark.slow

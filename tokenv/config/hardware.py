@@ -161,9 +161,8 @@ def activation_bytes(config: Config, *, samples: int = 1, rows: int | None = Non
 def uses_activation_checkpointing(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
     """Return whether layers are computed again in the backward pass, by the configuration or by the free memory."""
     mode = config.hardware.activation_checkpointing
-    return mode == "on" or (
-        mode == "auto" and 2 * activation_bytes(config, samples=samples, rows=rows) > _memory(config.hardware.device)
-    )
+    needed = 2 * activation_bytes(config, samples=samples, rows=rows)
+    return mode == "on" or (mode == "auto" and needed > _memory(config.hardware.device)[0])
 
 
 def check_training(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> None:
@@ -232,20 +231,22 @@ def check_draws(config: Config, draws: int, samples: int) -> None:
 
 
 def _check(work: str, needed: int, device: str, advice: str) -> None:
-    available = _memory(device)
-    if needed > available:
+    total = _memory(device)[1]
+    if needed > total:
         raise UserError(
             f"{work} would need at least {needed / 2**30:,.1f} GiB of memory, and {resolve_device(device)} has "
-            f"{available / 2**30:,.1f} GiB: {advice}"
+            f"{total / 2**30:,.1f} GiB: {advice}"
         )
 
 
-def _memory(name: str) -> int:
-    """Return the memory of the machine or the GPU in bytes."""
+def _memory(name: str) -> tuple[int, int]:
+    """Return the free and the total memory of the machine or the GPU in bytes."""
     device = resolve_device(name)
     if has_own_memory(device):
-        return int(device_module(device).get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)
+        free, total = device_module(device).mem_get_info(device)
+        return free, total
+    machine = psutil.virtual_memory()
+    return machine.available, machine.total
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class HardwareConfig:
             ``auto`` (on CUDA), ``on`` or ``off``.
         activation_checkpointing: whether the backward pass computes the layers' activations again instead of saving
             them, which costs a third more arithmetic and saves most of the memory: ``auto`` (if activations would take
-            more than half of the machine's memory), ``on`` or ``off``.
+            more than half of the memory which is free at the start), ``on`` or ``off``.
         sequence_packing: whether the token-level layers process the tokens of all sequences as one sequence, instead of
             padding to the longest, with the same results: ``auto`` (if layers are compiled, which keeps their shapes
             constant), ``on`` or ``off``.
