@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from tensordict import TensorDict
 from tiny import settings
 
 from tokenv.config.files import resolve
+from tokenv.core import keys
+from tokenv.testing import check_estimator
 from tokenv.training.trainer import train
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -106,3 +110,54 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     assert 0.6 < coverage.mean() <= 1
     assert future["ds"].min() == dates[-1] + pd.Timedelta(hours=1)
     assert (future["mean-lo-80"] <= future["mean-hi-80"]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fitted_early_exit", {}),
+        ("optimal_token", {}),
+        ("optimal_token", {"cumulative": False}),
+        pytest.param("blocks", {"size": 1}, marks=pytest.mark.slow),
+        ("annealed_kl", {}),
+    ],
+)
+def test_estimators_for_a_start_from_scratch_are_right(name, options):
+    left_out = check_estimator(getattr(load("scratch_estimators"), name), windows=(2,), gamma=1.0, **options)
+    assert bool(left_out) == (name == "annealed_kl")  # which declares its bias
+
+
+def test_a_kl_which_has_been_annealed_leaves_the_estimate_alone():
+    tensordict = TensorDict(
+        {
+            keys.LOSS_POLICY: torch.zeros(4, 6),
+            keys.BOUNDARY_LOGITS: torch.randn(4, 6),
+            keys.DECISION_MASK: torch.rand(4, 6) < 0.8,
+        },
+        batch_size=[4, 6],
+    )
+    stage, losses = load("scratch_estimators").AnnealedKL(rate=0.3, weight=2.0, rollouts=2), []
+    for _ in range(3):
+        losses.append(stage(tensordict.clone())[keys.LOSS_POLICY])
+    prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+    expected = prob * (prob / 0.3).log() + (1 - prob) * ((1 - prob) / 0.7).log()
+    for loss, beta in zip(losses, (2.0, 1.0, 0.0), strict=True):
+        assert torch.allclose(loss, beta * expected.where(tensordict[keys.DECISION_MASK], 0.0), atol=1e-6)
+
+
+def test_the_fitted_coefficient_of_the_early_exit_is_that_of_least_variance():
+    early = torch.randn(64, 6)
+    full = 0.6 * early + 0.1 * torch.randn(64, 6)
+    tensordict = TensorDict(
+        {
+            keys.LOG_LIKELIHOOD: full,
+            keys.LOG_LIKELIHOOD_EARLY: early,
+            keys.DECISION_MASK: torch.ones(64, 6, dtype=torch.bool),
+        },
+        batch_size=[64, 6],
+    )
+    stage = load("scratch_estimators").FittedEarlyExit(decay=0.0)
+    first, second = (stage(tensordict.clone())[keys.REWARD].squeeze(-1) for _ in range(2))
+    assert torch.equal(first, full - early)
+    covariance = torch.cov(torch.stack([full.flatten(), early.flatten()]))
+    assert torch.allclose(second, full - covariance[0, 1] / covariance[1, 1] * early, atol=1e-5)
