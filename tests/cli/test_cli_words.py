@@ -76,6 +76,14 @@ def read(kind: type, word: str, *sections: str) -> Any:
     return values
 
 
+def test_a_configuration_file_may_lie_in_a_folder_with_an_equals_sign(tmp_path: Path) -> None:
+    path = tmp_path / "learning_rate=0.1" / "run.yaml"
+    assert read_words([f"{path}"], TrainOptions)[1] == []  # a key, as long as there is no such file
+    path.parent.mkdir()
+    path.write_text("seed: 1")
+    assert read_words([f"{path}", "seed=2"], TrainOptions) == ({"seed": 2}, [f"{path}"])
+
+
 @pytest.mark.parametrize(("kind", "key"), TEXT_KEYS)
 def test_texts_of_text_keys_are_not_changed(kind: type, key: str) -> None:
     for text in LIKE_VALUES:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from tokenv.config.conversion import Section, check_keys, from_dict, migrate_keys
-from tokenv.config.literals import check_plain
+from tokenv.config.literals import CONFIGURATION_SUFFIXES, check_plain
 from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
 from tokenv.core.errors import UserError
@@ -165,7 +165,7 @@ def config_path(name: str) -> Path:
         UserError: there is neither.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml", ".json"):
+    if path.suffix in CONFIGURATION_SUFFIXES:
         if path.is_file():
             return path
         if path.stem in named_configs() and path.parent.name in ("", "configs"):

@@ -6,6 +6,7 @@ import ast
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -14,6 +15,7 @@ from tokenv.config.conversion import hint_at
 from tokenv.core.errors import UserError
 
 MAX_LEVELS, MAX_VALUES = 32, 100_000  # more is a mistake or an attack, and would exhaust stack or memory
+CONFIGURATION_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_INT = 2**1023  # larger whole numbers cannot become floats
 
 
@@ -72,14 +74,15 @@ def read_words(words: Sequence[str], kind: type | None = None) -> tuple[dict[str
 
     ``a.b=VALUE`` sets key b of section a. If that key takes text, VALUE is taken literally; if it takes a list of
     texts, its elements are. Otherwise VALUE is read as a Python literal, or as text if it is not one; ``true``,
-    ``false`` and ``null`` are as in YAML.
+    ``false`` and ``null`` are as in YAML. A word which is the path of a configuration file is one, also if a folder's
+    name holds ``=``.
 
     Args:
         words: words of the command line.
         kind: dataclass whose annotations say which keys take text; None reads every value as a literal.
 
     Returns:
-        Nested values, and the words without ``=``.
+        Nested values, and the other words.
 
     Raises:
         UserError: a configuration cannot contain a value, or one word sets a key and another word a key within it.
@@ -89,12 +92,19 @@ def read_words(words: Sequence[str], kind: type | None = None) -> tuple[dict[str
     for word in words:
         name, equals, text = word.partition("=")
         key = name.strip()
-        if equals:
+        if equals and not _is_configuration_file(word):
             hint = Any if kind is None else hint_at(kind, key)
             _set(values, key, check_plain(_read(text, hint, key), key))
-        elif key:
-            names.append(key)
+        elif word.strip():
+            names.append(word.strip())
     return values, names
+
+
+def _is_configuration_file(word: str) -> bool:
+    path = Path(word.strip())
+    with suppress(OSError):  # the word is too long for a path
+        return path.suffix in CONFIGURATION_SUFFIXES and path.is_file()
+    return False
 
 
 def _read(text: str, hint: Any, key: str) -> Any:
