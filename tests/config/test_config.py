@@ -13,7 +13,7 @@ import yaml
 from tokenv.config.build import is_trainable
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import config_path, load_yaml, named_configs, resolve
-from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config
+from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config, ImitationConfig
 from tokenv.core.errors import UserError
 
 SIZES = {"fineweb-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
@@ -55,6 +55,13 @@ def test_a_new_name_drops_the_options_of_the_old_class() -> None:
     base = resolve([], {"agent": {"name": "learned", "window": 3}}).as_dict()
     assert resolve([], {"agent": {"name": "uniform"}}, base).agent == {"name": "uniform"}
     assert resolve([], {"agent": {"scale": 2.0}}, base).agent == {"name": "learned", "window": 3, "scale": 2.0}
+
+
+def test_an_empty_teacher_ends_an_imitation() -> None:
+    assert resolve(["rates"], {}).imitation.teacher["name"] == "whitespace"
+    config = resolve(["rates"], {"imitation": {"teacher": {}, "fraction": 0.2}})
+    assert config.imitation == ImitationConfig(fraction=0.2)
+    assert config.agent == resolve(["rates"], {"agent": {}}).agent
 
 
 @pytest.mark.parametrize(

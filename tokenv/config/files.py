@@ -262,14 +262,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` updated by ``update``, section by section.
 
-    A new ``name`` in a section such as ``agent`` drops that section's options, which belong to another class.
+    A new ``name`` in a section such as ``agent`` drops that section's options, which belong to another class, and an
+    empty ``teacher`` the teacher.
     """
     merged = copy.deepcopy(dict(base))
     for key, value in update.items():
         old = merged.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
             other_class = isinstance(value.get("name"), str) and value["name"] != old.get("name")
-            merged[key] = copy.deepcopy(value) if other_class else merge(old, value)
+            no_teacher = key == "teacher" and not value
+            merged[key] = copy.deepcopy(value) if other_class or no_teacher else merge(old, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
