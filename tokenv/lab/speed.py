@@ -304,14 +304,18 @@ def bench_generation(
         By rate: symbols per second of ``reading``, ``writing`` and ``writing_together``, and ``flops`` per symbol.
     """
     lm, length = components.lm, symbol_BN.shape[1]
-    prompt, work = symbol_BN[:1, :PROMPT], {}
+    prompt = symbol_BN[:1, :PROMPT]
+    reading: dict[str, Callable[[], object]] = {}
+    writing: dict[str, Callable[[], object]] = {}
     for rate in options.rates:
         agent = registry.build("agent", {"name": "uniform"}, registry.AGENTS, rate=rate, seq_len=length)
-        work[f"reading {rate:g}"] = torch.no_grad()(partial(rollout, lm, agent, symbol_BN))
+        reading[f"reading {rate:g}"] = torch.no_grad()(partial(rollout, lm, agent, symbol_BN))
         for way, prompts in (("writing", prompt), ("writing_together", prompt.expand(TOGETHER, -1))):
             generators = [torch.Generator(symbol_BN.device) for _ in prompts]
-            work[f"{way} {rate:g}"] = partial(generate, lm, agent, prompts, length - PROMPT, generator=generators)
-    seconds = interleave(work, options.repeats, symbol_BN.device, progress=progress)
+            writing[f"{way} {rate:g}"] = partial(generate, lm, agent, prompts, length - PROMPT, generator=generators)
+    # One after the other, since passes are slower for a while after numpy's threads, which write.
+    ways = [interleave(each, options.repeats, symbol_BN.device, progress=progress) for each in (reading, writing)]
+    seconds = {name: times for each in ways for name, times in each.items()}
     symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
     return {
         f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
