@@ -313,9 +313,9 @@ def bench_generation(
         for way, prompts in (("writing", prompt), ("writing_together", prompt.expand(TOGETHER, -1))):
             generators = [torch.Generator(symbol_BN.device) for _ in prompts]
             writing[f"{way} {rate:g}"] = partial(generate, lm, agent, prompts, length - PROMPT, generator=generators)
+    measure = partial(interleave, repeats=options.repeats, device=symbol_BN.device, progress=progress)
     # One after the other, since passes are slower for a while after numpy's threads, which write.
-    ways = [interleave(each, options.repeats, symbol_BN.device, progress=progress) for each in (reading, writing)]
-    seconds = {name: times for each in ways for name, times in each.items()}
+    seconds = measure(reading) | measure(writing)
     symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
     return {
         f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
