@@ -9,7 +9,7 @@ STAGES = {
     "base": ("Chain", "Stage", "chain"),
     "credit": ("BoundaryCredit", "Discount", "EarlyExit", "LambdaReturn", "Likelihood"),
     "baselines": (
-        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "MovingAverage"),
+        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "LinearCritic", "MovingAverage"),
         *("ShrunkLeaveOneOut", "TextCritic"),
     ),
     "surrogates": ("Clip", "ClippedSurrogate", "FixedRateProposal", "Imitation", "ScoreFunction", "Standardise"),
@@ -24,7 +24,7 @@ RECIPES = {  # estimators by name
     name: f"tokenv.estimators.recipes:{name}"
     for name in (
         *("naive", "early_exit", "reinforce", "leave_one_out", "moving_average", "lambda_return", "standardised"),
-        *("rloo", "rloo_clipped", "boundary_credit", "text_critic", "reinpatch", "ppo", "off_policy"),
+        *("rloo", "rloo_clipped", "boundary_credit", "linear_critic", "text_critic", "reinpatch", "ppo", "off_policy"),
         *("arm", "disarm", "arms", "bitflip", "branch", "rebar", "relax"),
         *("straight", "gumbel", "reinmax", "gumbel_rao", "path"),
     )

@@ -42,6 +42,7 @@ ROLLOUT_KEYS: frozenset[NestedKey] = frozenset(
         keys.LOG_LIKELIHOOD_EARLY,
         keys.REWARD,
         keys.DONE,
+        keys.NEXT_SYMBOL,
         keys.NEXT_ENCODING,
     }
 )

@@ -7,6 +7,7 @@ from tokenv.estimators.baselines import (
     GroupRelative,
     LeaveOneOut,
     LeaveOneOutBatch,
+    LinearCritic,
     MovingAverage,
     ShrunkLeaveOneOut,
     TextCritic,
@@ -169,6 +170,33 @@ def boundary_credit(
     """
     credit = BoundaryCredit(gamma, boundaries, anneal)
     return chain(EarlyExit(), credit, LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+
+
+def linear_critic(
+    width: int,
+    vocabulary: int = 256,
+    gamma: float = 0.99,
+    warmup: int = 20,
+    scaled: bool = False,
+    head_epochs: int = 0,
+) -> Chain:
+    """``leave_one_out`` with a linear critic of single rewards in place of the early exit (ours; see ``LinearCritic``).
+
+    It reads no early exit, which is then neither computed nor trained (``loss.early=null``).
+
+    Bias: that of the discount only; for every policy. Cost: one forward and one backward pass, shared with the language
+    model's, and 3 D products per symbol.
+
+    Args:
+        width: model width D.
+        vocabulary: symbols of the text.
+        gamma: discount factor.
+        warmup: rollouts in which the critic is trained and nothing is subtracted.
+        scaled: see ``reinforce``.
+        head_epochs: see ``reinforce``.
+    """
+    critic = LinearCritic(width, vocabulary, warmup)
+    return chain(Likelihood(), critic, Discount(gamma, scaled), LeaveOneOutBatch(), _surrogate(head_epochs))
 
 
 def text_critic(

@@ -1,14 +1,16 @@
 """Credit until the k-th next boundary, the critic and the shrunk mean against plain references."""
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tokenv.core import keys
 from tokenv.estimators import recipes
-from tokenv.estimators.baselines import LeaveOneOut, ShrunkLeaveOneOut, TextCritic
+from tokenv.estimators.baselines import LeaveOneOut, LinearCritic, ShrunkLeaveOneOut, TextCritic
 from tokenv.estimators.credit import BoundaryCredit, Discount
 
 
@@ -106,7 +108,7 @@ def text_of(batch=32, steps=6, width=4):
     mask = (torch.arange(steps) > 0).expand(batch, -1).clone()
     mask[0, 3:] = False
     td = TensorDict({keys.ENCODING: encoding[:, :-1], keys.DECISION_MASK: mask}, batch_size=(batch, steps))
-    td.set(keys.NEXT_ENCODING, encoding[:, 1:])
+    td.set(keys.NEXT_ENCODING, encoding[:, 1:]).set(keys.NEXT_SYMBOL, torch.randint(3, (batch, steps)))
     return td.set(keys.LOG_LIKELIHOOD_EARLY, early).set(keys.REWARD, reward.unsqueeze(-1))
 
 
@@ -125,6 +127,35 @@ def test_the_critic_learns_what_the_text_says_and_waits_for_its_turn():
     before, after = fresh[keys.REWARD][mask], critic(fresh.clone())[keys.REWARD][mask]
     assert after.var() < 0.2 * before.var()
     assert torch.equal(critic(fresh.clone())[keys.REWARD][~mask], fresh[keys.REWARD][~mask])
+
+
+def test_a_linear_critic_is_the_least_squares_fit():
+    """Compare with a regression on the features which the docstring names, for a third of its symbols each."""
+    torch.manual_seed(0)
+    td, critic = text_of(batch=64), LinearCritic(4, vocabulary=3, warmup=0).double()
+    td = td.apply(lambda x: x.double() if x.is_floating_point() else x)
+    optimizer = torch.optim.LBFGS(critic.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0)
+
+    def loss():
+        optimizer.zero_grad()
+        mean = critic(td.clone())[keys.LOSS_CRITIC].mean()
+        mean.backward()
+        return mean
+
+    optimizer.step(loss)
+    here, following = (F.layer_norm(td[key], (4,)) for key in (keys.ENCODING, keys.NEXT_ENCODING))
+    symbol = F.one_hot(td[keys.NEXT_SYMBOL], 3).double()
+    products = (symbol.unsqueeze(-1) * F.pad(here, (0, 1), value=1.0).unsqueeze(-2)).flatten(-2)
+    mask = td[keys.DECISION_MASK]
+    features, reward = torch.cat([products, following], -1)[mask].numpy(), td[keys.REWARD].squeeze(-1)[mask].numpy()
+    fitted = features @ np.linalg.lstsq(features, reward, rcond=None)[0]
+    left = critic(td.clone())[keys.REWARD].squeeze(-1)[mask].detach().numpy()
+    np.testing.assert_allclose(left, reward - fitted, atol=1e-5)
+
+
+def test_a_linear_critic_needs_numbered_symbols():
+    with pytest.raises(ValueError, match=r"vocabulary = 0: .*choose an estimator with the early exit"):
+        LinearCritic(4, vocabulary=0)
 
 
 def test_only_the_critic_is_trained_by_its_loss():

@@ -25,6 +25,7 @@ UNBIASED = SINGLE | {
     "off_policy": {"rate": RATE, "gamma": 1.0, "horizon": None},
     "rloo": {"gamma": 1.0},
     "rloo_clipped": {"gamma": 1.0},
+    "linear_critic": {"width": 8, "gamma": 1.0},
     "text_critic": {"width": 8, "gamma": 1.0},
     "arm": {"gamma": 1.0},
     "disarm": {"gamma": 1.0},
@@ -110,6 +111,18 @@ def test_a_critic_that_reads_the_whole_text(window):
     world, estimator = Enumeration(window), learned_critic()
     td, _ = world.rollout()
     rewards = make("early_exit")(td.clone())[keys.REWARD]
+    assert (estimator(td)[keys.REWARD] - rewards)[:, :, 1:].abs().min() > 1e-6
+    torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
+
+
+@WINDOWS
+def test_a_linear_critic_of_single_rewards(window):
+    world, estimator = Enumeration(window), make("linear_critic").double().eval()
+    critic = estimator.parts[1]
+    torch.nn.init.normal_(critic.table.weight)
+    critic.rollouts_done.fill_(critic.warmup)
+    td, _ = world.rollout()
+    rewards = make("naive")(td.clone())[keys.REWARD]
     assert (estimator(td)[keys.REWARD] - rewards)[:, :, 1:].abs().min() > 1e-6
     torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
 

@@ -368,7 +368,7 @@ def test_which_components_have_cross_step_state():
         for name in registry.ESTIMATORS
         if build_components(resolve([], of_estimator(name, 1))).has_cross_step_state
     }
-    assert remembering == {"moving_average", "text_critic", "boundary_credit", "off_policy"}
+    assert remembering == {"moving_average", "linear_critic", "text_critic", "boundary_credit", "off_policy"}
 
 
 @settings(deadline=None)

@@ -59,6 +59,7 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
         ("off_policy", "window 2"),
         ("relax", "window 0"),
         ("ppo", "window 2"),
+        ("linear_critic", "window 2"),
         ("text_critic", "window 2"),
         ("boundary_credit", "window 2"),
     ],

@@ -15,6 +15,7 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.estimators.baselines import LinearCritic
 from tokenv.lm import unet
 from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup
@@ -65,7 +66,8 @@ def left_out(parts: Components) -> int:
     """Return the FLOPs which the convention counts and no kernel computes.
 
     Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
-    layer of a relaxed pass sends no gradient to its input.
+    layer of a relaxed pass sends no gradient to its input. A linear critic multiplies entries of its table without a
+    matrix product.
     """
     lm, passes, policy = parts.lm, parts.passes, policy_flops(parts.agent)
     everything = update_flops(lm, BATCH, Tokens(0), policy, passes, recompute=lm.recomputes)
@@ -73,7 +75,9 @@ def left_out(parts: Components) -> int:
     entropy = 2 * matrix_parameters(lm.early_head) if keys.EARLY_ENTROPY in parts.agent.in_keys else 0
     computed = 6 * matrix_parameters(lm.codec, lm.down) + again + entropy
     relaxed = 2 * passes.pathwise * lm.mid[0].qkv.weight.numel() * BATCH * (LENGTH - 1)
-    return everything - BATCH * computed + relaxed
+    tables = [stage.table for stage in getattr(parts.estimator, "parts", []) if isinstance(stage, LinearCritic)]
+    entries = 4 * sum(table.embedding_dim - 1 for table in tables) * BATCH * (LENGTH - 1)
+    return everything - BATCH * computed + relaxed + entries
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -88,6 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rebar": {"estimator": {"name": "rebar"}, "agent": {"window": 0}},
     "relax": {"estimator": {"name": "relax"}, "agent": {"window": 0}},
     "text_critic": {"estimator": {"name": "text_critic", "num_samples": 2}},
+    "linear_critic": {"estimator": {"name": "linear_critic"}},
     "uniform": {"agent": {"name": "uniform"}, "train": {"optimizer": "muon"}},
     "uniform, early exit wanted": {"agent": {"name": "uniform"}, "loss": {"early": 0.1}},
     "entropy": {"agent": {"name": "entropy"}},

@@ -209,7 +209,7 @@ def build_components(
     teacher = None if imitation is None else imitation.sampling.teacher
     rewarded = agent.learns and (teacher is None or config.imitation.fraction < 1)
     observed = {key for each in (agent, teacher) if each is not None for key in each.in_keys}
-    trains_early_exit = rewarded or keys.EARLY_ENTROPY in observed
+    trains_early_exit = (rewarded and reads_early_exit) or keys.EARLY_ENTROPY in observed
     if config.loss.early is not None:
         trains_early_exit = config.loss.early > 0
     return Components(
@@ -302,6 +302,7 @@ def _build_learners(
 
     rates = config.rate if isinstance(config.rate, RateRange) else None
     context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
+    of_estimators = context | {"vocabulary": 0 if codec.symbol_dtype.is_floating_point else codec.num_parameters}
     of_agents = context | {
         "seq_len": config.cut_len,
         "rates": rates,
@@ -311,7 +312,7 @@ def _build_learners(
         "read_parameters": pretrained,
     }
     agent = build_agent(config.agent, **of_agents)
-    estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **context)
+    estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **of_estimators)
     rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
     if rates is not None:
         _check_rate_range(config, agent, rate_target)

@@ -56,8 +56,8 @@ class LossConfig:
     Args:
         policy: weight of the policy loss.
         rate: weight of the rate target's loss.
-        early: weight of the early exit's cross-entropy; null for 0.1 if the agent learns or reads the early exit, and
-            0 otherwise. With 0, training does not compute the early exit.
+        early: weight of the early exit's cross-entropy; null for 0.1 if the estimator or the agent reads the early
+            exit, and 0 otherwise. With 0, training does not compute the early exit.
         direct: weight of the direct head's loss if ``model.horizon`` is not 0; with ``model.direct`` the direct head's
             loss is the language model's own.
     """

@@ -47,6 +47,7 @@ LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct
 DIRECT_COUNT = ("next", "direct_count")  # number of summed likelihoods; 0 where H steps exceed the end: [.., T]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
+NEXT_SYMBOL = ("next", SYMBOL)  # x_{i+1}: int64 bytes [.., T]
 NEXT_ENCODING = ("next", ENCODING)  # X_{i+1}: float [.., T, D]
 
 # Output of estimators.
