@@ -34,24 +34,18 @@ from tokenv.plotting.figures import (
 from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words
 
 
-class _Line(NamedTuple):
-    key: str
-    label: str
-    colour: str
-
-
 class _Panel(NamedTuple):
     ylabel: str
-    lines: tuple[_Line, ...]
+    lines: tuple[tuple[str, str, str], ...]  # key, label and colour
     log: bool = False
     has_target: bool = False
 
 
 def _loss_panel(unit: str) -> _Panel:
     lines = (
-        _Line(f"train/{unit}", "training", BLUE),
-        _Line(f"train/{unit}_early", "early exit", GREEN),
-        _Line(f"validation/{unit}", "validation", ORANGE),
+        (f"train/{unit}", "training", BLUE),
+        (f"train/{unit}_early", "early exit", GREEN),
+        (f"validation/{unit}", "validation", ORANGE),
     )
     return _Panel(in_words(unit), lines)
 
@@ -59,19 +53,16 @@ def _loss_panel(unit: str) -> _Panel:
 _PANELS = (
     _Panel(
         "boundaries per symbol",
-        (_Line("train/boundary_rate", "training", BLUE), _Line("validation/boundary_rate", "validation", ORANGE)),
+        (("train/boundary_rate", "training", BLUE), ("validation/boundary_rate", "validation", ORANGE)),
         has_target=True,
     ),
     _Panel(
         "nats per decision",
-        (
-            _Line("train/neg_log_prob", "−log π of the decisions drawn", BLUE),
-            _Line("train/entropy", "entropy of π", ORANGE),
-        ),
+        (("train/neg_log_prob", "−log π of the decisions drawn", BLUE), ("train/entropy", "entropy of π", ORANGE)),
     ),
     _Panel(
         "gradient norm",
-        (_Line("train/grad_norm_lm", "language model", BLUE), _Line("train/grad_norm_policy", "policy", ORANGE)),
+        (("train/grad_norm_lm", "language model", BLUE), ("train/grad_norm_policy", "policy", ORANGE)),
         log=True,
     ),
 )
@@ -120,16 +111,9 @@ def draw_curves(
 
 def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_rate: Rate | None) -> None:
     drawn = [
-        draw_curve(
-            axes,
-            metrics[line.key],
-            label=line.label,
-            colour=line.colour,
-            log=panel.log,
-            sparse=line.key.startswith("validation/"),
-        )
-        for line in panel.lines
-        if line.key in metrics
+        draw_curve(axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=key.startswith("validation/"))
+        for key, label, colour in panel.lines
+        if key in metrics
     ]
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel("training symbols")

@@ -90,13 +90,7 @@ class FrameForecaster:
         options = replace(self.options, rate=resolve_rate(components, self.run.config, self.options.rate))
         parts: list[list[pd.DataFrame]] = []
         for forecasts in make_forecasts(
-            components,
-            contexts,
-            {},
-            self.quantiles,
-            options,
-            samples=self.samples,
-            direct=self._uses_direct,
+            components, contexts, {}, self.quantiles, options, samples=self.samples, direct=self._uses_direct
         ):
             value = {"mean": forecasts.forecast.distribution.mean_BHC}
             value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(self.quantiles)}
@@ -228,12 +222,7 @@ class SeriesMethods:
 
 
 def conformal_intervals(
-    forecast: pd.DataFrame,
-    calibration: pd.DataFrame,
-    *,
-    level: float = 80.0,
-    lower: str = "q0.1",
-    upper: str = "q0.9",
+    forecast: pd.DataFrame, calibration: pd.DataFrame, *, level: float = 80.0, lower: str = "q0.1", upper: str = "q0.9"
 ) -> pd.DataFrame:
     """Widen or narrow the intervals of forecasts until they cover what they promise (split conformal prediction).
 

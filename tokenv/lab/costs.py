@@ -38,14 +38,19 @@ def _synchronize(device: torch.device) -> None:
 
 
 def interleave(
-    variants: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, *, progress: bool = False
+    variants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    *,
+    warmup: int = WARMUP_ROUNDS,
+    progress: bool = False,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every variant in every round, after two rounds of warm-up."""
+    """Return the seconds of every variant in every round, after some rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for number in tqdm(range(repeats + WARMUP_ROUNDS), desc="bench", unit="round", disable=not progress):
+    for number in tqdm(range(repeats + warmup), desc="timing", unit="round", disable=not progress):
         for name, work in variants.items():
             elapsed = time_once(work, device)
-            if number >= WARMUP_ROUNDS:
+            if number >= warmup:
                 seconds[name].append(elapsed)
     return seconds
 
@@ -91,16 +96,10 @@ def measure_costs(
     variants = {label: replace(components, estimator=estimator) for label, estimator in estimators.items()}
     symbols = symbol_BN.shape[0] * symbol_BN.shape[1]
     tokens, policy = round(rate * symbols), policy_flops(components.agent)
-    seconds: dict[str, list[float]] = {label: [] for label in variants}
-    memory = {}
     generator = torch.Generator(symbol_BN.device).manual_seed(0)
-    for number in tqdm(range(repeats + 1), desc="timing", unit="round", disable=not progress):
-        for label, variant in variants.items():
-            update = partial(_update, variant, symbol_BN, generator)
-            if number:
-                seconds[label].append(time_once(update, symbol_BN.device))
-            else:
-                memory[label] = _saved_bytes(update)
+    updates = {label: partial(_update, variant, symbol_BN, generator) for label, variant in variants.items()}
+    memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
+    seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, progress=progress)
     return {
         label: Cost(
             seconds=statistics.median(seconds[label]),

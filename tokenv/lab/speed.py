@@ -17,11 +17,11 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.devices import compiles, device_module, has_own_memory
 from tokenv.data.corpus import TensorSource
-from tokenv.data.windows import Series, SplitBorders
+from tokenv.data.tables import Recording
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.forecasting.contexts import ContextBatch, ForecastContexts
+from tokenv.forecasting.contexts import ContextBatch, last_windows
 from tokenv.forecasting.forecaster import batch_size, check_forecast, forecast
 from tokenv.lab.bench_report import peak_matrix_size, speed_tables
 from tokenv.lab.config import BenchOptions
@@ -358,15 +358,9 @@ def _random_histories(options: BenchOptions, length: int, count: int) -> Context
     config = options.config
     shape = (count, length, config.data.series.channels)
     value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
-    columns, borders = [f"{c}" for c in range(shape[2])], SplitBorders(length, length, length)
-    zero, one = torch.zeros(shape[2]).numpy(), torch.ones(shape[2]).numpy()
-    series = [Series(f"{row}", columns, value_LC, borders, zero, one) for row, value_LC in enumerate(value_BLC)]
-    index = torch.arange(count).numpy()
-    start, end = torch.zeros(count).long().numpy(), torch.full((count,), length).numpy()
-    contexts = ForecastContexts(
-        series, config.data.series, options.horizon, index, start, end, index, known=False, total=count
-    )
-    return next(contexts.batches(count))
+    columns = [f"{channel}" for channel in range(shape[2])]
+    recordings = [Recording(f"{row}", columns, value_LC) for row, value_LC in enumerate(value_BLC)]
+    return next(last_windows(recordings, config, options.horizon).batches(count))
 
 
 def _forecast(components: Components, batch: ContextBatch, horizon: int, samples: int) -> None:

@@ -132,7 +132,8 @@ class VarianceStudy:
         saved = checkpoints.list_complete(folder)
         if not saved or read_state(saved[-1]).symbols < config.train.symbols:
             resume = checkpoints.load(saved[-1]) if saved else None
-            train(config, folder, _discard_metric, resume=resume, progress=self._progress)
+            # Its metrics are in the checkpoints.
+            train(config, folder, lambda *_: None, resume=resume, progress=self._progress)
         paths = checkpoints.list_complete(folder)[-options.checkpoints :]
         for path in paths:
             if _fingerprint(read_state(path).settings) != _fingerprint(config):
@@ -183,11 +184,7 @@ class VarianceStudy:
             return {"refused": "biased for policies that read earlier boundaries"}
         _warm_up(options, problem, estimator)
         draws = self.draw_gradients(problem, estimator, options.draws, options.noise_seed + 3)
-        figures = {name: asdict(gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
-        components = {
-            name: {key: [figure["value"], figure["error"]] for key, figure in of_component.items()}
-            for name, of_component in figures.items()
-        }
+        components = {name: asdict(gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
         return {"unbiased": estimator.unbiased, "components": components}
 
     def draw_gradients(self, problem: GradientProblem, estimator: Any, draws: int, seed: int) -> dict[str, Tensor]:
@@ -219,10 +216,6 @@ class VarianceStudy:
 
 def _fingerprint(config: Config) -> str:
     return fingerprint({key: value for key, value in config.as_dict().items() if key in IDENTITY})
-
-
-def _discard_metric(name: str, value: float, step: int) -> None:
-    """Ignore a metric of the trajectory, whose checkpoints hold all of them."""
 
 
 def _texts(options: VarianceOptions, seed: int) -> Iterator[Tensor]:
@@ -266,8 +259,7 @@ def _warm_up(options: VarianceOptions, problem: GradientProblem, estimator: Any)
         td = rollout(lm, agent, symbol_BN, generator=generator, sampling=estimator.sampling)
         loss = policy_objective(estimator(td))
         if optimizer is not None:
-            grads = torch.autograd.grad(loss, parameters)
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
+            optimizer.zero_grad()
+            loss.backward(inputs=parameters)
             optimizer.step()
     estimator.eval()  # its state stays the same during the draws

@@ -24,21 +24,6 @@ MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU with
 CACHED_MODELS = 4  # models in memory, besides one of each run
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """Checkpoint of a run.
-
-    Attributes:
-        name: name of its folder.
-        step: number of updates.
-        description: progress of training and quality of the model.
-    """
-
-    name: str
-    step: int
-    description: str
-
-
 class ModelCache:
     """Models of several runs; the default checkpoint of each is loaded at once, others when they are requested.
 
@@ -66,8 +51,12 @@ class ModelCache:
             self.defaults[run], self.configs[run] = trained.path.name, trained.config
             self._models[trained.path] = Model(trained)
 
-    def checkpoints(self, run: str) -> list[CheckpointInfo]:
-        """List the intact checkpoints of a run, oldest first; they change while training continues."""
+    def _checkpoints(self, run: str) -> list[dict[str, Any]]:
+        """List the intact checkpoints of a run, oldest first; they change while training continues.
+
+        Returns:
+            Of each the ``name`` of its folder, the ``step``, and a ``description``: symbols of training and the loss.
+        """
         checkpoints = []
         for path in run_folders.list_all(self.folders[run]):
             try:
@@ -78,7 +67,7 @@ class ModelCache:
             description = f"{state.symbols:,} {terms.symbol}s of training"
             if loss is not None:
                 description += f", {loss:.3f} {in_words(state.unit)} on held-out text"
-            checkpoints.append(CheckpointInfo(path.name, state.step, description))
+            checkpoints.append({"name": path.name, "step": state.step, "description": description})
         return checkpoints
 
     def model(self, run: str, name: str | None = None) -> Model:
@@ -111,7 +100,7 @@ class ModelCache:
                 "agent": self.configs[run].agent["name"],
                 "rate": self.configs[run].rate,
                 "default": default,
-                "checkpoints": [vars(checkpoint) for checkpoint in self.checkpoints(run)],
+                "checkpoints": self._checkpoints(run),
             }
             for run, default in self.defaults.items()
         ]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -19,9 +19,6 @@ from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, sc
 from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes
