@@ -159,18 +159,13 @@ class ScoreAccumulator:
                 z_score=(mse - mean("mse")) / difference if difference > 0 else math.nan,
             )
 
+        own = ("mse", "mae", "crps", "inside")
         return ForecastScore(
             windows=len(cluster_W),
-            mse=mean("mse"),
-            mae=mean("mae"),
-            crps=mean("crps"),
-            mse_error=standard_error("mse"),
-            mae_error=standard_error("mae"),
-            crps_error=standard_error("crps"),
+            **{name: mean(name) for name in own},
+            **{f"{name}_error": standard_error(name) for name in own},
             quantiles=self._quantiles,
             below=[mean(f"below {number}") for number in range(len(self._quantiles))],
-            inside=mean("inside"),
-            inside_error=standard_error("inside"),
             against={name: peer_score(name) for name in names},
         )
 

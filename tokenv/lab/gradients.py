@@ -227,44 +227,33 @@ class GradientStatistics:
     scale: Estimate
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Means from which all figures are computed, tensors of one shape.
-
-    Attributes:
-        size: mean of |g_i|^2.
-        mean2: unbiased estimate of |E g|^2.
-        true2: unbiased estimate of |true|^2.
-        along: mean of E g . true.
-        single: mean of g_i . mean r / |g_i|.
-    """
-
-    size: Tensor
-    mean2: Tensor
-    true2: Tensor
-    along: Tensor
-    single: Tensor
-
-
 def _signed_root(x: Tensor) -> Tensor:
     """Return the root of an estimate of a square, negative where noise has made the estimate negative."""
     return x.sign() * x.abs().sqrt()
 
 
-def _figures(s: _Sums) -> dict[str, Tensor]:
-    """Return all figures; infinite or NaN where noise hides the value to which they are relative."""
-    variance = s.size - s.mean2
+def _figures(size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor) -> dict[str, Tensor]:
+    """Return all figures; infinite or NaN where noise hides the value to which they are relative.
+
+    Args:
+        size: mean of |g_i|^2; the others have its shape.
+        mean2: unbiased estimate of |E g|^2.
+        true2: unbiased estimate of |true|^2.
+        along: mean of E g . true.
+        single: mean of g_i . mean r / |g_i|.
+    """
+    variance = size - mean2
     unknown = torch.full_like(variance, math.nan)
-    norm, length = _signed_root(s.true2), _signed_root(s.mean2)
+    norm, length = _signed_root(true2), _signed_root(mean2)
     known, has_signal = norm > 0, length > 0
     return {
         "variance": variance,
-        "noise": torch.where(has_signal, variance / s.mean2, math.inf),
+        "noise": torch.where(has_signal, variance / mean2, math.inf),
         "snr": torch.where(variance > 0, length / variance.sqrt(), math.inf),
-        "bias": torch.where(known, _signed_root(s.mean2 + s.true2 - 2 * s.along) / norm, unknown),
-        "turn": torch.where(known & has_signal, 1 - s.along / (length * norm), unknown),
-        "cosine": torch.where(known, s.single / norm, unknown),
-        "scale": torch.where(known, s.along / s.true2, unknown),
+        "bias": torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, unknown),
+        "turn": torch.where(known & has_signal, 1 - along / (length * norm), unknown),
+        "cosine": torch.where(known, single / norm, unknown),
+        "scale": torch.where(known, along / true2, unknown),
     }
 
 
@@ -307,29 +296,13 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
         true2, true2_without = _off_diagonal(reference @ reference.T)
     else:
         true2, true2_without = reference.square().sum(), None
-    along, single = cross.mean(), direction.mean()
-    figures = _figures(_Sums(size.mean(), mean2, true2, along, single))
-    squared = _squared_errors(
-        _figures(
-            _Sums(
-                _leave_out(size),
-                mean2_without,
-                true2.expand(len(size)),
-                _leave_out(cross.mean(1)),
-                _leave_out(direction.mean(1)),
-            )
-        )
-    )
+    figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
+    along, single = _leave_out(cross.mean(1)), _leave_out(direction.mean(1))
+    squared = _squared_errors(_figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single))
     if true2_without is not None:
-        m = len(reference)
-        of_reference = _Sums(
-            size.mean().expand(m),
-            mean2.expand(m),
-            true2_without,
-            _leave_out(cross.mean(0)),
-            _leave_out(direction.mean(0)),
-        )
-        for name, value in _squared_errors(_figures(of_reference)).items():
+        m, along, single = len(reference), _leave_out(cross.mean(0)), _leave_out(direction.mean(0))
+        of_reference = _figures(size.mean().expand(m), mean2.expand(m), true2_without, along, single)
+        for name, value in _squared_errors(of_reference).items():
             squared[name] += value
     return GradientStatistics(
         **{f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name])) for f in fields(GradientStatistics)}
