@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast as check_memory
-from tokenv.config.schema import Config
+from tokenv.config.schema import SAMPLES, Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.data.tables import DATE, IDENTIFIER, TARGET, read_frame
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
-from tokenv.forecasting.config import SAMPLES
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, last_windows
 from tokenv.forecasting.forecaster import check_horizon, make_forecasts
 

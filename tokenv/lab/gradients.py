@@ -26,6 +26,7 @@ from tokenv.estimators.branching import BitFlip
 COMPONENTS = ("logits", "policy", "encoder")
 MAX_COORDINATES = 65_536
 MAX_ENUMERABLE = 14
+MAX_DISTANCES = 128
 
 
 @dataclass
@@ -157,9 +158,7 @@ class Credit:
 
 
 @torch.no_grad()
-def credit_by_distance(
-    problem: GradientProblem, draws: int, generator: torch.Generator, max_distance: int = 128
-) -> Credit:
+def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Generator) -> Credit:
     """Force one random decision of every sequence both ways, and compare the rewards which follow.
 
     Later decisions are drawn from the policy, with the same random numbers.
@@ -168,10 +167,9 @@ def credit_by_distance(
         problem: parameters and text.
         draws: number of rollouts.
         generator: generator of positions and noise.
-        max_distance: number of distances, from 0.
     """
     lm, agent = problem.components.lm, problem.components.agent
-    distances = min(max_distance, problem.symbol_BN.shape[1] - 2)
+    distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
     sums: Tensor = torch.zeros(5, distances, dtype=torch.float64)
     for _ in range(draws):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tokenv.lab.variance_report import format_estimate, reference_of
+from tokenv.lab.variance_report import format_estimate, policy_estimate, reference_of
 from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
@@ -41,12 +41,6 @@ class _Point:
         """Return the height at which it is drawn, at the edge of the axes if it lies beyond."""
         floor, top = axes.get_ylim()
         return self.noise if self.is_drawable else floor * 1.15 if self.noise <= 0 else top / 1.15
-
-
-def _estimate(entry: Mapping[str, Any], label: str, component: str, figure: str) -> tuple[float, float]:
-    """Return the value and the standard error of a figure at one checkpoint."""
-    value, error = entry["estimators"][label]["components"][component][figure]
-    return value, error
 
 
 def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
@@ -101,8 +95,8 @@ def _sign(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **({"color": "black", "ls": "-" if "lw" in style else ""} | style))
 
 
-def _draw_legend(figure: Figure, more: Sequence[Line2D], notes: Sequence[str]) -> None:
-    """Explain the signs below a picture, followed by notes."""
+def _draw_legend(figure: Figure, result: Mapping[str, Any], more: Sequence[Line2D], note: str) -> None:
+    """Explain the signs below a picture, followed by a note and by what is missing."""
     signs = [
         _sign("value ± standard error (a bar to the lower edge goes on below it)", marker="o", ms=6, lw=0.8),
         _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
@@ -115,31 +109,27 @@ def _draw_legend(figure: Figure, more: Sequence[Line2D], notes: Sequence[str]) -
         ncols=2,
         frameon=False,
         fontsize=8,
-        title="\n".join([_READING, *notes]),
+        title="\n".join([_READING, note, *_notes_on_missing(result)]),
         title_fontsize=8,
         alignment="left",
     )
 
 
-def _refused_note(result: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the estimators which refuse the policy; nothing if there are none."""
-    names = [label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score]
-    return [f"Not measured, for they refuse this policy: {', '.join(names)}."] if names else []
+def _notes_on_missing(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the estimators without a signal, by checkpoint, and on those which refuse the policy."""
+    places = []
+    for entry in result["moments"]:
+        without = [label for label in result["costs"] if policy_estimate(entry, label, "noise")[0] == math.inf]
+        if without:
+            places.append(f"at {entry['symbols'] / 1e6:.2f} MB: {', '.join(without)}")
+    if places:
+        yield f"No signal seen {'; '.join(places)}."
+    refused = [label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score]
+    if refused:
+        yield f"Not measured, for they refuse this policy: {', '.join(refused)}."
 
 
-def _no_signal_note(result: Mapping[str, Any], component: str) -> list[str]:
-    """Return a sentence on the estimators without a signal, by checkpoint; nothing if there are none."""
-    without = {
-        f"{entry['symbols'] / 1e6:.2f} MB": [
-            label for label in result["costs"] if _estimate(entry, label, component, "noise")[0] == math.inf
-        ]
-        for entry in result["moments"]
-    }
-    places = "; ".join(f"at {symbols}: {', '.join(labels)}" for symbols, labels in without.items() if labels)
-    return [f"No signal seen {places}."] if places else []
-
-
-def draw_progress(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
+def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     """Draw noise (1 / SNR^2) against training progress, a line for each estimator, labelled at the right."""
     figure = Figure(figsize=(9, 7.2), dpi=140, layout="constrained")
     axes = figure.subplots()
@@ -148,7 +138,7 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
     offset = 0.06 * ((max(megabytes) - min(megabytes)) or megabytes[0]) / len(labels)
     lines = {
         label: [
-            _Point(x + offset * (number - (len(labels) - 1) / 2), *_estimate(entry, label, component, "noise"))
+            _Point(x + offset * (number - (len(labels) - 1) / 2), *policy_estimate(entry, label, "noise"))
             for x, entry in zip(megabytes, entries, strict=True)
         ]
         for number, label in enumerate(labels)
@@ -161,12 +151,12 @@ def draw_progress(result: Mapping[str, Any], path: Path, component: str = "polic
         _draw_noise(axes, points, colour, marker)
         ends.append((points[-1].x, points[-1].height(axes), label, colour))
     axes.set(xlabel="training megabytes", ylabel=_NOISE)
-    axes.set_title(f"Variance of the {component} gradient along one training run", loc="left")
+    axes.set_title("Variance of the policy gradient along one training run", loc="left")
     _label_at_right(axes, ends)
     note = (
         "Estimators are drawn a little beside one another, so that no bar hides another; they share their checkpoints."
     )
-    _draw_legend(figure, [], [note, *_no_signal_note(result, component), *_refused_note(result)])
+    _draw_legend(figure, result, [], note)
     return save_png(figure, path)
 
 
@@ -199,7 +189,7 @@ def differs(value: float, error: float) -> bool:
     return abs(value) > 2 * error
 
 
-def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") -> Path:
+def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
     """Draw noise against FLOPs of an update, one panel for each checkpoint.
 
     The colour is the bias of direction where that ``differs`` from 0; all other points are grey.
@@ -208,23 +198,23 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
     figure = Figure(figsize=(max(7.5 * len(entries), 9), 7.2), dpi=140, layout="constrained")
     panels = figure.subplots(1, len(entries), squeeze=False)[0]
     reference = reference_of(result)
-    biases = [_estimate(entry, label, component, "turn") for entry in entries for label in costs]
+    biases = [policy_estimate(entry, label, "turn") for entry in entries for label in costs]
     known = [value for value, error in biases if differs(value, error)]
     scale = mpl.cm.ScalarMappable(
         mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
     )
     for axes, entry in zip(panels, entries, strict=True):
         points = {
-            label: _Point(cost["flops"] / costs[reference]["flops"], *_estimate(entry, label, component, "noise"))
+            label: _Point(cost["flops"] / costs[reference]["flops"], *policy_estimate(entry, label, "noise"))
             for label, cost in costs.items()
         }
         _set_noise_axis(axes, list(points.values()))
         limits, ends = axes.get_ylim(), []
         for label, point in points.items():
-            bias = _estimate(entry, label, component, "turn")
+            bias = policy_estimate(entry, label, "turn")
             face = scale.to_rgba(np.array(bias[0])) if differs(*bias) else _NO_BIAS
             _draw_noise(axes, [point], "black", faces=[face])
-            text = f"{label}  [{format_estimate(list(bias))}]"
+            text = f"{label}  [{format_estimate(bias)}]"
             ends.append((point.x, point.height(axes), text, "black"))
         if points[reference].is_drawable:
             line = np.geomspace(0.9, max(point.x for point in points.values()) * 1.05, 50)
@@ -235,14 +225,14 @@ def draw_cost(result: Mapping[str, Any], path: Path, component: str = "policy") 
         _label_at_right(axes, ends)
     panels[0].set_ylabel(_NOISE)
     figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
-    figure.suptitle(f"Variance of the {component} gradient against what an update costs", x=0.01, ha="left")
+    figure.suptitle("Variance of the policy gradient against what an update costs", x=0.01, ha="left")
     lines = [
         _sign("grey: bias within 2 standard errors of 0, or not measurable", marker="o", ms=6, color=_NO_BIAS),
         _sign(f"as good as {reference} at equal compute: the same noise × FLOPs", color="grey", ls="--"),
         _sign("half of that", color="grey", ls=":"),
     ]
     note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
-    _draw_legend(figure, lines, [note, *_no_signal_note(result, component), *_refused_note(result)])
+    _draw_legend(figure, result, lines, note)
     return save_png(figure, path)
 
 

@@ -41,38 +41,36 @@ def reference_of(result: Mapping[str, Any]) -> str:
     return next((label for label in labels if label.partition("(")[0] == REFERENCE), labels[0])
 
 
-def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any], component: str = "policy") -> dict[str, float]:
+def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> list[float]:
+    """Return a figure of an estimator's gradient of the policy at one checkpoint, and its standard error."""
+    estimate: list[float] = entry["estimators"][label]["components"]["policy"][figure]
+    return estimate
+
+
+def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, float]:
     """Return noise times FLOPs of every estimator, relative to the reference's: below 1 is better."""
     costs, reference = result["costs"], reference_of(result)
-    products = {
-        label: entry["estimators"][label]["components"][component]["noise"][0] * cost["flops"]
-        for label, cost in costs.items()
-    }
+    products = {label: policy_estimate(entry, label, "noise")[0] * cost["flops"] for label, cost in costs.items()}
     known = 0 < products[reference] < math.inf
     return {label: value / products[reference] if known else math.nan for label, value in products.items()}
 
 
-def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Iterator[Table]:
-    """Yield a table for every checkpoint.
-
-    Args:
-        result: result of ``tokenv.lab.variance_study.run_variance_study``.
-        component: component of the gradient: ``logits``, ``policy`` or ``encoder``.
-    """
+def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield a table for every checkpoint of a result of ``tokenv.lab.variance_study.run_variance_study``."""
     for entry in result["moments"]:
         bits = entry["bits_per_byte"]
         title = f"{entry['symbols']:,} bytes of training" + (f", {bits:.3f} bits per byte" if bits else "")
-        table = Table(title=f"{title}: gradient of the {component}", title_justify="left")
+        table = Table(title=f"{title}: gradient of the policy", title_justify="left")
         table.add_column("estimator", overflow="fold")
         for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
             table.add_column(name, justify="right")
         reference = reference_of(result)
-        product = noise_flops(result, entry, component)
+        product = noise_flops(result, entry)
         for label, score in entry["estimators"].items():
             if "refused" in score:
                 table.add_row(label, "refused: " + score["refused"])
                 continue
-            figures = score["components"][component]
+            figures = score["components"]["policy"]
             cost, base = result["costs"][label], result["costs"][reference]
             table.add_row(
                 label + (" *" if score["unbiased"] else ""),
