@@ -66,8 +66,7 @@ class Registry(dict[str, str]):
     def base(self) -> type:
         """Import the common base class."""
         module, _, attribute = self._base.partition(":")
-        base: type = getattr(importlib.import_module(module), attribute)
-        return base
+        return getattr(importlib.import_module(module), attribute)
 
 
 AGENTS = Registry("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")

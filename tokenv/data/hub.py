@@ -91,24 +91,20 @@ class StreamingDataset:
         self._dataset = self._open()
         self._num_shards = int(self._dataset.num_shards)
         shards = range(self._num_shards)
-        self._external_validation = validation is not None
-        self._validation_shards: list[int] = []
-        self._threshold = b""
-        if validation is None:
-            self._validation_shards = validation_shards(len(shards), config.validation, config.seed)
-            if not self._validation_shards:
-                self._threshold = threshold(max(config.validation, 1 / MIN_SHARDS))
-        self._train_shards = sorted(set(shards) - set(self._validation_shards))
-        self._validation_digests = {digest(document.content, config.seed) for document in validation or ()}
-        self._check_first_row(self._validation_shards or shards)
+        self._external_validation = external = validation is not None
+        held_out = [] if external else validation_shards(len(shards), config.validation, config.seed)
+        self._threshold = b"" if external or held_out else threshold(max(config.validation, 1 / MIN_SHARDS))
+        self._validation_shards, self._train_shards = held_out, sorted(set(shards) - set(held_out))
+        self._validation_digests: set[bytes] = set()
+        self._check_first_row(held_out or shards)
 
         self._validation_sequences = DEFAULT_VALIDATION_SEQUENCES
         if validation is None:
             documents = self._collect_validation(self._validation_sequences, progress)
-            self._validation_digests = {digest(each.content, config.seed) for each in documents.values()}
-            self._validation_chunks = self.cut(documents)
         else:
-            self._validation_chunks = chunk_documents(validation, seq_len=config.seq_len, cut=config.cut)
+            documents = dict(enumerate(validation))
+        self._validation_digests = {digest(each.content, config.seed) for each in documents.values()}
+        self._validation_chunks = self.cut(documents)
         if not len(self._validation_chunks):
             raise UserError(
                 f"{self._origin} has no sequence of data.seq_len {config.seq_len} bytes to validate on: raise "

@@ -103,8 +103,7 @@ class RunState:
         Raises:
             ValueError: if this version cannot read it.
         """
-        settings: Config = from_dict(Config, self.config)
-        return settings
+        return from_dict(Config, self.config)
 
     @property
     def loss(self) -> float | None:

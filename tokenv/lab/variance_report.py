@@ -43,8 +43,7 @@ def reference_of(result: Mapping[str, Any]) -> str:
 
 def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> list[float]:
     """Return a figure of an estimator's gradient of the policy at one checkpoint, and its standard error."""
-    estimate: list[float] = entry["estimators"][label]["components"]["policy"][figure]
-    return estimate
+    return entry["estimators"][label]["components"]["policy"][figure]
 
 
 def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, float]:

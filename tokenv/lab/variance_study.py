@@ -24,17 +24,10 @@ from tokenv.core.rates import mean_rate
 from tokenv.core.run_folders import file_digest
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.lab import gradients
 from tokenv.lab.config import Specification, VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.gradients import (
-    COMPONENTS,
-    MAX_ENUMERABLE,
-    GradientProblem,
-    credit_by_distance,
-    draw_gradient,
-    gradient_statistics,
-    true_gradient,
-)
+from tokenv.lab.gradients import COMPONENTS, MAX_ENUMERABLE, GradientProblem
 from tokenv.training.checkpointing import load_components, read_state
 from tokenv.training.trainer import train
 
@@ -159,7 +152,7 @@ class VarianceStudy:
             self._save()
         if "credit" not in entry and options.credit_draws:
             generator = problem.generator(options.noise_seed + 1)
-            entry["credit"] = asdict(credit_by_distance(problem, options.credit_draws, generator))
+            entry["credit"] = asdict(gradients.credit_by_distance(problem, options.credit_draws, generator))
             self._save()
 
     def reference_gradients(self, problem: GradientProblem, checkpoint: Path, path: Path) -> dict[str, Tensor]:
@@ -169,7 +162,7 @@ class VarianceStudy:
         if path.is_file():
             return load_tensors(path, owner)
         if options.length <= MAX_ENUMERABLE:
-            reference = {name: value.unsqueeze(0).cpu() for name, value in true_gradient(problem).items()}
+            reference = {name: value.unsqueeze(0).cpu() for name, value in gradients.true_gradient(problem).items()}
         else:
             estimator = _build_reference(options, problem.device)
             reference = self.draw_gradients(problem, estimator, options.reference_draws, options.noise_seed + 2)
@@ -184,7 +177,7 @@ class VarianceStudy:
             return {"refused": "biased for policies that read earlier boundaries"}
         _warm_up(options, problem, estimator)
         draws = self.draw_gradients(problem, estimator, options.draws, options.noise_seed + 3)
-        components = {name: asdict(gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
+        components = {name: asdict(gradients.gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
         return {"unbiased": estimator.unbiased, "components": components}
 
     def draw_gradients(self, problem: GradientProblem, estimator: Any, draws: int, seed: int) -> dict[str, Tensor]:
@@ -192,7 +185,7 @@ class VarianceStudy:
         generator = problem.generator(seed)
         rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
         for _ in self._bar(range(draws), desc="draws"):
-            for name, value in draw_gradient(problem, estimator, generator).items():
+            for name, value in gradients.draw_gradient(problem, estimator, generator).items():
                 rows[name].append(value.cpu())
         return {name: torch.stack(values) for name, values in rows.items()}
 

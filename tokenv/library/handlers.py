@@ -159,27 +159,21 @@ def segment_text(
         ``facts`` and ``html`` (the coloured text, escaped) or ``error``; and the ``labels`` of their colour scale.
     """
     spans: dict[str, Spans] = {}
-    errors: dict[str, str] = {}
     names = models.defaults | {run: name for run, name in request.checkpoints.items() if run in models.defaults}
+    answers: dict[str, dict[str, Any]] = {run: {"run": run, "checkpoint": name} for run, name in names.items()}
     for run, name in names.items():
         check()
         try:
             model = models.model(run, name)
             spans[run] = model.spans(request.text, seed=seed, threshold=request.threshold, rate=request.rate)
         except UserError as error:
-            errors[run] = escape(str(error))
+            answers[run]["error"] = escape(str(error))
     passages = {run: characters(each.text, each.probabilities, each.boundaries) for run, each in spans.items()}
     scale = colour_scale(*passages.values())
-    answers: list[dict[str, Any]] = []
-    for run, name in names.items():
-        answer: dict[str, Any] = {"run": run, "checkpoint": name}
-        if run in errors:
-            answer["error"] = errors[run]
-        else:
-            html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))
-            answer |= {"facts": _facts(spans[run]), "html": html, "spans": spans[run].as_dict()}
-        answers.append(answer)
-    return {"runs": answers, "labels": legend(scale)["labels"]}
+    for run, each in spans.items():
+        html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))
+        answers[run] |= {"facts": _facts(each), "html": html, "spans": each.as_dict()}
+    return {"runs": list(answers.values()), "labels": legend(scale)["labels"]}
 
 
 def _facts(spans: Spans) -> Mapping[str, str]:
