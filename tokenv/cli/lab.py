@@ -22,8 +22,7 @@ from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOption
 from tokenv.lab.plan import plan
 from tokenv.lab.scaling import scale
 from tokenv.lab.speed import bench, bench_forecasts
-from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
-from tokenv.lab.variance_report import print_variance, write_variance
+from tokenv.lab.variance_report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
 from tokenv.lab.variance_study import check_estimators, run_variance_study
 from tokenv.plotting.console import console, summary_table
 
