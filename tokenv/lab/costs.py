@@ -54,11 +54,12 @@ def interleave(
     device: torch.device,
     *,
     warmup: int = WARMUP_ROUNDS,
+    title: str = "bench",
     progress: bool = False,
 ) -> dict[str, list[float]]:
     """Return the seconds of every variant in every round, after some rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for number in tqdm(range(repeats + warmup), desc="timing", unit="round", disable=not progress):
+    for number in tqdm(range(repeats + warmup), desc=title, unit="round", disable=not progress):
         for name, work in variants.items():
             elapsed = time_once(work, device)
             if number >= warmup:
@@ -128,7 +129,7 @@ def measure_costs(
     generator = torch.Generator(symbol_BN.device).manual_seed(0)
     updates = {label: partial(_update, variant, symbol_BN, generator) for label, variant in variants.items()}
     memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
-    seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, progress=progress)
+    seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress)
     return {
         label: Cost(
             seconds=statistics.median(seconds[label]),
