@@ -24,10 +24,10 @@ from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
-from tokenv.forecasting.frames import FrameForecaster
 from tokenv.lab.config import VarianceOptions
 from tokenv.lab.variance_study import run_variance_study
 from tokenv.library.handlers import ModelCache
+from tokenv.library.model import Model
 from tokenv.library.server import build_application
 from tokenv.lm.segments import segment
 from tokenv.training.process_group import Ranks
@@ -156,7 +156,7 @@ def test_forecasts_equal_those_on_the_cpu(
         components = build_components(config)
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))
-        forecasts.append(FrameForecaster(loaded, 6, (0.1, 0.9), 5, direct).forecast(frame))
+        forecasts.append(Model(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct))
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ from tokenv.cli.main import run_command
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions
-from tokenv.lab.scaling import measure_updates
+from tokenv.lab.costs import measure_updates
 from tokenv.training.process_group import Ranks
 
 

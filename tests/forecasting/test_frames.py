@@ -11,7 +11,6 @@ from utilsforecast.losses import coverage, mse
 import tokenv
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
-from tokenv.forecasting.frames import FrameForecaster
 from tokenv.training.trainer import train
 
 
@@ -127,8 +126,8 @@ def test_windows_without_dates_have_numbers_of_rows(model):
     wide = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0) % 7})
     options = replace(model.config.data.series, date=None)
     undated = replace(model.config, data=replace(model.config.data, series=options))
-    forecaster = FrameForecaster(replace(model._trained, config=undated), 4, (0.1, 0.9), 5, None)
-    found = forecaster.cross_validate(wide, windows=2)
+    undated_model = tokenv.Model(replace(model._trained, config=undated))
+    found = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
     assert found["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
     assert found["y"].tolist()[:8] == found["ds"].tolist()[:8] == list(range(52, 60))
     assert found["cutoff"].tolist()[:8] == [51] * 4 + [55] * 4

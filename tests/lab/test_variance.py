@@ -14,12 +14,18 @@ from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
 from tokenv.config.components import build_components
 from tokenv.core.errors import UserError
-from tokenv.lab import variance_plots, variance_study
+from tokenv.lab import variance_report, variance_study
 from tokenv.lab.config import VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, gradient_statistics, true_gradient
-from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
-from tokenv.lab.variance_report import noise_flops, print_variance, write_variance
+from tokenv.lab.variance_report import (
+    draw_cost,
+    draw_credit,
+    draw_progress,
+    noise_flops,
+    print_variance,
+    write_variance,
+)
 from tokenv.lab.variance_study import VarianceStudy
 
 SHORT = 6
@@ -267,7 +273,7 @@ def a_result(**figures):
 def drawn(monkeypatch, draw, result):
     """Return a picture's first axes, the texts beside them, and the texts of its legend."""
     figures = []
-    monkeypatch.setattr(variance_plots, "save_png", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(variance_report, "save_png", lambda figure, path: figures.append(figure))
     draw(result, None)
     (figure,) = figures
     figure.draw_without_rendering()
@@ -310,7 +316,7 @@ def test_bias_of_direction_is_drawn_as_estimated(monkeypatch):
         assert f"other  [{turn:.2f} ± 0.30]" in texts
         scale = axes.figure.axes[-1].get_ylim()
         assert scale == (pytest.approx(min(turn, 0.0)), pytest.approx(max(turn, 0.1)))
-        assert faces(axes)[1] != variance_plots._NO_BIAS
+        assert faces(axes)[1] != variance_report._NO_BIAS
     axes, texts, _ = drawn(monkeypatch, draw_cost, a_result(turn=[math.nan, math.nan]))
     assert "other  [–]" in texts
 
@@ -318,7 +324,7 @@ def test_bias_of_direction_is_drawn_as_estimated(monkeypatch):
 @pytest.mark.parametrize("turn", [[math.nan, math.nan], [0.5, math.nan], [0.5, 0.3], [-0.5, 0.3], [0.0, 0.0]])
 def test_a_bias_that_may_be_zero_is_grey(monkeypatch, turn):
     axes, _, legend = drawn(monkeypatch, draw_cost, a_result(turn=turn))
-    assert faces(axes) == [variance_plots._NO_BIAS, variance_plots._NO_BIAS]  # the first is 0.1 ± 0.05
+    assert faces(axes) == [variance_report._NO_BIAS, variance_report._NO_BIAS]  # the first is 0.1 ± 0.05
     assert "grey: bias within 2 standard errors of 0, or not measurable" in legend
     assert axes.figure.axes[-1].get_ylim() == (0.0, pytest.approx(0.1))
 

@@ -12,7 +12,7 @@ from tokenv.config.files import resolve
 from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.hub import Shards
+from tokenv.data.hub import StreamingDataset
 from tokenv.training.trainer import train
 
 
@@ -71,7 +71,7 @@ def test_a_stopped_and_resumed_run_is_the_same(config, whole, tmp_path):
 
 
 def test_unreadable_data_is_reported_to_the_user(config, tmp_path, monkeypatch):
-    real = Shards.rows
+    real = StreamingDataset.rows
 
     def broken(self, shard, first=0):
         for number, row in real(self, shard, first):
@@ -80,7 +80,7 @@ def test_unreadable_data_is_reported_to_the_user(config, tmp_path, monkeypatch):
             yield number, row
 
     begun = []
-    monkeypatch.setattr(Shards, "rows", broken)
+    monkeypatch.setattr(StreamingDataset, "rows", broken)
     with pytest.raises(UserError, match="the line is dead: expected a connection"):
         train(config, tmp_path, lambda name, *_: begun.append(name))
     assert not reading_ahead()

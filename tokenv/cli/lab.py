@@ -20,10 +20,8 @@ from tokenv.core.errors import MissingFileError, UserError
 from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
 from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOptions
 from tokenv.lab.plan import plan
-from tokenv.lab.scaling import scale
-from tokenv.lab.speed import bench, bench_forecasts
-from tokenv.lab.variance_plots import draw_cost, draw_credit, draw_progress
-from tokenv.lab.variance_report import print_variance, write_variance
+from tokenv.lab.speed import bench, bench_forecasts, scale
+from tokenv.lab.variance_report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
 from tokenv.lab.variance_study import check_estimators, run_variance_study
 from tokenv.plotting.console import console, summary_table
 

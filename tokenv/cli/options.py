@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE
-from tokenv.config.schema import Config
+from tokenv.config.schema import PEER_NAMES, SAMPLES, SEASON, WINDOWS, Config
 from tokenv.core import run_folders
 from tokenv.core.atomic import check_output
 from tokenv.core.errors import COUNT, SEED, MissingFileError, UserError, at_least, bounds, check_bounds, choice
@@ -16,7 +16,6 @@ from tokenv.core.rates import REQUESTED_RATE, check_rates
 from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.task_formats import check_tasks
-from tokenv.forecasting.config import PEER_NAMES, SAMPLES, SEASON, WINDOWS
 
 MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
 FLOPS = bounds("floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0)

@@ -10,10 +10,9 @@ from typing import Any, Self
 
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
-from tokenv.config.schema import EARLY_WEIGHT, Config
+from tokenv.config.schema import EARLY_WEIGHT, Config, ForecastRequest
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
 from tokenv.core.rates import check_rates
-from tokenv.forecasting.config import ForecastRequest
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")

@@ -13,12 +13,11 @@ import pandas as pd
 from tokenv.compare.run_evaluation import Forecasts, RunEvaluation
 from tokenv.compare.score_statistics import Difference, Estimate, Pair, compare_scores
 from tokenv.config.components import Components
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, ForecastRequest
 from tokenv.core.errors import UserError
 from tokenv.data.windows import SeriesData
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
-from tokenv.forecasting.config import ForecastRequest
 from tokenv.forecasting.contexts import held_out_windows
 from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.scores import ScoreAccumulator

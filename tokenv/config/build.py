@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int, co
         UserError: the name or an option is unknown, or a value out of range.
     """
     context = {"width": model.width, "softcap": model.output_softcap, "channels": channels, "covariates": covariates}
-    codec: Codec = registry.build("codec", section, registry.CODECS, **context)
-    return codec
+    return registry.build("codec", section, registry.CODECS, **context)
 
 
 def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
@@ -55,12 +53,9 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
         UserError: the name or an option is unknown, or a value out of range.
     """
     if section["name"] != LOADED:
-        agent: Agent = registry.build("agent", section, registry.AGENTS, **context)
-        return agent
-    loaded = LoadedAgent.of(section)
-    options = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
-    pretrained: PretrainedAgent = registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
-    return pretrained
+        return registry.build("agent", section, registry.AGENTS, **context)
+    options = vars(LoadedAgent.of(section))
+    return registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
 
 
 def is_trainable(section: Mapping[str, Any]) -> bool:

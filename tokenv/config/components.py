@@ -323,6 +323,8 @@ def _build_learners(
         )
     try:
         check_causal(agent, direct=config.model.direct)
+        if agent.learns:
+            check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:
         raise UserError(str(error)) from error
     if not agent.learns and config.freeze_lm:
@@ -337,10 +339,6 @@ def _build_learners(
                 "agent with a policy, such as learned, or no teacher (imitation.teacher={})"
             )
         return agent, None, None, None
-    try:
-        check_compatible(estimator, agent, config.model.pooling)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     imitation = None
     if config.imitation.teacher:
         imitation = chain(Imitation(build_agent(config.imitation.teacher, **of_agents)))

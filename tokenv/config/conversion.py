@@ -89,22 +89,18 @@ def migrate_keys(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     migrated = {
         item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata
     }
-    options = {item.name: item.metadata.get("options_were", {}) for item in fields(kind)}
+    renamed = {item.name: item.metadata.get("options_were", {}) for item in fields(kind)}
     for key, value in values.items():
         if key in hints:
             nested = is_dataclass(hints[key]) and isinstance(value, Mapping)
-            migrated[key] = migrate_keys(hints[key], value) if nested else rename_options(value, options[key])
+            migrated[key] = migrate_keys(hints[key], value) if nested else rename_options(value, renamed[key])
         elif key in earlier:
             migrated[earlier[key]] = value
-        elif moved := {earlier[f"{key}.{name}"]: item for name, item in _items(value) if f"{key}.{name}" in earlier}:
-            migrated |= moved
         else:
-            migrated[key] = value
+            options = value.items() if isinstance(value, Mapping) else ()
+            moved = {earlier[f"{key}.{name}"]: item for name, item in options if f"{key}.{name}" in earlier}
+            migrated |= moved or {key: value}
     return migrated
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def rename_options(section: Any, names: Mapping[str, str]) -> Any:
@@ -190,7 +186,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
         return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
     hint = Section if hint == Plain and isinstance(value, Mapping) else hint
-    if get_origin(hint) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+    if get_origin(hint) is dict and isinstance(value, Mapping) and _has_text_keys(value):
         return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
     try:
         return _read(value, hint)

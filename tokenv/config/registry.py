@@ -24,10 +24,10 @@ def installed_entry_points(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-class Registry(Mapping[str, str]):
+class Registry(dict[str, str]):
     """Built-in classes by name, and those which installed packages register under an entry-point group.
 
-    As a mapping it holds the built-in ones: name to ``package.module:Class``.
+    As a dictionary it holds the built-in ones: name to ``package.module:Class``.
 
     Args:
         group: entry-point group, such as ``tokenv.estimators``.
@@ -36,16 +36,8 @@ class Registry(Mapping[str, str]):
     """
 
     def __init__(self, group: str, builtin: Mapping[str, str], *, base: str) -> None:
-        self.group, self._builtin, self._base = group, dict(builtin), base
-
-    def __getitem__(self, name: str) -> str:
-        return self._builtin[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._builtin)
-
-    def __len__(self) -> int:
-        return len(self._builtin)
+        super().__init__(builtin)
+        self.group, self._base = group, base
 
     def names(self) -> list[str]:
         """Return all names, including those of other packages."""
@@ -62,7 +54,7 @@ class Registry(Mapping[str, str]):
             for entry in installed_entry_points(self.group)
             if entry.name == name
         }
-        claims = sorted(registered | ({("tokenv", self._builtin[name])} if name in self else set()))
+        claims = sorted(registered | ({("tokenv", self[name])} if name in self else set()))
         if len(claims) > 1:
             whose = " and ".join(f"{package} ({value})" for package, value in claims)
             raise UserError(
@@ -74,8 +66,7 @@ class Registry(Mapping[str, str]):
     def base(self) -> type:
         """Import the common base class."""
         module, _, attribute = self._base.partition(":")
-        base: type = getattr(importlib.import_module(module), attribute)
-        return base
+        return getattr(importlib.import_module(module), attribute)
 
 
 AGENTS = Registry("tokenv.agents", agents.AGENTS, base="tokenv.agents.base:Agent")

@@ -1,4 +1,4 @@
-"""The configuration of a training run: all keys with their meanings, defaults and ranges."""
+"""The configuration of a training run, and of forecasts: all keys with their meanings, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tokenv.core.errors import (
     POSITIVE_OR_NULL,
     SEED,
     UserError,
+    at_least,
     bounds,
     check_bounds,
 )
@@ -47,6 +48,14 @@ RATE = bounds(
     lambda rate: isinstance(rate, RateRange) or 0 < rate < 1,
 )
 THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
+
+# Metadata of options of forecasts.
+PEERS = ("dlinear",)
+HORIZON, SAMPLES, WINDOWS = at_least(1, optional=True), at_least(2), at_least(0)
+SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
+PEER_NAMES = bounds(
+    f"names among {', '.join(PEERS)}", lambda names: not isinstance(names, str) and all(name in PEERS for name in names)
+)
 
 
 @dataclass(frozen=True)
@@ -333,3 +342,30 @@ def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
 MAY_CHANGE_ON_RESUME = _keys("may_change", else_=False)
 IDENTITY = _keys("identity", else_=True)  # equal keys mean the same run
 SETTINGS = _keys("setting", else_=True)  # keys by which methods differ
+
+
+@dataclass(frozen=True)
+class ForecastRequest:
+    """Forecasts of test windows to score, as ``tokenv forecast`` does.
+
+    Attributes:
+        horizon: steps to forecast; None for all which a run's direct head predicts.
+        windows: number of test windows, evenly spaced over the test steps; 0 for one per step.
+        direct: whether to use the direct head; else continuations are drawn value by value.
+        samples: number of drawn continuations per forecast.
+        season: steps of a season; None to estimate it from the training steps.
+        peers: further models beside the naive baselines.
+
+    Raises:
+        UserError: a number is too small, or a peer model is unknown.
+    """
+
+    horizon: int | None = field(default=None, metadata=HORIZON)
+    windows: int = field(default=1400, metadata=WINDOWS)
+    direct: bool = True
+    samples: int = field(default=25, metadata=SAMPLES)
+    season: int | None = field(default=None, metadata=SEASON)
+    peers: list[str] = field(default_factory=lambda: ["dlinear"], metadata=PEER_NAMES)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "forecast.")

@@ -16,29 +16,15 @@ from tqdm import tqdm
 
 from tokenv.core.devices import device_module, has_own_memory
 from tokenv.core.errors import UserError
-from tokenv.core.sequences import SequenceBatch, Source, SourceOrFactory, TensorSource
-from tokenv.data.chunks import Document, chunk_documents
+from tokenv.core.sequences import SequenceBatch, Source
+from tokenv.core.sequences import TensorSource as TensorSource
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
 from tokenv.data.split import Split, split_documents, split_from
-from tokenv.data.stream import EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
+from tokenv.data.stream import Document, InMemoryBlocks, Streams, TrainStream, chunk_documents, low_discrepancy_order
 from tokenv.data.windows import SeriesData, load_series
 
-__all__ = [
-    "Corpus",
-    "CorpusFactory",
-    "InMemoryDataset",
-    "PrefetchedSource",
-    "ResumableSource",
-    "SequenceBatch",
-    "Source",
-    "SourceOrFactory",
-    "TensorSource",
-    "TrainStream",
-    "load_corpus",
-    "stage_batch",
-]
 _CORPORA: dict[str, Corpus] = {}
 MAX_PREFETCHED = 2  # batches, beside the one in use
 JOIN_TIMEOUT = 5.0  # seconds to wait for the last read to end
@@ -129,7 +115,7 @@ class Corpus:
         """
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected an integer of at least 0: choose one")
-        return self._stream(self._data.blocks(seed))
+        return self.streams(1, seed=seed).streams[0]
 
     def streams(self, count: int, *, seed: int = 0) -> Streams:
         """Open the training sequences as disjoint streams for several processes; data in memory is a single stream.
@@ -138,12 +124,9 @@ class Corpus:
             count: streams into which a data set read on the fly is cut, at least 1.
             seed: see `train`.
         """
-        if not isinstance(self._data, StreamingDataset):
-            return Streams([self.train(seed=seed)])
-        return Streams([self._stream(blocks) for blocks in self._data.streams(seed, count)])
-
-    def _stream(self, blocks: EpochBlocks) -> TrainStream:
-        return TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint)
+        data = self._data
+        parts = data.streams(seed, count) if isinstance(data, StreamingDataset) else [data.blocks(seed)]
+        return Streams([TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint) for blocks in parts])
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the validation sequences, always the same and in the same order.

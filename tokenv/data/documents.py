@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from tokenv.core.atomic import PARTIAL
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.builtin import prose_documents, python_documents, synthetic_documents
-from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.rows import json_rows, parquet_rows
+from tokenv.data.stream import Document
 
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
 JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
@@ -54,12 +54,11 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         yield from synthetic_documents(config.lexicon_size, config.words_documents, config.seed)
     else:
         root = Path(source).expanduser()
-        for path in (files := _find_files(source, root)):
-            if not path.name.endswith(TEXT_SUFFIXES):
+        for path in _find_files(source, root):
+            if path.name.endswith(TEXT_SUFFIXES):
+                yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
+            else:
                 yield from _read_table(path, config.column)
-        texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
-        for path in texts:
-            yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
 
 
 def content_of(row: Mapping[str, Any], column: str, origin: str) -> bytes:

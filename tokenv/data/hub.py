@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -16,58 +16,17 @@ from tqdm import tqdm
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data import rows
-from tokenv.data.chunks import Chunks, Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.documents import content_of
 from tokenv.data.rows import HUB_ADVICE, Row, iterate_rows
 from tokenv.data.split import digest, threshold
-from tokenv.data.stream import low_discrepancy_order
+from tokenv.data.stream import Chunks, Document, chunk_documents, low_discrepancy_order
 
 MIN_FILES = 64  # fewer files are split into row groups, each of which has to be opened
 MIN_SHARDS = 20  # of fewer shards, holding one out would be too much
 DEFAULT_VALIDATION_SEQUENCES = 512
 ROWS_PER_TURN = 64  # successive rows of a shard which are read for validation before some of another shard
 MAX_ROWS = 2**32  # of a shard
-
-
-class Shards:
-    """Streamed data set as a list of shards, each of which can be read by itself.
-
-    The shards are the data set's files, or, of fewer than 64 Parquet files, these files' row groups.
-
-    Args:
-        open_dataset: function which opens the data set.
-        name: name of the data set in messages.
-
-    Raises:
-        UserError: the data set cannot be opened.
-    """
-
-    def __init__(self, open_dataset: Callable[[], datasets.IterableDataset], name: str) -> None:
-        self._name = name
-        try:
-            dataset = open_dataset()
-            self._dataset = dataset.reshard() if dataset.num_shards < MIN_FILES else dataset
-        except UserError:
-            raise
-        except Exception as error:  # see iterate_rows
-            raise UserError(f"hub data set {name!r} cannot be opened: {error}: {HUB_ADVICE}") from error
-
-    def __len__(self) -> int:
-        return int(self._dataset.num_shards)
-
-    def rows(self, shard: int, first: int = 0) -> Iterator[tuple[int, Row]]:
-        """Yield the rows of a shard with their numbers, beginning at row `first`; the shard is opened lazily.
-
-        Raises:
-            UserError: the shard cannot be read to its end.
-        """
-        shard_rows = iterate_rows(
-            lambda: self._dataset.shard(num_shards=len(self), index=shard),
-            f"hub data set {self._name!r} cannot be read",
-            HUB_ADVICE,
-        )
-        return islice(enumerate(shard_rows), first, None)
 
 
 def validation_shards(count: int, fraction: float, seed: int) -> list[int]:
@@ -109,8 +68,9 @@ def partition_shards(shards: Sequence[int], streams: int) -> list[ShardAssignmen
 
 
 class StreamingDataset:
-    """Data set of the hub, or of a local folder, read on the fly.
+    """Data set of the hub, or of a local folder, read on the fly, in shards which can be read by themselves.
 
+    The shards are the data set's files, or, of fewer than 64 Parquet files, these files' row groups.
     Of 20 or more shards a fraction, at least one, is held out: training opens none of these, and validation no other.
     Of fewer shards the documents with a low hash are held out wherever they are, at least a twentieth, so that they
     are found quickly. Either way no document is trained on that equals one of the first 512 validation sequences.
@@ -121,60 +81,74 @@ class StreamingDataset:
         progress: whether to show a progress bar while reading for validation.
 
     Raises:
-        UserError: the data set lacks the text column or holds no sequence to validate on.
+        UserError: the data set cannot be opened, lacks the text column or holds no sequence to validate on.
     """
 
     def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
-        self._shards = Shards(lambda: rows.open_hub(self.name, config.hub_config, config.hub_split), self.name)
-        shards = range(len(self._shards))
-        self._external_validation = validation is not None
-        self._validation_shards: list[int] = []
-        self._threshold = b""
-        if validation is None:
-            self._validation_shards = validation_shards(len(shards), config.validation, config.seed)
-            if not self._validation_shards:
-                self._threshold = threshold(max(config.validation, 1 / MIN_SHARDS))
-        self._train_shards = sorted(set(shards) - set(self._validation_shards))
-        self._validation_digests = {digest(document.content, config.seed) for document in validation or ()}
-        self._check_first_row(self._validation_shards or shards)
+        self._origin = f"hub data set {self.name!r}"
+        self._dataset = self._open()
+        self._num_shards = int(self._dataset.num_shards)
+        shards = range(self._num_shards)
+        self._external_validation = external = validation is not None
+        held_out = [] if external else validation_shards(len(shards), config.validation, config.seed)
+        self._threshold = b"" if external or held_out else threshold(max(config.validation, 1 / MIN_SHARDS))
+        self._validation_shards, self._train_shards = held_out, sorted(set(shards) - set(held_out))
+        self._validation_digests: set[bytes] = set()
+        self._check_first_row(held_out or shards)
 
         self._validation_sequences = DEFAULT_VALIDATION_SEQUENCES
         if validation is None:
             documents = self._collect_validation(self._validation_sequences, progress)
-            self._validation_digests = {digest(each.content, config.seed) for each in documents.values()}
-            self._validation_chunks = self.cut(documents)
         else:
-            self._validation_chunks = chunk_documents(validation, seq_len=config.seq_len, cut=config.cut)
+            documents = dict(enumerate(validation))
+        self._validation_digests = {digest(each.content, config.seed) for each in documents.values()}
+        self._validation_chunks = self.cut(documents)
         if not len(self._validation_chunks):
             raise UserError(
-                f"hub data set {self.name!r} has no sequence of data.seq_len {config.seq_len} bytes "
-                "to validate on: raise data.validation, lower data.seq_len, or set another data.validation_source"
+                f"{self._origin} has no sequence of data.seq_len {config.seq_len} bytes to validate on: raise "
+                "data.validation, lower data.seq_len, or set another data.validation_source"
             )
         self.fingerprint = self._compute_fingerprint()
+
+    def _open(self) -> datasets.IterableDataset:
+        try:
+            dataset = rows.open_hub(self.name, self.config.hub_config, self.config.hub_split)
+            return dataset.reshard() if dataset.num_shards < MIN_FILES else dataset
+        except UserError:
+            raise
+        except Exception as error:  # see iterate_rows
+            raise UserError(f"{self._origin} cannot be opened: {error}: {HUB_ADVICE}") from error
 
     def _check_first_row(self, shards: Sequence[int]) -> None:
         _, first = next(chain.from_iterable(self.rows(shard) for shard in shards), (0, None))
         if first is None:
-            raise UserError(f"hub data set {self.name!r} holds no row: choose another data.hub_split")
-        content_of(first, self.config.column, f"hub data set {self.name!r}")
+            raise UserError(f"{self._origin} holds no row: choose another data.hub_split")
+        content_of(first, self.config.column, self._origin)
 
     def _compute_fingerprint(self) -> str:
         config = self.config
-        header = (self.name, config.hub_config, config.hub_split, config.column, config.cut, len(self._shards))
+        header = (self.name, config.hub_config, config.hub_split, config.column, config.cut, self._num_shards)
         numbers = (config.seq_len, config.seed, config.validation, config.shuffle_buffer)
         validation = self.validation(None).symbol_BN.numpy().astype(np.uint8).tobytes()
         return hashlib.blake2b(repr((header, numbers)).encode() + validation, digest_size=16).hexdigest()
 
     def rows(self, shard: int, first: int = 0) -> Iterator[tuple[int, Row]]:
-        """Yield the rows of a shard with their numbers, beginning at row `first`."""
-        return self._shards.rows(shard, first)
+        """Yield the rows of a shard with their numbers, beginning at row `first`; the shard is opened lazily.
+
+        Raises:
+            UserError: the shard cannot be read to its end.
+        """
+        shard_rows = iterate_rows(
+            lambda: self._dataset.shard(self._num_shards, shard), f"{self._origin} cannot be read", HUB_ADVICE
+        )
+        return islice(enumerate(shard_rows), first, None)
 
     def document(self, row: Row, shard: int, number: int) -> Document:
         """Return the document in the `number`-th row of a shard."""
-        content = content_of(row, self.config.column, f"hub data set {self.name!r}")
-        location = f" shard {shard}" if len(self._shards) > 1 else ""
+        content = content_of(row, self.config.column, self._origin)
+        location = f" shard {shard}" if self._num_shards > 1 else ""
         return Document(f"{self.name}{location} row {number}", content)
 
     def document_id(self, shard: int, row: int) -> int:
@@ -185,10 +159,6 @@ class StreamingDataset:
         """Check whether `document` is excluded from training."""
         key = digest(document.content, self.config.seed)
         return key < self._threshold or key in self._validation_digests
-
-    def blocks(self, seed: int) -> StreamingBlocks:
-        """Return the endless blocks of training sequences."""
-        return self.streams(seed, 1)[0]
 
     def streams(self, seed: int, count: int) -> list[StreamingBlocks]:
         """Return the blocks of each of `count` streams, which partition the data set."""
@@ -208,24 +178,23 @@ class StreamingDataset:
         """Return the first held-out documents which suffice for `sequences`, by their ids."""
         documents: dict[int, Document] = {}
         total_bytes = long_documents = 0
-        with tqdm(
-            self._validation_rows(), desc=f"reading {self.name!r}", unit=" documents", disable=not progress
-        ) as candidates:
+        seq_len, cuts_whole = self.config.seq_len, self.config.cut == "document"
+        bar = tqdm(self._validation_rows(), f"reading {self.name!r}", unit=" documents", disable=not progress)
+        with bar as candidates:
             for shard, number, row in candidates:
                 document = self.document(row, shard, number)
                 if not document.content or not (self._validation_shards or self.is_held_out(document)):
                     continue
                 documents[self.document_id(shard, number)] = document
                 total_bytes += len(document.content) + 1
-                long_documents += len(document.content) >= self.config.seq_len
-                cut_whole = self.config.cut == "document"
-                if (long_documents if cut_whole else (total_bytes - 1) // self.config.seq_len) >= sequences:
+                long_documents += len(document.content) >= seq_len
+                if (long_documents if cuts_whole else (total_bytes - 1) // seq_len) >= sequences:
                     break
         return documents
 
     def _validation_rows(self) -> Iterator[tuple[int, int, Row]]:
         """Yield the rows which may be held out, some of each shard in turn: shard, row number and row."""
-        shards: Sequence[int] = self._validation_shards or range(len(self._shards))
+        shards: Sequence[int] = self._validation_shards or range(self._num_shards)
         order = [shards[index] for index in low_discrepancy_order(len(shards))]
         for begin in range(0, len(order), MIN_SHARDS):  # so many are open at once
             queue = deque((shard, self.rows(shard)) for shard in order[begin : begin + MIN_SHARDS])

@@ -59,8 +59,21 @@ class Recording:
 
 
 def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a .parquet file, or else a CSV file: one recording, or, of a long table, one for every series."""
-    return read_parquet(path, config) if path.suffix == ".parquet" else read_csv(path, config)
+    """Read a .parquet file, or else a CSV file: one recording, or, of a long table, one for every series.
+
+    If the columns of a parquet file hold lists, each of its rows is a series, else a step.
+
+    Raises:
+        MissingFileError: there is no such file.
+        UserError: as for `read_csv`, or the file is broken.
+    """
+    is_parquet = path.suffix == ".parquet"
+    if not path.is_file():
+        kind = "parquet" if is_parquet else "CSV"
+        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a {kind} file: give its path")
+    if is_parquet:
+        return _from_rows(path.name, str(path), list(parquet_rows(path, "repair it")), config)
+    return read_csv(path, config)
 
 
 def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
@@ -74,11 +87,8 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
         config: columns to read.
 
     Raises:
-        MissingFileError: there is no such file.
         UserError: a column is unknown, a value is no finite number, or dates are unsorted, repeated or irregular.
     """
-    if not path.is_file():
-        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a CSV file: give its path")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -111,18 +121,6 @@ def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
     rows = (dict(zip(header, row, strict=True)) for row in known.itertuples(index=False, name=None))
     cells = ((f"frame row {number}", row) for number, row in enumerate(rows))
     return _steps("frame", "frame", header, cells, config)
-
-
-def read_parquet(path: Path, config: SeriesConfig) -> list[Recording]:
-    """Read a parquet file: one row per step, wide or long, or, if the columns hold lists, one row per series.
-
-    Raises:
-        MissingFileError: there is no such file.
-        UserError: as for `read_csv`, or the file is broken.
-    """
-    if not path.is_file():
-        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a parquet file: give its path")
-    return _from_rows(path.name, str(path), list(parquet_rows(path, "repair it")), config)
 
 
 def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig) -> list[Recording]:

@@ -32,12 +32,7 @@ def user_cache() -> Path:
 
 
 def train_bpe(
-    corpus: Corpus,
-    vocabulary_size: int,
-    cache: str | Path | None = None,
-    *,
-    max_bytes: int = 100_000_000,
-    progress: bool = False,
+    corpus: Corpus, vocabulary_size: int, cache: str | Path | None = None, *, max_bytes: int = 100_000_000
 ) -> Path:
     """Train a tokenizer on a corpus' training sequences, or return the cached one.
 
@@ -49,7 +44,6 @@ def train_bpe(
         vocabulary_size: number of tokens including the 256 bytes; a text without repeated pairs gives fewer.
         cache: folder for tokenizers, by their training data; None for the user's (``user_cache() / "bpe"``).
         max_bytes: largest number of bytes to read.
-        progress: whether to show a progress bar.
 
     Returns:
         The tokenizer's JSON file.
@@ -69,11 +63,9 @@ def train_bpe(
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    alphabet = [chr(byte) for byte in range(BYTES)]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        min_frequency=2,
-        initial_alphabet=[chr(byte) for byte in range(BYTES)],
-        show_progress=progress,
+        vocab_size=vocabulary_size, min_frequency=2, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(_training_texts(corpus, max_bytes), trainer)
     folder.mkdir(parents=True, exist_ok=True)

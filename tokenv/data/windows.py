@@ -204,7 +204,10 @@ class SeriesData:
 
     def __init__(self, recordings: list[Recording], config: DataConfig) -> None:
         self.config = config
-        self.series = [series for recording in recordings for series in self._split(recording)]
+        self.series: list[Series] = []
+        for recording in recordings:
+            borders = split_borders(config.source, len(recording.value_LC), config)
+            self.series += series_of(recording, borders, config.series)
         if not self.series:
             raise UserError(f"data source {config.source!r} holds no series: point to another")
         self._train = self.windows("training")
@@ -216,10 +219,6 @@ class SeriesData:
             if series.covariate_LK is not None:
                 digest.update(series.covariate_LK.tobytes())
         self.fingerprint = digest.hexdigest()
-
-    def _split(self, recording: Recording) -> list[Series]:
-        borders = split_borders(self.config.source, len(recording.value_LC), self.config)
-        return series_of(recording, borders, self.config.series)
 
     def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training windows, each in a random order."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config.components import Components
@@ -30,14 +29,7 @@ from tokenv.evaluation.evaluator import (
     num_boundary_sites,
     shift_noise,
 )
-from tokenv.evaluation.loaded_run import (
-    LoadedRun,
-    Segmentation,
-    iterate_batches,
-    resolve_rate,
-    segment,
-    split_text,
-)
+from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, iterate_batches, resolve_rate, segment, split_text
 from tokenv.lm.flops import reading_flops
 from tokenv.plotting.characters import warn
 
@@ -99,23 +91,17 @@ def calibrate(
         mean = rate
         if isinstance(mean, RateRange):  # the mean of the sampled rates
             mean = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
-        excess = partial(_excess_rate, components, observed, noises, mean)
+
+        def excess(bias: float) -> float:
+            boundaries = sites = 0
+            for td, noise in zip(observed, noises, strict=True):
+                action = components.agent.draw(td, shift_noise(noise, bias))[keys.ACTION]
+                boundaries += action.sum().item()
+                sites += num_boundary_sites(td[keys.DECISION_MASK].expand(action.shape))
+            return boundaries / sites - mean
+
         highest, least, most = _bracket(excess)
-        if not least < 0 < most:
-            return None
-        return _find_root(excess, highest, 3e-3)
-
-
-def _excess_rate(
-    components: Components, observed: Sequence[TensorDictBase], noises: Sequence[Tensor], rate: float, bias: float
-) -> float:
-    """Return the drawn rate with a bias minus ``rate``; it does not decrease with the bias."""
-    boundaries = sites = 0
-    for td, noise in zip(observed, noises, strict=True):
-        action = components.agent.draw(td, shift_noise(noise, bias))[keys.ACTION]
-        boundaries += action.sum().item()
-        sites += num_boundary_sites(td[keys.DECISION_MASK].expand(action.shape))
-    return boundaries / sites - rate
+        return _find_root(excess, highest, 3e-3) if least < 0 < most else None
 
 
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
@@ -155,10 +141,9 @@ def segment_at_rate(
     if not 0 < rate <= 1:
         raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
     options = replace(options, rate=None)
-    bias = _find_text_bias(trained, text, options, lambda action_N: action_N.double().mean().item() - rate)
-    if bias is None:
-        raise _no_logits(trained, f"rate = {rate}")
-    segmentation = segment(trained, text, replace(options, logit_bias=bias))
+    segmentation = _segment_shifted(
+        trained, text, options, lambda action_N: action_N.double().mean().item() - rate, f"rate = {rate}"
+    )
     boundaries = sum(segmentation.boundary_N)
     if abs(boundaries - rate * len(text)) > 1:
         warn(f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}")
@@ -171,15 +156,25 @@ def _segment_into(trained: LoadedRun, text: bytes, options: EvalOptions, tokens:
     conditioned = trained.components.agent.rates is not None
     rate = min(tokens / len(text), 1 - 1 / (len(text) + 1)) if conditioned else None
     options = replace(options, rate=resolve_rate(trained.components, trained.config, rate))
-    # The last byte always ends a token.
-    bias = _find_text_bias(trained, text, options, lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens)
-    if bias is None:
-        raise _no_logits(trained, f"tokens = {tokens}")
-    segmentation = segment(trained, text, replace(options, logit_bias=bias))
+    segmentation = _segment_shifted(  # the last byte always ends a token
+        trained, text, options, lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens, f"tokens = {tokens}"
+    )
     drawn = sum(segmentation.boundary_N[:-1]) + 1
     if drawn != tokens:
         warn(f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}")
     return segmentation
+
+
+def _segment_shifted(
+    trained: LoadedRun, text: bytes, options: EvalOptions, excess: Callable[[Tensor], float], requested: str
+) -> Segmentation:
+    bias = _find_text_bias(trained, text, options, excess)
+    if bias is None:
+        raise UserError(
+            f"{requested}: the agent {trained.config.agent['name']} does not draw by logits that could be shifted: "
+            "expected none, which is its own"
+        )
+    return segment(trained, text, replace(options, logit_bias=bias))
 
 
 def _find_text_bias(
@@ -203,13 +198,6 @@ def _find_text_bias(
         if least >= 0 or most <= 0:
             return LOWEST if least >= 0 else highest
         return _find_root(excess_at, highest, 1e-7)
-
-
-def _no_logits(trained: LoadedRun, requested: str) -> UserError:
-    name = trained.config.agent["name"]
-    return UserError(
-        f"{requested}: the agent {name} does not draw by logits that could be shifted: expected none, which is its own"
-    )
 
 
 # How a rate was set; stored in the evaluations of comparisons.

@@ -161,8 +161,7 @@ class EvalSampler:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
         inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
         work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
-        td: TensorDictBase = components.with_full_parameters(work)
-        return td
+        return components.with_full_parameters(work)
 
     @torch.no_grad()
     def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -170,27 +169,19 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
         UserError: if a text is empty, or see ``resolve_rate``.
     """
     pieces = [split_text(trained, text) for text in texts]
-    pieces_of: list[list[Segmentation]] = [[Segmentation(b"", [], [], [])] * len(rows) for rows in pieces]
-    bias, size = options.logit_bias, options.sequences_per_pass(trained.config.data.seq_len)
+    bias, length = options.logit_bias, trained.config.data.seq_len
+    result = [Segmentation(text, [0.0] * len(text), [False] * len(text), [0.0] * len(text), bias) for text in texts]
     with eval_mode(trained.components, _with_rate(trained, options)) as draw:
-        for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, size):
+        for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, options.sequences_per_pass(length)):
             td = draw(symbol_BN, noise_BT=noise_BT)
             prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
             prob_BT = shift_noise(prob_BT, -bias) if bias else prob_BT
-            nats_BT = td[keys.LOG_LIKELIHOOD].double()
-            for (i, j), prob_T, action_T, nats_T in zip(places, prob_BT, td[keys.ACTION], nats_BT, strict=True):
-                nats = [math.nan, *nats_T[:-1].tolist()]
-                pieces_of[i][j] = Segmentation(b"", prob_T.tolist(), action_T.bool().tolist(), nats)
-    return [
-        Segmentation(
-            text,
-            list(chain.from_iterable(each.probability_N for each in rows)),
-            list(chain.from_iterable(each.boundary_N for each in rows)),
-            list(chain.from_iterable(each.log_likelihood_N for each in rows)),
-            bias,
-        )
-        for text, rows in zip(texts, pieces_of, strict=True)
-    ]
+            rows = (x.tolist() for x in (prob_BT, td[keys.ACTION].bool(), td[keys.LOG_LIKELIHOOD].double()))
+            for (i, j), prob_T, action_T, nats_T in zip(places, *rows, strict=True):
+                piece = slice(j * length, j * length + len(prob_T))
+                result[i].probability_N[piece], result[i].boundary_N[piece] = prob_T, action_T
+                result[i].log_likelihood_N[piece] = [math.nan, *nats_T[:-1]]
+    return result
 
 
 def _with_rate(trained: LoadedRun, options: EvalOptions) -> EvalOptions:
@@ -343,5 +334,4 @@ def _most_probable(components: Components, td: TensorDictBase) -> Tensor:
     parameters = components.with_full_parameters(
         lambda: lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None))
     )
-    most_probable: Tensor = lm.codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]
-    return most_probable
+    return lm.codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]

@@ -19,39 +19,24 @@ from rich.text import Text
 from tokenv.core.rates import Rate, RateRange, mean_rate
 from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, ENTROPY_WEIGHTED, RatePoint
+from tokenv.plotting import figures
 from tokenv.plotting.characters import escape
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.figures import (
-    Curve,
-    draw_curve,
-    draw_probabilities,
-    draw_values,
-    legend_handles,
-    save_png,
-    short,
-    titled_figure,
-)
 from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words
-
-
-class _Line(NamedTuple):
-    key: str
-    label: str
-    colour: str
 
 
 class _Panel(NamedTuple):
     ylabel: str
-    lines: tuple[_Line, ...]
+    lines: tuple[tuple[str, str, str], ...]  # key, label and colour
     log: bool = False
     has_target: bool = False
 
 
 def _loss_panel(unit: str) -> _Panel:
     lines = (
-        _Line(f"train/{unit}", "training", BLUE),
-        _Line(f"train/{unit}_early", "early exit", GREEN),
-        _Line(f"validation/{unit}", "validation", ORANGE),
+        (f"train/{unit}", "training", BLUE),
+        (f"train/{unit}_early", "early exit", GREEN),
+        (f"validation/{unit}", "validation", ORANGE),
     )
     return _Panel(in_words(unit), lines)
 
@@ -59,26 +44,23 @@ def _loss_panel(unit: str) -> _Panel:
 _PANELS = (
     _Panel(
         "boundaries per symbol",
-        (_Line("train/boundary_rate", "training", BLUE), _Line("validation/boundary_rate", "validation", ORANGE)),
+        (("train/boundary_rate", "training", BLUE), ("validation/boundary_rate", "validation", ORANGE)),
         has_target=True,
     ),
     _Panel(
         "nats per decision",
-        (
-            _Line("train/neg_log_prob", "−log π of the decisions drawn", BLUE),
-            _Line("train/entropy", "entropy of π", ORANGE),
-        ),
+        (("train/neg_log_prob", "−log π of the decisions drawn", BLUE), ("train/entropy", "entropy of π", ORANGE)),
     ),
     _Panel(
         "gradient norm",
-        (_Line("train/grad_norm_lm", "language model", BLUE), _Line("train/grad_norm_policy", "policy", ORANGE)),
+        (("train/grad_norm_lm", "language model", BLUE), ("train/grad_norm_policy", "policy", ORANGE)),
         log=True,
     ),
 )
 
 
 def draw_curves(
-    metrics: Mapping[str, Curve],
+    metrics: Mapping[str, figures.Curve],
     path: Path,
     *,
     title: str,
@@ -111,25 +93,20 @@ def draw_curves(
         if len(x) != len(y):
             raise ValueError(f"metric {name}: {len(x)} positions but {len(y)} values")
 
-    figure = titled_figure(12, 8, dpi=120, title=title)
+    figure = figures.titled_figure(12, 8, dpi=120, title=title)
     for axes, panel in zip(figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True):
         _draw_panel(axes, panel, metrics, target_rate)
 
-    return save_png(figure, path)
+    return figures.save_png(figure, path)
 
 
-def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, Curve], target_rate: Rate | None) -> None:
+def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, figures.Curve], target_rate: Rate | None) -> None:
     drawn = [
-        draw_curve(
-            axes,
-            metrics[line.key],
-            label=line.label,
-            colour=line.colour,
-            log=panel.log,
-            sparse=line.key.startswith("validation/"),
+        figures.draw_curve(
+            axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=key.startswith("validation/")
         )
-        for line in panel.lines
-        if line.key in metrics
+        for key, label, colour in panel.lines
+        if key in metrics
     ]
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel("training symbols")
@@ -173,10 +150,10 @@ def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, c
     """
     if not excerpts:
         raise ValueError("no series to draw")
-    figure = titled_figure(13, 0.9 + 2.9 * len(excerpts), dpi=110, title=title)
+    figure = figures.titled_figure(13, 0.9 + 2.9 * len(excerpts), dpi=110, title=title)
     handles = draw_windows(figure, excerpts, context)
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    return save_png(figure, path)
+    return figures.save_png(figure, path)
 
 
 def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> list[Patch | Line2D]:
@@ -194,13 +171,13 @@ def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int
     longest = max(len(excerpt.value) for excerpt in excerpts)
     for excerpt, above, below in zip(excerpts, axes[::2], axes[1::2], strict=True):
         value_NC = np.array(excerpt.value, dtype=float)  # None becomes NaN
-        draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
-        draw_probabilities(below, excerpt.boundary_prob)
+        figures.draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
+        figures.draw_probabilities(below, excerpt.boundary_prob)
     for each in axes:  # all share the axis below the last
         each.set_xlim(-0.5, longest - 0.5)
         each.tick_params(labelbottom=each is axes[-1])
     axes[-1].set_xlabel("step")
-    return legend_handles(context=context > 0, gold=any(excerpt.gold is not None for excerpt in excerpts))
+    return figures.legend_handles(context=context > 0, gold=any(excerpt.gold is not None for excerpt in excerpts))
 
 
 STYLES = {CONDITIONED: "o-", CALIBRATED: "s--", ENTROPY_WEIGHTED: "^:"}
@@ -255,7 +232,7 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
     Raises:
         OSError: if the file cannot be written.
     """
-    figure = titled_figure(11, 4.4, dpi=120, title=title)
+    figure = figures.titled_figure(11, 4.4, dpi=120, title=title)
     left, right = figure.subplots(1, 2)
     several_runs = len({point.run for point in points}) > 1
     colours = list(dict.fromkeys((point.run, point.entropy_weight) for point in points))
@@ -265,7 +242,7 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         name = _describe_way(line[0])
         look: dict[str, Any] = {
             "color": LINES[colours.index((run, weight)) % len(LINES)],
-            "label": f"{short(run)} {name}" if several_runs else name,
+            "label": f"{figures.short(run)} {name}" if several_runs else name,
             "markersize": 4,
             "linewidth": 1.2,
         }
@@ -287,4 +264,4 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         axes.spines[["top", "right"]].set_visible(False)
         _add_grid(axes)
         axes.legend(frameon=False, fontsize="small")
-    return save_png(figure, path)
+    return figures.save_png(figure, path)

@@ -103,8 +103,7 @@ class RunState:
         Raises:
             ValueError: if this version cannot read it.
         """
-        settings: Config = from_dict(Config, self.config)
-        return settings
+        return from_dict(Config, self.config)
 
     @property
     def loss(self) -> float | None:
@@ -150,30 +149,27 @@ class RunState:
         Raises:
             UserError: if the values are no state; the message names ``source``.
         """
+        where = f"{source}: "
         try:
-            return cls._from_dict(values, f"{source}: ")
+            unit = convert(values.get("unit", "bits_per_byte"), str, f"{where}unit")
+            validation, history = values["validation"], dict(values["history"])
+            if "train/bytes_per_second" in history:
+                history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
+            return cls(
+                config=migrate_keys(Config, values["config"]),
+                unit=unit,
+                step=convert(values["step"], int, f"{where}step"),
+                symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
+                flops=convert(values["flops"], int, f"{where}flops"),
+                flops_executed=convert(values.get("flops_executed", values["flops"]), int, f"{where}flops_executed"),
+                data=convert(values["data"], dict[str, Any], f"{where}data"),
+                history={name: _metric_history(each, f"{where}history of {name}") for name, each in history.items()},
+                validation=Evaluation.from_metrics(validation, unit) if validation else None,
+            )
         except KeyError as error:
-            raise UserError(f"{source}: {error} is missing: expected a state as a checkpoint holds it") from None
+            raise UserError(f"{where}{error} is missing: expected a state as a checkpoint holds it") from None
         except (TypeError, AttributeError) as error:
-            raise UserError(f"{source}: no state as a checkpoint holds it: {error}") from None
-
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any], where: str) -> RunState:
-        unit = convert(values.get("unit", "bits_per_byte"), str, f"{where}unit")
-        validation, history = values["validation"], dict(values["history"])
-        if "train/bytes_per_second" in history:
-            history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
-        return cls(
-            config=migrate_keys(Config, values["config"]),
-            unit=unit,
-            step=convert(values["step"], int, f"{where}step"),
-            symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
-            flops=convert(values["flops"], int, f"{where}flops"),
-            flops_executed=convert(values.get("flops_executed", values["flops"]), int, f"{where}flops_executed"),
-            data=convert(values["data"], dict[str, Any], f"{where}data"),
-            history={name: _metric_history(each, f"{where}history of {name}") for name, each in history.items()},
-            validation=Evaluation.from_metrics(validation, unit) if validation else None,
-        )
+            raise UserError(f"{where}no state as a checkpoint holds it: {error}") from None
 
     @classmethod
     def read(cls, path: Path) -> RunState:

@@ -48,8 +48,7 @@ class ContextBatch:
 
     def standardise(self, value_BHC: Array) -> Array:
         """Return values in standard deviations from the mean, both those of each series' training steps."""
-        mean_BC, std_BC = (np.stack([getattr(s, name) for s in self.series]) for name in ("mean_C", "std_C"))
-        return (value_BHC - mean_BC[:, None]) / std_BC[:, None]
+        return np.stack([series.standardise(value) for series, value in zip(self.series, value_BHC, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast as check_memory
@@ -38,12 +37,10 @@ class Forecast:
     Attributes:
         distribution: distribution of the H steps which follow.
         boundary_BL: ends of patches in the histories, bool.
-        probability_BL: probability of a boundary there.
     """
 
     distribution: PredictiveDistribution
     boundary_BL: Array
-    probability_BL: Array
 
 
 @dataclass(frozen=True)
@@ -166,16 +163,12 @@ def forecast(
     length = history_BL.shape[1]
     value_BSHC = generated.symbol_BN[:, length:, :, VALUE].unflatten(0, (-1, samples)).cpu()
     value_BSHC = value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]
-    action_BL, probability_BL = (x[::samples, :length] for x in (generated.action_BN, generated.boundary_prob_BN))
-    return _on_cpu(SampleForecast(value_BSHC.numpy()), action_BL, probability_BL)
+    boundary_BL = generated.action_BN[::samples, :length].bool()
+    return Forecast(SampleForecast(value_BSHC.numpy()), boundary_BL.cpu().numpy())
 
 
 def _direct_forecast(
-    components: Components,
-    batch: ContextBatch,
-    horizon: int,
-    generator: torch.Generator,
-    options: EvalOptions,
+    components: Components, batch: ContextBatch, horizon: int, generator: torch.Generator, options: EvalOptions
 ) -> Forecast:
     """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
     lm, agent, history_BL = components.lm, components.agent, batch.symbol_BL
@@ -196,11 +189,7 @@ def _direct_forecast(
     distribution = ParametricForecast(
         lm.codec, parameters_BHP, location_BC[:, None] + scale_BC[:, None] * base_BHC, scale_BC[:, None]
     )
-    return _on_cpu(distribution, drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB])
-
-
-def _on_cpu(distribution: PredictiveDistribution, action_BL: Tensor, probability_BL: Tensor) -> Forecast:
-    return Forecast(distribution, action_BL.bool().cpu().numpy(), probability_BL.float().cpu().numpy())
+    return Forecast(distribution, drawn[keys.ACTION].bool().cpu().numpy())
 
 
 def make_forecasts(
@@ -230,13 +219,7 @@ def make_forecasts(
     generator = torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     for batch in contexts.batches(batch_size(samples, direct=direct)):
         result = forecast(
-            components,
-            batch,
-            contexts.horizon,
-            options,
-            samples=samples,
-            generator=generator,
-            direct=direct,
+            components, batch, contexts.horizon, options, samples=samples, generator=generator, direct=direct
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)

@@ -3,114 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast as check_memory
-from tokenv.config.schema import Config
+from tokenv.config.schema import SAMPLES, Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.data.tables import DATE, IDENTIFIER, TARGET, read_frame
-from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions
+from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
-from tokenv.forecasting.config import SAMPLES
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, last_windows
 from tokenv.forecasting.forecaster import check_horizon, make_forecasts
 
 CUTOFF = "cutoff"
-
-
-@dataclass(frozen=True)
-class FrameForecaster:
-    """A trained model which forecasts the series of data frames; see ``SeriesMethods.forecast``.
-
-    Args:
-        run: the model.
-        horizon: number of steps H to forecast.
-        quantiles: probabilities in (0, 1), ascending.
-        samples: continuations of a history, if values are sampled one after another.
-        direct: whether the direct head forecasts; None for whether it covers the horizon.
-        options: seed and rate.
-
-    Raises:
-        UserError: an argument has another range, the direct head is missing or too short, or memory is.
-    """
-
-    run: LoadedRun
-    horizon: int
-    quantiles: Sequence[float]
-    samples: int
-    direct: bool | None
-    options: EvalOptions = DEFAULTS
-
-    def __post_init__(self) -> None:
-        quantiles = list(self.quantiles)
-        if quantiles != sorted(set(quantiles)) or not all(0 < q < 1 for q in quantiles):
-            raise UserError(f"quantiles = {quantiles}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
-        check_value("horizon", self.horizon, COUNT)
-        check_value("samples", self.samples, SAMPLES)
-        covariates = len(self.run.config.data.series.covariates)
-        check_horizon(self.run.config.model, self.horizon, direct=self._uses_direct, covariates=covariates)
-        if not self._uses_direct:
-            check_memory(self.run.config, self.samples, self.horizon)
-
-    @property
-    def _uses_direct(self) -> bool:
-        model = self.run.config.model
-        return model.direct or model.horizon >= self.horizon if self.direct is None else self.direct
-
-    def forecast(self, frame: pd.DataFrame, future: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Continue every series from its last row; see ``SeriesMethods.forecast``."""
-        options = self.run.config.data.series
-        if future is not None:
-            expected = options.future_covariates
-            missing = [column for column in expected if column not in future]
-            if missing or not expected:
-                raise UserError(
-                    f"future has the columns {', '.join(map(str, future.columns))}: expected those of "
-                    f"data.series.future_covariates = {expected!r}, and dates as in frame"
-                )
-            frame = pd.concat([frame, future])
-        recordings = read_frame(frame, options)
-        return self._table(last_windows(recordings, self.run.config, self.horizon))
-
-    def cross_validate(self, frame: pd.DataFrame, windows: int = 1, step: int | None = None) -> pd.DataFrame:
-        """Forecast what is known; see ``SeriesMethods.cross_validate``."""
-        check_value("windows", windows, COUNT)
-        step = self.horizon if step is None else step
-        check_value("step", step, COUNT)
-        recordings = read_frame(frame, self.run.config.data.series)
-        return self._table(last_windows(recordings, self.run.config, self.horizon, windows=windows, step=step))
-
-    def _table(self, contexts: ForecastContexts) -> pd.DataFrame:
-        """Return the forecasts of all histories, in the order of the series and their histories."""
-        components = self.run.components
-        options = replace(self.options, rate=resolve_rate(components, self.run.config, self.options.rate))
-        parts: list[list[pd.DataFrame]] = []
-        for forecasts in make_forecasts(
-            components,
-            contexts,
-            {},
-            self.quantiles,
-            options,
-            samples=self.samples,
-            direct=self._uses_direct,
-        ):
-            value = {"mean": forecasts.forecast.distribution.mean_BHC}
-            value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(self.quantiles)}
-            if forecasts.batch.truth_BHC is not None:
-                value = {TARGET: forecasts.batch.truth_BHC} | value
-            for row in range(len(forecasts.batch.names)):
-                end = int(contexts.end_P[len(parts)])
-                value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
-                parts.append(_channel_frames(forecasts.batch, row, self.horizon, end, value_HC))
-        order = np.lexsort((contexts.end_P, contexts.series_P))
-        by_channel = [pd.concat(part, ignore_index=True) for part in parts]
-        table = pd.concat([by_channel[index] for index in order], ignore_index=True)
-        names = table[IDENTIFIER].unique().tolist()  # joint series: one channel after the other
-        return table.sort_values(IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True)
 
 
 def _channel_frames(
@@ -177,7 +85,19 @@ class SeriesMethods:
                 frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series, or
                 future covariates are missing.
         """
-        return self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate).forecast(frame, future)
+        direct = self._check(horizon, quantiles, samples, direct)
+        options = self.config.data.series
+        if future is not None:
+            expected = options.future_covariates
+            missing = [column for column in expected if column not in future]
+            if missing or not expected:
+                raise UserError(
+                    f"future has the columns {', '.join(map(str, future.columns))}: expected those of "
+                    f"data.series.future_covariates = {expected!r}, and dates as in frame"
+                )
+            frame = pd.concat([frame, future])
+        contexts = last_windows(read_frame(frame, options), self.config, horizon)
+        return self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
 
     def cross_validate(
         self,
@@ -216,24 +136,54 @@ class SeriesMethods:
         Raises:
             UserError: see ``forecast``; or a series is too short for so many windows.
         """
-        forecaster = self._frame_forecaster(horizon, quantiles, samples, direct, seed, rate)
-        return forecaster.cross_validate(frame, windows, step)
+        direct = self._check(horizon, quantiles, samples, direct)
+        check_value("windows", windows, COUNT)
+        step = horizon if step is None else step
+        check_value("step", step, COUNT)
+        recordings = read_frame(frame, self.config.data.series)
+        contexts = last_windows(recordings, self.config, horizon, windows=windows, step=step)
+        return self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
 
-    def _frame_forecaster(
-        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None, seed: int, rate: float | None
-    ) -> FrameForecaster:
-        if self.config.data.kind != "series":
+    def _check(self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None) -> bool:
+        """Check the arguments of a forecast, and return whether the direct head makes it."""
+        config, probabilities = self.config, list(quantiles)
+        if config.data.kind != "series":
             raise UserError("data.kind = 'text': expected a model of series; generate continues text")
-        return FrameForecaster(self._trained, horizon, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
+        if probabilities != sorted(set(probabilities)) or not all(0 < q < 1 for q in probabilities):
+            raise UserError(f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+        check_value("horizon", horizon, COUNT)
+        check_value("samples", samples, SAMPLES)
+        direct = config.model.direct or config.model.horizon >= horizon if direct is None else direct
+        check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.series.covariates))
+        if not direct:
+            check_memory(config, samples, horizon)
+        return direct
+
+    def _table(
+        self, contexts: ForecastContexts, quantiles: Sequence[float], samples: int, direct: bool, options: EvalOptions
+    ) -> pd.DataFrame:
+        """Return the forecasts of all histories, in the order of the series and their histories."""
+        components, horizon = self._trained.components, contexts.horizon
+        options = replace(options, rate=resolve_rate(components, self.config, options.rate))
+        parts: list[list[pd.DataFrame]] = []
+        for forecasts in make_forecasts(components, contexts, {}, quantiles, options, samples=samples, direct=direct):
+            value = {"mean": forecasts.forecast.distribution.mean_BHC}
+            value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
+            if forecasts.batch.truth_BHC is not None:
+                value = {TARGET: forecasts.batch.truth_BHC} | value
+            for row in range(len(forecasts.batch.names)):
+                end = int(contexts.end_P[len(parts)])
+                value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
+                parts.append(_channel_frames(forecasts.batch, row, horizon, end, value_HC))
+        order = np.lexsort((contexts.end_P, contexts.series_P))
+        by_channel = [pd.concat(part, ignore_index=True) for part in parts]
+        table = pd.concat([by_channel[index] for index in order], ignore_index=True)
+        names = table[IDENTIFIER].unique().tolist()  # joint series: one channel after the other
+        return table.sort_values(IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True)
 
 
 def conformal_intervals(
-    forecast: pd.DataFrame,
-    calibration: pd.DataFrame,
-    *,
-    level: float = 80.0,
-    lower: str = "q0.1",
-    upper: str = "q0.9",
+    forecast: pd.DataFrame, calibration: pd.DataFrame, *, level: float = 80.0, lower: str = "q0.1", upper: str = "q0.9"
 ) -> pd.DataFrame:
     """Widen or narrow the intervals of forecasts until they cover what they promise (split conformal prediction).
 

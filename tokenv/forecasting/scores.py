@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -159,18 +159,13 @@ class ScoreAccumulator:
                 z_score=(mse - mean("mse")) / difference if difference > 0 else math.nan,
             )
 
+        own = ("mse", "mae", "crps", "inside")
         return ForecastScore(
             windows=len(cluster_W),
-            mse=mean("mse"),
-            mae=mean("mae"),
-            crps=mean("crps"),
-            mse_error=standard_error("mse"),
-            mae_error=standard_error("mae"),
-            crps_error=standard_error("crps"),
+            **{name: mean(name) for name in own},
+            **{f"{name}_error": standard_error(name) for name in own},
             quantiles=self._quantiles,
             below=[mean(f"below {number}") for number in range(len(self._quantiles))],
-            inside=mean("inside"),
-            inside_error=standard_error("inside"),
             against={name: peer_score(name) for name in names},
         )
 
@@ -179,31 +174,9 @@ def _skill(own: float, other: float) -> float:
     return 1 - own / other if other > 0 else math.nan
 
 
-class PredictiveDistribution(ABC):
-    """Distribution of what follows B histories: H steps of C channels, on the original scale."""
-
-    @property
-    @abstractmethod
-    def source(self) -> str:
-        """Description of where quantiles come from."""
-
-    @property
-    @abstractmethod
-    def mean_BHC(self) -> Array:
-        """Expected values."""
-
-    @abstractmethod
-    def quantile(self, probabilities: Sequence[float]) -> Array:
-        """Return quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1)."""
-
-    @abstractmethod
-    def crps(self, truth_BHC: Array) -> Array:
-        """Return the continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
-
-
 @dataclass(frozen=True)
-class SampleForecast(PredictiveDistribution):
-    """Equally probable continuations.
+class SampleForecast:
+    """Equally probable continuations of B histories: H steps of C channels, on the original scale.
 
     Attributes:
         sample_BSHC: S continuations of each history, float64.
@@ -213,29 +186,30 @@ class SampleForecast(PredictiveDistribution):
 
     @property
     def source(self) -> str:
-        """Description with their number."""
+        """Description of where quantiles come from."""
         return f"of {self.sample_BSHC.shape[1]} drawn continuations"
 
     @property
     def mean_BHC(self) -> Array:
-        """Mean of the continuations."""
+        """Expected values: the mean of the continuations."""
         return np.asarray(self.sample_BSHC.mean(1))
 
     def quantile(self, probabilities: Sequence[float]) -> Array:
-        """Return empirical quantiles: k-th smallest of S as k / (S + 1) quantile, linear between, constant beyond.
+        """Return quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1).
 
-        A further sample of the same distribution lies below the k-th smallest with exactly this probability (Weibull).
+        They are empirical: k-th smallest of S as k / (S + 1) quantile, linear between, constant beyond. A further
+        sample of the same distribution lies below the k-th smallest with exactly this probability (Weibull).
         """
         quantile_QBHC = np.quantile(self.sample_BSHC, probabilities, axis=1, method="weibull")
         return np.moveaxis(quantile_QBHC, 0, 1)
 
     def crps(self, truth_BHC: Array) -> Array:
-        """Return the score of the continuations; see ``crps``."""
+        """Return the continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
         return crps(np.moveaxis(self.sample_BSHC, 1, 0), truth_BHC)
 
 
 @dataclass(frozen=True)
-class ParametricForecast(PredictiveDistribution):
+class ParametricForecast:
     """A density of every step, without the dependence between steps; exact, in float64.
 
     Attributes:
@@ -252,27 +226,27 @@ class ParametricForecast(PredictiveDistribution):
 
     @property
     def source(self) -> str:
-        """Description of a density."""
+        """Description of where quantiles come from."""
         return "of a density for every step"
 
     @property
     def mean_BHC(self) -> Array:
-        """Mean of the density."""
-        result = self.codec.mean(self.parameters_BHP, self.location_BHC, self.scale_B1C)
-        return np.asarray(result.numpy())
+        """Expected values: the mean of the density."""
+        return self.codec.mean(self.parameters_BHP, self.location_BHC, self.scale_B1C).numpy()
 
     def quantile(self, probabilities: Sequence[float]) -> Array:
-        """Return quantiles of the density."""
+        """Return quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1)."""
         q_Q = torch.tensor(probabilities, dtype=torch.float64)
         frame = (self.location_BHC.unsqueeze(1), self.scale_B1C.unsqueeze(1))
-        result = self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame)
-        return np.asarray(result.numpy())
+        return self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame).numpy()
 
     def crps(self, truth_BHC: Array) -> Array:
-        """Return the score of the density."""
+        """Return the continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
         truth = torch.from_numpy(truth_BHC)
-        result = self.codec.crps(self.parameters_BHP, truth, self.location_BHC, self.scale_B1C)
-        return np.asarray(result.numpy())
+        return self.codec.crps(self.parameters_BHP, truth, self.location_BHC, self.scale_B1C).numpy()
+
+
+PredictiveDistribution: TypeAlias = SampleForecast | ParametricForecast
 
 
 def crps(sample_S: Array, truth: Array) -> Array:

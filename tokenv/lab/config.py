@@ -239,8 +239,7 @@ class VarianceOptions:
         Raises:
             UserError: it is not a number.
         """
-        gamma: float = convert(self.config.estimator.get("gamma", 0.99), float, "estimator.gamma")
-        return gamma
+        return convert(self.config.estimator.get("gamma", 0.99), float, "estimator.gamma")
 
     @property
     def specifications(self) -> list[Specification]:

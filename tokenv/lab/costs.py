@@ -1,10 +1,14 @@
-"""The cost of one update with each estimator: seconds, counted FLOPs, and memory saved for the backward pass."""
+"""The cost of updates in seconds, counted FLOPs and memory: with each estimator, and by several processes together."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,12 +17,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tokenv.config.components import Components
+from tokenv.config.components import Components, build_components
+from tokenv.config.hardware import peak_resident_memory, prepare
 from tokenv.config.schema import LossConfig
-from tokenv.core.devices import device_module, is_accelerator
+from tokenv.core.devices import device_module, has_own_memory, is_accelerator
+from tokenv.data.corpus import TensorSource
 from tokenv.env.rollout import rollout
+from tokenv.env.stepping import TokenizationEnv
+from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import policy_flops, update_flops
-from tokenv.training.update import backward, rescored_rollouts
+from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
+from tokenv.training.optimizers import make_optimizer, optimizer_step
+from tokenv.training.process_group import Ranks, init_from_torchrun
+from tokenv.training.update import accumulate_gradients, backward, rescored_rollouts
 
 WARMUP_ROUNDS = 2
 
@@ -38,16 +49,40 @@ def _synchronize(device: torch.device) -> None:
 
 
 def interleave(
-    variants: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, *, progress: bool = False
+    variants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    *,
+    warmup: int = WARMUP_ROUNDS,
+    title: str = "bench",
+    progress: bool = False,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every variant in every round, after two rounds of warm-up."""
+    """Return the seconds of every variant in every round, after some rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for number in tqdm(range(repeats + WARMUP_ROUNDS), desc="bench", unit="round", disable=not progress):
+    for number in tqdm(range(repeats + warmup), desc=title, unit="round", disable=not progress):
         for name, work in variants.items():
             elapsed = time_once(work, device)
-            if number >= WARMUP_ROUNDS:
+            if number >= warmup:
                 seconds[name].append(elapsed)
     return seconds
+
+
+def time_figures(seconds: Sequence[float], symbols: int) -> dict[str, float]:
+    """Return the median, least and most seconds of an update of so many symbols, and symbols per second."""
+    median = statistics.median(seconds)
+    return {
+        "step_seconds": median,
+        "step_seconds_min": min(seconds),
+        "step_seconds_max": max(seconds),
+        "symbols_per_second": symbols / median,
+    }
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the peak memory so far in GiB: allocated on the GPU, or resident in this process."""
+    if has_own_memory(device):
+        return float(device_module(device).max_memory_allocated(device) / 2**30)
+    return peak_resident_memory()
 
 
 @dataclass(frozen=True)
@@ -91,16 +126,10 @@ def measure_costs(
     variants = {label: replace(components, estimator=estimator) for label, estimator in estimators.items()}
     symbols = symbol_BN.shape[0] * symbol_BN.shape[1]
     tokens, policy = round(rate * symbols), policy_flops(components.agent)
-    seconds: dict[str, list[float]] = {label: [] for label in variants}
-    memory = {}
     generator = torch.Generator(symbol_BN.device).manual_seed(0)
-    for number in tqdm(range(repeats + 1), desc="timing", unit="round", disable=not progress):
-        for label, variant in variants.items():
-            update = partial(_update, variant, symbol_BN, generator)
-            if number:
-                seconds[label].append(time_once(update, symbol_BN.device))
-            else:
-                memory[label] = _saved_bytes(update)
+    updates = {label: partial(_update, variant, symbol_BN, generator) for label, variant in variants.items()}
+    memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
+    seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress)
     return {
         label: Cost(
             seconds=statistics.median(seconds[label]),
@@ -136,3 +165,59 @@ def _saved_bytes(update: partial[None]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         update()
     return sum(storages.values())
+
+
+def bench_ranks(options: BenchOptions, size: int) -> dict[str, float]:
+    """Time the configured update, made by ``size`` processes together, which share the CPU's cores.
+
+    Returns:
+        The result of ``measure_updates``.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = options.config.hardware.threads or max(torch.get_num_threads() // size, 1)
+    config = replace(options.config, hardware=replace(options.config.hardware, threads=threads))
+    options = replace(options, config=config, scaling={})
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
+        futures = [processes.submit(_measure_on_rank, options, rank, size, port) for rank in range(size)]
+        figures = [future.result() for future in futures]
+    return figures[0]
+
+
+def _measure_on_rank(options: BenchOptions, rank: int, size: int, port: int) -> dict[str, float]:
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    with init_from_torchrun() as ranks:
+        return measure_updates(options, ranks)
+
+
+def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
+    """Time whole updates, whose gradients are summed over all ranks; all ranks must call this together.
+
+    Returns:
+        Seconds of an update, symbols per second of all ranks together, and the sum of their peak memory in GiB.
+    """
+    config = options.config
+    prepare(config.hardware)
+    components = build_components(config, ranks.device(config.hardware.device), world=ranks.size)
+    components.train()
+    ranks.broadcast_parameters(components.modules.values())
+    optimizer: torch.optim.Optimizer = make_optimizer(config.train, components.named_parameters())
+    if ranks.size > 1 and config.hardware.fsdp_size > 1:
+        optimizer = apply_fsdp(components, optimizer, config, ranks)
+    parameters = components.named_parameters()
+    group = DataParallelGroup.create(ranks, config.train, split_each_pass=components.has_cross_step_state)
+    rows, agent = len(group.assignment.rows), components.agent
+    source = TensorSource(torch.randint(0, 256, (rows, config.data.seq_len)))
+    env = TokenizationEnv(components.lm, source, rows, window=agent.window)
+
+    def update() -> None:
+        accumulate_gradients(lambda _: env.one_pass(agent, components.sampling), components, config.loss, group)
+        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
+
+    device = components.lm.head.weight.device
+    seconds = interleave({"update": update}, options.repeats, device)["update"]
+    memory = sum(ranks.cpu_group.all_gather_object(peak_memory(device)))
+    symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
+    return time_figures(seconds, symbols) | {"peak_memory_gib": memory}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from tokenv.estimators.branching import BitFlip
 COMPONENTS = ("logits", "policy", "encoder")
 MAX_COORDINATES = 65_536
 MAX_ENUMERABLE = 14
+MAX_DISTANCES = 128
 
 
 @dataclass
@@ -157,9 +158,7 @@ class Credit:
 
 
 @torch.no_grad()
-def credit_by_distance(
-    problem: GradientProblem, draws: int, generator: torch.Generator, max_distance: int = 128
-) -> Credit:
+def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Generator) -> Credit:
     """Force one random decision of every sequence both ways, and compare the rewards which follow.
 
     Later decisions are drawn from the policy, with the same random numbers.
@@ -168,10 +167,9 @@ def credit_by_distance(
         problem: parameters and text.
         draws: number of rollouts.
         generator: generator of positions and noise.
-        max_distance: number of distances, from 0.
     """
     lm, agent = problem.components.lm, problem.components.agent
-    distances = min(max_distance, problem.symbol_BN.shape[1] - 2)
+    distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
     sums: Tensor = torch.zeros(5, distances, dtype=torch.float64)
     for _ in range(draws):
@@ -197,8 +195,7 @@ def credit_by_distance(
     )
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A value and its standard error."""
 
     value: float
@@ -228,44 +225,33 @@ class GradientStatistics:
     scale: Estimate
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Means from which all figures are computed, tensors of one shape.
-
-    Attributes:
-        size: mean of |g_i|^2.
-        mean2: unbiased estimate of |E g|^2.
-        true2: unbiased estimate of |true|^2.
-        along: mean of E g . true.
-        single: mean of g_i . mean r / |g_i|.
-    """
-
-    size: Tensor
-    mean2: Tensor
-    true2: Tensor
-    along: Tensor
-    single: Tensor
-
-
 def _signed_root(x: Tensor) -> Tensor:
     """Return the root of an estimate of a square, negative where noise has made the estimate negative."""
     return x.sign() * x.abs().sqrt()
 
 
-def _figures(s: _Sums) -> dict[str, Tensor]:
-    """Return all figures; infinite or NaN where noise hides the value to which they are relative."""
-    variance = s.size - s.mean2
+def _figures(size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor) -> dict[str, Tensor]:
+    """Return all figures; infinite or NaN where noise hides the value to which they are relative.
+
+    Args:
+        size: mean of |g_i|^2; the others have its shape.
+        mean2: unbiased estimate of |E g|^2.
+        true2: unbiased estimate of |true|^2.
+        along: mean of E g . true.
+        single: mean of g_i . mean r / |g_i|.
+    """
+    variance = size - mean2
     unknown = torch.full_like(variance, math.nan)
-    norm, length = _signed_root(s.true2), _signed_root(s.mean2)
+    norm, length = _signed_root(true2), _signed_root(mean2)
     known, has_signal = norm > 0, length > 0
     return {
         "variance": variance,
-        "noise": torch.where(has_signal, variance / s.mean2, math.inf),
+        "noise": torch.where(has_signal, variance / mean2, math.inf),
         "snr": torch.where(variance > 0, length / variance.sqrt(), math.inf),
-        "bias": torch.where(known, _signed_root(s.mean2 + s.true2 - 2 * s.along) / norm, unknown),
-        "turn": torch.where(known & has_signal, 1 - s.along / (length * norm), unknown),
-        "cosine": torch.where(known, s.single / norm, unknown),
-        "scale": torch.where(known, s.along / s.true2, unknown),
+        "bias": torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, unknown),
+        "turn": torch.where(known & has_signal, 1 - along / (length * norm), unknown),
+        "cosine": torch.where(known, single / norm, unknown),
+        "scale": torch.where(known, along / true2, unknown),
     }
 
 
@@ -308,29 +294,13 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
         true2, true2_without = _off_diagonal(reference @ reference.T)
     else:
         true2, true2_without = reference.square().sum(), None
-    along, single = cross.mean(), direction.mean()
-    figures = _figures(_Sums(size.mean(), mean2, true2, along, single))
-    squared = _squared_errors(
-        _figures(
-            _Sums(
-                _leave_out(size),
-                mean2_without,
-                true2.expand(len(size)),
-                _leave_out(cross.mean(1)),
-                _leave_out(direction.mean(1)),
-            )
-        )
-    )
+    figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
+    along, single = _leave_out(cross.mean(1)), _leave_out(direction.mean(1))
+    squared = _squared_errors(_figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single))
     if true2_without is not None:
-        m = len(reference)
-        of_reference = _Sums(
-            size.mean().expand(m),
-            mean2.expand(m),
-            true2_without,
-            _leave_out(cross.mean(0)),
-            _leave_out(direction.mean(0)),
-        )
-        for name, value in _squared_errors(_figures(of_reference)).items():
+        m, along, single = len(reference), _leave_out(cross.mean(0)), _leave_out(direction.mean(0))
+        of_reference = _figures(size.mean().expand(m), mean2.expand(m), true2_without, along, single)
+        for name, value in _squared_errors(of_reference).items():
             squared[name] += value
     return GradientStatistics(
         **{f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name])) for f in fields(GradientStatistics)}

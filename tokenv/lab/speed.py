@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from tokenv.config import registry
 from tokenv.config.components import Components, build_components
-from tokenv.config.hardware import peak_resident_memory, prepare, resolve_device
+from tokenv.config.hardware import prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.devices import compiles, device_module, has_own_memory
+from tokenv.core.devices import compiles
 from tokenv.data.corpus import TensorSource
-from tokenv.data.windows import Series, SplitBorders
+from tokenv.data.tables import Recording
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.forecasting.contexts import ContextBatch, ForecastContexts
+from tokenv.forecasting.contexts import ContextBatch, last_windows
 from tokenv.forecasting.forecaster import batch_size, check_forecast, forecast
 from tokenv.lab.bench_report import peak_matrix_size, speed_tables
-from tokenv.lab.config import BenchOptions
-from tokenv.lab.costs import interleave, time_once
+from tokenv.lab.config import RANKS, BenchOptions
+from tokenv.lab.costs import bench_ranks, interleave, peak_memory, time_figures, time_once
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
@@ -78,6 +82,25 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         figures["stepping_over_one_pass"] = _stepping_ratio(work.env, components, device)
         figures["stepping_differences"] = stepping_differences(work.env, components)
     return {"tables": speed_tables(figures, components, config, device), "figures": figures}
+
+
+def scale(options: BenchOptions, *, progress: bool = False) -> list[dict[str, Any]]:
+    """Measure at every value of ``options.scaling``, one key at a time and the rest as configured.
+
+    Returns:
+        A row for each value: ``key``, ``value``, and the figures of ``bench``, or for ``ranks`` those
+        of ``bench_ranks``.
+    """
+    sizes, rows = list(options.sizes()), []
+    for key, value, config in tqdm(sizes, desc="scaling", unit="size", disable=not progress):
+        if key == RANKS:
+            figures: dict[str, Any] = bench_ranks(options, int(value))
+        else:
+            options_of_size = replace(options, config=config, scaling={}, stepping=False)
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                figures = process.submit(bench, options_of_size).result()["figures"]
+        rows.append({"key": key, "value": value} | figures)
+    return rows
 
 
 class UpdateWork:
@@ -162,24 +185,6 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
     if "plain" in seconds:
         figures["plain_over_learned"] = _median_ratio(seconds["plain"], seconds["learned"])
     return figures
-
-
-def time_figures(seconds: Sequence[float], symbols: int) -> dict[str, float]:
-    """Return the median, least and most seconds of an update of so many symbols, and symbols per second."""
-    median = statistics.median(seconds)
-    return {
-        "step_seconds": median,
-        "step_seconds_min": min(seconds),
-        "step_seconds_max": max(seconds),
-        "symbols_per_second": symbols / median,
-    }
-
-
-def peak_memory(device: torch.device) -> float:
-    """Return the peak memory so far in GiB: allocated on the GPU, or resident in this process."""
-    if has_own_memory(device):
-        return float(device_module(device).max_memory_allocated(device) / 2**30)
-    return peak_resident_memory()
 
 
 def _median_ratio(a: list[float], b: list[float]) -> float:
@@ -358,15 +363,9 @@ def _random_histories(options: BenchOptions, length: int, count: int) -> Context
     config = options.config
     shape = (count, length, config.data.series.channels)
     value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
-    columns, borders = [f"{c}" for c in range(shape[2])], SplitBorders(length, length, length)
-    zero, one = torch.zeros(shape[2]).numpy(), torch.ones(shape[2]).numpy()
-    series = [Series(f"{row}", columns, value_LC, borders, zero, one) for row, value_LC in enumerate(value_BLC)]
-    index = torch.arange(count).numpy()
-    start, end = torch.zeros(count).long().numpy(), torch.full((count,), length).numpy()
-    contexts = ForecastContexts(
-        series, config.data.series, options.horizon, index, start, end, index, known=False, total=count
-    )
-    return next(contexts.batches(count))
+    columns = [f"{channel}" for channel in range(shape[2])]
+    recordings = [Recording(f"{row}", columns, value_LC) for row, value_LC in enumerate(value_BLC)]
+    return next(last_windows(recordings, config, options.horizon).batches(count))
 
 
 def _forecast(components: Components, batch: ContextBatch, horizon: int, samples: int) -> None:

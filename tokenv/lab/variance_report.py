@@ -1,18 +1,30 @@
-"""Results of a variance study: tables, and a CSV file."""
+"""Results of a variance study: tables, a CSV file, and pictures with all errors and notes on missing values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.table import Table
 
 from tokenv.plotting.console import console, write_csv
+from tokenv.plotting.figures import save_png
+from tokenv.plotting.theme import LINES, MARKERS
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
 REFERENCE = "reinforce"
+_SHADES = (*LINES, "#000000", "#7F7F7F")
+_NO_BIAS = "#BBBBBB"  # of points whose bias is not known to differ from 0
+_NOISE = "noise of one draw: variance over squared mean, tr Cov / |E g|²"
+_READING = "Noise 1: one draw is as much noise as signal; the mean of n draws has an n-th of it. Lower is better."
 
 
 def format_estimate(values: list[float], digits: int = 2) -> str:
@@ -41,38 +53,35 @@ def reference_of(result: Mapping[str, Any]) -> str:
     return next((label for label in labels if label.partition("(")[0] == REFERENCE), labels[0])
 
 
-def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any], component: str = "policy") -> dict[str, float]:
+def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> list[float]:
+    """Return a figure of an estimator's gradient of the policy at one checkpoint, and its standard error."""
+    return entry["estimators"][label]["components"]["policy"][figure]
+
+
+def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, float]:
     """Return noise times FLOPs of every estimator, relative to the reference's: below 1 is better."""
     costs, reference = result["costs"], reference_of(result)
-    products = {
-        label: entry["estimators"][label]["components"][component]["noise"][0] * cost["flops"]
-        for label, cost in costs.items()
-    }
+    products = {label: policy_estimate(entry, label, "noise")[0] * cost["flops"] for label, cost in costs.items()}
     known = 0 < products[reference] < math.inf
     return {label: value / products[reference] if known else math.nan for label, value in products.items()}
 
 
-def variance_tables(result: Mapping[str, Any], component: str = "policy") -> Iterator[Table]:
-    """Yield a table for every checkpoint.
-
-    Args:
-        result: result of ``tokenv.lab.variance_study.run_variance_study``.
-        component: component of the gradient: ``logits``, ``policy`` or ``encoder``.
-    """
+def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield a table for every checkpoint of a result of ``tokenv.lab.variance_study.run_variance_study``."""
     for entry in result["moments"]:
         bits = entry["bits_per_byte"]
         title = f"{entry['symbols']:,} bytes of training" + (f", {bits:.3f} bits per byte" if bits else "")
-        table = Table(title=f"{title}: gradient of the {component}", title_justify="left")
+        table = Table(title=f"{title}: gradient of the policy", title_justify="left")
         table.add_column("estimator", overflow="fold")
         for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
             table.add_column(name, justify="right")
         reference = reference_of(result)
-        product = noise_flops(result, entry, component)
+        product = noise_flops(result, entry)
         for label, score in entry["estimators"].items():
             if "refused" in score:
                 table.add_row(label, "refused: " + score["refused"])
                 continue
-            figures = score["components"][component]
+            figures = score["components"]["policy"]
             cost, base = result["costs"][label], result["costs"][reference]
             table.add_row(
                 label + (" *" if score["unbiased"] else ""),
@@ -111,3 +120,252 @@ def write_variance(result: Mapping[str, Any], path: Path) -> Path:
                 cost = [result["costs"][label][name] for name in costs]
                 rows.append([entry["symbols"], label, score["unbiased"], component, *values, *cost])
     return write_csv(path, ["symbols", "estimator", "declared_unbiased", "component", *header, *costs], rows)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """An estimator's noise: infinite if there is no signal, with an error of NaN if that is unknown."""
+
+    x: float
+    noise: float
+    error: float
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether it fits on a logarithmic axis."""
+        return math.isfinite(self.noise) and self.noise > 0
+
+    def height(self, axes: Axes) -> float:
+        """Return the height at which it is drawn, at the edge of the axes if it lies beyond."""
+        floor, top = axes.get_ylim()
+        return self.noise if self.is_drawable else floor * 1.15 if self.noise <= 0 else top / 1.15
+
+
+def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
+    """Set a logarithmic axis with room for all bars which do not come near 0, and above for points without signal."""
+    drawable = [point for point in points if point.is_drawable]
+    errors = [point.error if math.isfinite(point.error) else 0.0 for point in drawable]
+    tops = [point.noise + error for point, error in zip(drawable, errors, strict=True)] or [10.0]
+    ends = [max(point.noise - error, point.noise / 10) for point, error in zip(drawable, errors, strict=True)] or [0.1]
+    axes.set(yscale="log", ylim=(min(ends) / 2, max(tops) * 2))
+
+
+def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()) -> None:
+    """Draw points with their standard errors, on an axis set by ``_set_noise_axis``.
+
+    A bar which comes too near 0 ends at the axis; a point without known error is hollow; a noise which is infinite, or
+    estimated at 0 or below, is a triangle at the edge.
+
+    Args:
+        axes: axes on which to draw.
+        points: points to draw.
+        ink: colour of lines, and of points without a colour of their own.
+        marker: marker of the points.
+        faces: colours of the points; the ink if empty.
+    """
+    floor, _ = axes.get_ylim()
+    for i, point in enumerate(points):
+        face = faces[i] if faces else ink
+        if not point.is_drawable:
+            sign = "v" if point.noise <= 0 else "^"
+            axes.plot(point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4)
+            continue
+        known = math.isfinite(point.error)
+        low = min(point.error, point.noise - floor)
+        axes.errorbar(
+            [point.x],
+            [point.noise],
+            [[low], [point.error]] if known else None,
+            color=ink,
+            marker=marker,
+            ms=6,
+            mfc=face if known else "white",
+            mec="black" if faces and known else face,
+            mew=0.6 if known else 1.5,
+            elinewidth=0.8,
+            capsize=2,
+            zorder=3,
+        )
+
+
+def _sign(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend."""
+    return Line2D([], [], label=label, **({"color": "black", "ls": "-" if "lw" in style else ""} | style))
+
+
+def _draw_legend(figure: Figure, result: Mapping[str, Any], more: Sequence[Line2D], note: str) -> None:
+    """Explain the signs below a picture, followed by a note and by what is missing."""
+    signs = [
+        _sign("value ± standard error (a bar to the lower edge goes on below it)", marker="o", ms=6, lw=0.8),
+        _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
+        _sign("no signal: noise infinite (downwards: estimated at 0 or below)", marker="^", ms=7, mfc="none"),
+        *more,
+    ]
+    figure.legend(
+        handles=signs,
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
+        title="\n".join([_READING, note, *_notes_on_missing(result)]),
+        title_fontsize=8,
+        alignment="left",
+    )
+
+
+def _notes_on_missing(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the estimators without a signal, by checkpoint, and on those which refuse the policy."""
+    places = []
+    for entry in result["moments"]:
+        without = [label for label in result["costs"] if policy_estimate(entry, label, "noise")[0] == math.inf]
+        if without:
+            places.append(f"at {entry['symbols'] / 1e6:.2f} MB: {', '.join(without)}")
+    if places:
+        yield f"No signal seen {'; '.join(places)}."
+    refused = [label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score]
+    if refused:
+        yield f"Not measured, for they refuse this policy: {', '.join(refused)}."
+
+
+def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
+    """Draw noise (1 / SNR^2) against training progress, a line for each estimator, labelled at the right."""
+    figure = Figure(figsize=(9, 7.2), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    entries, labels = result["moments"], list(result["costs"])
+    megabytes = [entry["symbols"] / 1e6 for entry in entries]
+    offset = 0.06 * ((max(megabytes) - min(megabytes)) or megabytes[0]) / len(labels)
+    lines = {
+        label: [
+            _Point(x + offset * (number - (len(labels) - 1) / 2), *policy_estimate(entry, label, "noise"))
+            for x, entry in zip(megabytes, entries, strict=True)
+        ]
+        for number, label in enumerate(labels)
+    }
+    _set_noise_axis(axes, [point for points in lines.values() for point in points])
+    ends: list[tuple[float, float, str, str]] = []
+    for number, (label, points) in enumerate(lines.items()):
+        colour, marker = _SHADES[number % len(_SHADES)], MARKERS[number // len(_SHADES) % len(MARKERS)]
+        axes.plot([p.x for p in points], [p.noise if p.is_drawable else math.nan for p in points], color=colour, lw=1)
+        _draw_noise(axes, points, colour, marker)
+        ends.append((points[-1].x, points[-1].height(axes), label, colour))
+    axes.set(xlabel="training megabytes", ylabel=_NOISE)
+    axes.set_title("Variance of the policy gradient along one training run", loc="left")
+    _label_at_right(axes, ends)
+    note = (
+        "Estimators are drawn a little beside one another, so that no bar hides another; they share their checkpoints."
+    )
+    _draw_legend(figure, result, [], note)
+    return save_png(figure, path)
+
+
+def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
+    """Write names right of logarithmic axes, each joined to its point (x, y, name, colour), without overlap."""
+    if not ends:
+        return
+    low, high = np.log10(axes.get_ylim())
+    step = (high - low) / max(32, len(ends))
+    height = -math.inf
+    for rank, (x, y, label, colour) in enumerate(sorted(ends, key=lambda end: end[1])):
+        below_top = high - step * (len(ends) - 1 - rank)  # leaves room for the names above
+        height = max(min(math.log10(y), below_top), height + step)
+        axes.annotate(
+            label,
+            (x, y),
+            xycoords="data",
+            xytext=(1.02, 10**height),
+            textcoords=("axes fraction", "data"),
+            fontsize=7,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": "lightgrey", "lw": 0.5, "shrinkA": 0, "shrinkB": 3},
+        )
+
+
+def differs(value: float, error: float) -> bool:
+    """Return whether a value lies more than two standard errors from 0; False where either is unknown."""
+    return abs(value) > 2 * error
+
+
+def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
+    """Draw noise against FLOPs of an update, one panel for each checkpoint.
+
+    The colour is the bias of direction where that ``differs`` from 0; all other points are grey.
+    """
+    entries, costs = result["moments"], result["costs"]
+    figure = Figure(figsize=(max(7.5 * len(entries), 9), 7.2), dpi=140, layout="constrained")
+    panels = figure.subplots(1, len(entries), squeeze=False)[0]
+    reference = reference_of(result)
+    biases = [policy_estimate(entry, label, "turn") for entry in entries for label in costs]
+    known = [value for value, error in biases if differs(value, error)]
+    scale = mpl.cm.ScalarMappable(
+        mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
+    )
+    for axes, entry in zip(panels, entries, strict=True):
+        points = {
+            label: _Point(cost["flops"] / costs[reference]["flops"], *policy_estimate(entry, label, "noise"))
+            for label, cost in costs.items()
+        }
+        _set_noise_axis(axes, list(points.values()))
+        limits, ends = axes.get_ylim(), []
+        for label, point in points.items():
+            bias = policy_estimate(entry, label, "turn")
+            face = scale.to_rgba(np.array(bias[0])) if differs(*bias) else _NO_BIAS
+            _draw_noise(axes, [point], "black", faces=[face])
+            text = f"{label}  [{format_estimate(bias)}]"
+            ends.append((point.x, point.height(axes), text, "black"))
+        if points[reference].is_drawable:
+            line = np.geomspace(0.9, max(point.x for point in points.values()) * 1.05, 50)
+            axes.plot(line, points[reference].noise / line, color="grey", lw=1, ls="--", zorder=1)
+            axes.plot(line, points[reference].noise / line / 2, color="grey", lw=1, ls=":", zorder=1)
+        axes.set(ylim=limits, xlabel=f"FLOPs of an update, relative to {reference}")
+        axes.set_title(f"{entry['symbols'] / 1e6:.2f} MB of training", loc="left")
+        _label_at_right(axes, ends)
+    panels[0].set_ylabel(_NOISE)
+    figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
+    figure.suptitle("Variance of the policy gradient against what an update costs", x=0.01, ha="left")
+    lines = [
+        _sign("grey: bias within 2 standard errors of 0, or not measurable", marker="o", ms=6, color=_NO_BIAS),
+        _sign(f"as good as {reference} at equal compute: the same noise × FLOPs", color="grey", ls="--"),
+        _sign("half of that", color="grey", ls=":"),
+    ]
+    note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
+    _draw_legend(figure, result, lines, note)
+    return save_png(figure, path)
+
+
+def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
+    """Draw the effect of one boundary on the reward j symbols ahead, and the noise of that reward, by checkpoint."""
+    entries = [entry for entry in result["moments"] if "credit" in entry]
+    if not entries:
+        return None
+    figure = Figure(figsize=(11, 5.2), dpi=140, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, entry in enumerate(entries):
+        credit, colour = entry["credit"], _SHADES[number % len(_SHADES)]
+        several = np.array(credit["pairs"]) > 1  # one pair has no spread, hence no error
+        ahead = np.arange(len(several)) + 1
+        rms, noise, mean, error = (
+            np.where(several, credit[name], math.nan) for name in ("rms", "noise", "mean", "mean_error")
+        )
+        name = f"{entry['symbols'] / 1e6:.2f} MB of training"
+        left.plot(ahead, rms, color=colour, label=f"effect of one boundary, {name}")
+        left.plot(ahead, noise, color=colour, ls=":", label=f"spread of the reward itself, {name}")
+        total = np.cumsum(mean)
+        spread = np.sqrt(np.cumsum(error**2))
+        right.plot(ahead, total, color=colour, label=name)
+        right.fill_between(ahead, total - 2 * spread, total + 2 * spread, color=colour, alpha=0.15, lw=0)
+    left.set(xscale="log", yscale="log", xlabel="symbols ahead", ylabel="nats, root mean square")
+    left.set_title("Effect of one boundary by distance", loc="left")
+    left.legend(fontsize=7, frameon=False)
+    right.axhline(0, color="grey", lw=0.8)
+    right.set(xscale="log", xlabel="symbols ahead", ylabel="nats, summed up to there")
+    right.set_title("Reward of one more boundary, at random", loc="left")
+    right.legend(fontsize=7, frameon=False)
+    figure.supxlabel(
+        "One decision is forced both ways, and the rewards which follow are compared: gradients are noisy where the "
+        "effect is below the reward's own spread.\nLeft: errors were not measured. Right: bands are ± 2 standard "
+        "errors, as if distances were independent. Distances with fewer than two pairs are left out.",
+        fontsize=8,
+    )
+    return save_png(figure, path)

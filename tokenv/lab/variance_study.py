@@ -24,17 +24,10 @@ from tokenv.core.rates import mean_rate
 from tokenv.core.run_folders import file_digest
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.lab import gradients
 from tokenv.lab.config import Specification, VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.gradients import (
-    COMPONENTS,
-    MAX_ENUMERABLE,
-    GradientProblem,
-    credit_by_distance,
-    draw_gradient,
-    gradient_statistics,
-    true_gradient,
-)
+from tokenv.lab.gradients import COMPONENTS, MAX_ENUMERABLE, GradientProblem
 from tokenv.training.checkpointing import load_components, read_state
 from tokenv.training.trainer import train
 
@@ -132,7 +125,8 @@ class VarianceStudy:
         saved = checkpoints.list_complete(folder)
         if not saved or read_state(saved[-1]).symbols < config.train.symbols:
             resume = checkpoints.load(saved[-1]) if saved else None
-            train(config, folder, _discard_metric, resume=resume, progress=self._progress)
+            # Its metrics are in the checkpoints.
+            train(config, folder, lambda *_: None, resume=resume, progress=self._progress)
         paths = checkpoints.list_complete(folder)[-options.checkpoints :]
         for path in paths:
             if _fingerprint(read_state(path).settings) != _fingerprint(config):
@@ -158,7 +152,7 @@ class VarianceStudy:
             self._save()
         if "credit" not in entry and options.credit_draws:
             generator = problem.generator(options.noise_seed + 1)
-            entry["credit"] = asdict(credit_by_distance(problem, options.credit_draws, generator))
+            entry["credit"] = asdict(gradients.credit_by_distance(problem, options.credit_draws, generator))
             self._save()
 
     def reference_gradients(self, problem: GradientProblem, checkpoint: Path, path: Path) -> dict[str, Tensor]:
@@ -168,7 +162,7 @@ class VarianceStudy:
         if path.is_file():
             return load_tensors(path, owner)
         if options.length <= MAX_ENUMERABLE:
-            reference = {name: value.unsqueeze(0).cpu() for name, value in true_gradient(problem).items()}
+            reference = {name: value.unsqueeze(0).cpu() for name, value in gradients.true_gradient(problem).items()}
         else:
             estimator = _build_reference(options, problem.device)
             reference = self.draw_gradients(problem, estimator, options.reference_draws, options.noise_seed + 2)
@@ -183,11 +177,7 @@ class VarianceStudy:
             return {"refused": "biased for policies that read earlier boundaries"}
         _warm_up(options, problem, estimator)
         draws = self.draw_gradients(problem, estimator, options.draws, options.noise_seed + 3)
-        figures = {name: asdict(gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
-        components = {
-            name: {key: [figure["value"], figure["error"]] for key, figure in of_component.items()}
-            for name, of_component in figures.items()
-        }
+        components = {name: asdict(gradients.gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
         return {"unbiased": estimator.unbiased, "components": components}
 
     def draw_gradients(self, problem: GradientProblem, estimator: Any, draws: int, seed: int) -> dict[str, Tensor]:
@@ -195,7 +185,7 @@ class VarianceStudy:
         generator = problem.generator(seed)
         rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
         for _ in self._bar(range(draws), desc="draws"):
-            for name, value in draw_gradient(problem, estimator, generator).items():
+            for name, value in gradients.draw_gradient(problem, estimator, generator).items():
                 rows[name].append(value.cpu())
         return {name: torch.stack(values) for name, values in rows.items()}
 
@@ -219,10 +209,6 @@ class VarianceStudy:
 
 def _fingerprint(config: Config) -> str:
     return fingerprint({key: value for key, value in config.as_dict().items() if key in IDENTITY})
-
-
-def _discard_metric(name: str, value: float, step: int) -> None:
-    """Ignore a metric of the trajectory, whose checkpoints hold all of them."""
 
 
 def _texts(options: VarianceOptions, seed: int) -> Iterator[Tensor]:
@@ -266,8 +252,7 @@ def _warm_up(options: VarianceOptions, problem: GradientProblem, estimator: Any)
         td = rollout(lm, agent, symbol_BN, generator=generator, sampling=estimator.sampling)
         loss = policy_objective(estimator(td))
         if optimizer is not None:
-            grads = torch.autograd.grad(loss, parameters)
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
+            optimizer.zero_grad()
+            loss.backward(inputs=parameters)
             optimizer.step()
     estimator.eval()  # its state stays the same during the draws

@@ -24,21 +24,6 @@ MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU with
 CACHED_MODELS = 4  # models in memory, besides one of each run
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """Checkpoint of a run.
-
-    Attributes:
-        name: name of its folder.
-        step: number of updates.
-        description: progress of training and quality of the model.
-    """
-
-    name: str
-    step: int
-    description: str
-
-
 class ModelCache:
     """Models of several runs; the default checkpoint of each is loaded at once, others when they are requested.
 
@@ -66,8 +51,12 @@ class ModelCache:
             self.defaults[run], self.configs[run] = trained.path.name, trained.config
             self._models[trained.path] = Model(trained)
 
-    def checkpoints(self, run: str) -> list[CheckpointInfo]:
-        """List the intact checkpoints of a run, oldest first; they change while training continues."""
+    def _checkpoints(self, run: str) -> list[dict[str, Any]]:
+        """List the intact checkpoints of a run, oldest first; they change while training continues.
+
+        Returns:
+            Of each the ``name`` of its folder, the ``step``, and a ``description``: symbols of training and the loss.
+        """
         checkpoints = []
         for path in run_folders.list_all(self.folders[run]):
             try:
@@ -78,7 +67,7 @@ class ModelCache:
             description = f"{state.symbols:,} {terms.symbol}s of training"
             if loss is not None:
                 description += f", {loss:.3f} {in_words(state.unit)} on held-out text"
-            checkpoints.append(CheckpointInfo(path.name, state.step, description))
+            checkpoints.append({"name": path.name, "step": state.step, "description": description})
         return checkpoints
 
     def model(self, run: str, name: str | None = None) -> Model:
@@ -111,7 +100,7 @@ class ModelCache:
                 "agent": self.configs[run].agent["name"],
                 "rate": self.configs[run].rate,
                 "default": default,
-                "checkpoints": [vars(checkpoint) for checkpoint in self.checkpoints(run)],
+                "checkpoints": self._checkpoints(run),
             }
             for run, default in self.defaults.items()
         ]
@@ -170,27 +159,21 @@ def segment_text(
         ``facts`` and ``html`` (the coloured text, escaped) or ``error``; and the ``labels`` of their colour scale.
     """
     spans: dict[str, Spans] = {}
-    errors: dict[str, str] = {}
     names = models.defaults | {run: name for run, name in request.checkpoints.items() if run in models.defaults}
+    answers: dict[str, dict[str, Any]] = {run: {"run": run, "checkpoint": name} for run, name in names.items()}
     for run, name in names.items():
         check()
         try:
             model = models.model(run, name)
             spans[run] = model.spans(request.text, seed=seed, threshold=request.threshold, rate=request.rate)
         except UserError as error:
-            errors[run] = escape(str(error))
+            answers[run]["error"] = escape(str(error))
     passages = {run: characters(each.text, each.probabilities, each.boundaries) for run, each in spans.items()}
     scale = colour_scale(*passages.values())
-    answers: list[dict[str, Any]] = []
-    for run, name in names.items():
-        answer: dict[str, Any] = {"run": run, "checkpoint": name}
-        if run in errors:
-            answer["error"] = errors[run]
-        else:
-            html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))
-            answer |= {"facts": _facts(spans[run]), "html": html, "spans": spans[run].as_dict()}
-        answers.append(answer)
-    return {"runs": answers, "labels": legend(scale)["labels"]}
+    for run, each in spans.items():
+        html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))
+        answers[run] |= {"facts": _facts(each), "html": html, "spans": each.as_dict()}
+    return {"runs": list(answers.values()), "labels": legend(scale)["labels"]}
 
 
 def _facts(spans: Spans) -> Mapping[str, str]:

@@ -80,7 +80,7 @@ class TokenvLM(LM):
             requests: requests whose ``args`` are a context, which may be empty, and a continuation.
             disable_tqdm: whether to hide the progress bar.
         """
-        return self._respond("loglikelihood", requests, self._score, disable_tqdm, BATCH_SIZE)
+        return self._respond("loglikelihood", requests, self._score, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return ``log p(text)`` in nats of all bytes but the first.
@@ -93,7 +93,7 @@ class TokenvLM(LM):
         def score(texts: Sequence[tuple[str]]) -> list[float]:
             return [nats for nats, _ in self._score([("", text) for (text,) in texts])]
 
-        return self._respond("loglikelihood_rolling", requests, score, disable_tqdm, BATCH_SIZE)
+        return self._respond("loglikelihood_rolling", requests, score, disable_tqdm)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue texts up to a stop.
@@ -103,7 +103,7 @@ class TokenvLM(LM):
                 ``do_sample``, ``temperature`` and ``top_p``.
             disable_tqdm: whether to hide the progress bar.
         """
-        return self._respond("generate_until", requests, self._generate, disable_tqdm, BATCH_SIZE)
+        return self._respond("generate_until", requests, self._generate, disable_tqdm)
 
     @property
     def tokenizer_name(self) -> str:
@@ -111,18 +111,13 @@ class TokenvLM(LM):
         return "bytes"
 
     def _respond(
-        self,
-        kind: str,
-        requests: Sequence[Any],
-        answer: Callable[[list[Any]], list[Answer]],
-        disable_tqdm: bool,
-        batch_size: int,
+        self, kind: str, requests: Sequence[Any], answer: Callable[[list[Any]], list[Answer]], disable_tqdm: bool
     ) -> list[Answer]:
-        """Answer ``batch_size`` requests at a time, and store the answers in the harness's cache."""
+        """Answer ``BATCH_SIZE`` requests at a time, and store the answers in the harness's cache."""
         answers: list[Answer] = []
         with tqdm(total=len(requests), desc=kind, disable=disable_tqdm) as bar:
-            for first in range(0, len(requests), batch_size):
-                some = [request.args for request in requests[first : first + batch_size]]
+            for first in range(0, len(requests), BATCH_SIZE):
+                some = [request.args for request in requests[first : first + BATCH_SIZE]]
                 for args, one in zip(some, answer(some), strict=True):
                     answers.append(one)
                     self.cache_hook.add_partial(kind, args, one)

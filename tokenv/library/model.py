@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+from huggingface_hub import HfApi
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
@@ -19,9 +22,6 @@ from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, sc
 from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes
@@ -328,7 +328,12 @@ class Model(SeriesMethods):
         Returns:
             The model's address.
         """
-        return model_hub.push(self._trained, name, private=private, token=token, message=message, facts=self._facts())
+        api, message = HfApi(token=token), message or "Upload a tokenv model"
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = model_hub.save(self._trained, Path(scratch) / "model", facts=self._facts(), name=name)
+            url = api.create_repo(name, private=private, exist_ok=True)
+            api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
+        return str(url)
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 
@@ -94,21 +93,3 @@ def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: st
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
     write_atomically(folder / "README.md", CARD.format(rows=rows, name=name or folder))
     return folder
-
-
-def push(
-    trained: LoadedRun,
-    name: str,
-    *,
-    private: bool | None,
-    token: str | None,
-    message: str | None,
-    facts: Mapping[str, str],
-) -> str:
-    """Upload a model: see ``Model.push_to_hub``."""
-    api = HfApi(token=token)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = save(trained, Path(scratch) / "model", facts=facts, name=name)
-        url = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message or "Upload a tokenv model")
-    return str(url)

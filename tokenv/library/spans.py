@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -73,9 +73,6 @@ class Spans(Sequence[Span]):
 
     def __len__(self) -> int:
         return len(self._spans)
-
-    def __iter__(self) -> Iterator[Span]:
-        return iter(self._spans)
 
     @property
     def tokens(self) -> list[bytes]:

@@ -56,15 +56,10 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"the probability at byte {i} is {p}, not in [0, 1]")
 
-    result = []
-    start = 0
-    while start < len(data):
-        end = start + _length(data[start])
-        try:
-            text = escape(data[start:end].decode("utf-8"))
-        except UnicodeDecodeError:
-            end = start + 1
-            text = f"\\x{data[start]:02x}"
+    result, start = [], 0
+    for character in data.decode("utf-8", "surrogateescape"):  # a byte which is not valid is a lone surrogate
+        end = start + len(character.encode("utf-8", "surrogateescape"))
+        text = f"\\x{data[start]:02x}" if "\udc80" <= character <= "\udcff" else escape(character)
         drawn = any(bool(b) for b in boundary[start:end])
         result.append(Character(text, probabilities[end - 1], drawn, start, end))
         start = end
@@ -88,15 +83,6 @@ def escape(text: str) -> str:
 def escape_line(name: str) -> str:
     """Return a name on one line, escaped."""
     return " ".join(escape(name).split())
-
-
-def _length(lead: int) -> int:
-    """Return the length in bytes of a valid character with this first byte."""
-    if lead < 0xC0:
-        return 1
-    if lead < 0xE0:
-        return 2
-    return 3 if lead < 0xF0 else 4
 
 
 def _escape_character(c: str) -> str:

@@ -113,17 +113,16 @@ def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
 _STYLES = tuple(Style(color=ink(colour), bgcolor=colour) for colour in PALETTE)
 
 
-def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0.0, 1.0), mark: str = "│") -> Text:
+def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0.0, 1.0)) -> Text:
     """Colour text by boundary probability, from blue (low) to yellow (high).
 
     Args:
         chars: Characters of `tokenv.plotting.characters.characters`.
         scale: Probabilities of the first and the last colour; values outside are clipped.
-        mark: Text after each character with a boundary, so that boundaries are visible without colour, too.
 
     Returns:
         Text for a rich console, without markup and with escaped control characters; ``↵`` stands before each line
-        break.
+        break, and ``│`` after each character with a boundary, so that boundaries are visible without colour, too.
 
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
@@ -134,7 +133,7 @@ def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0
         newline = char.text == "\n"
         result.append("↵" if newline else escape(char.text), style)
         if char.boundary:
-            result.append(mark)
+            result.append("│")
         if newline:
             result.append("\n")
     return result

@@ -1,6 +1,5 @@
 """Boundary probabilities as a web page which loads no other file."""
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -84,23 +83,15 @@ def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> lis
 
     Each boundary and each line break is a stretch of its own, so that a long text has few stretches.
     """
-    stretches = [list(group) for _, group in itertools.groupby(characters, _StretchNumber(scale))]
+    stretches: list[list[Character]] = []
+    before = ""  # classes of the last character; empty if its stretch has ended
+    for char in characters:
+        classes = "" if char.boundary or char.text == "\n" else _classes(char, scale)
+        if not classes or classes != before:
+            stretches.append([])
+        stretches[-1].append(char)
+        before = classes
     return [(_classes(each[-1], scale), _tip(each), "".join(escape(c.text) for c in each)) for each in stretches]
-
-
-class _StretchNumber:
-    """Key which is equal for the characters of one stretch."""
-
-    def __init__(self, scale: tuple[float, float]) -> None:
-        self.scale, self.number, self.before = scale, 0, ""
-
-    def __call__(self, char: Character) -> int:
-        alone = char.boundary or char.text == "\n"
-        classes = "" if alone else _classes(char, self.scale)
-        if alone or classes != self.before:
-            self.number += 1
-        self.before = classes
-        return self.number
 
 
 def _classes(char: Character, scale: tuple[float, float]) -> str:
