@@ -152,14 +152,15 @@ def compare_forecasts(
     table["horizon"], table["windows"] = first.horizon, len(first.cluster)
     for score, compared in tables.items():
         columns = {"mean": score, "seed_error": f"{score}_seed_error", "document_error": f"{score}_window_error"}
-        table = table.join(compared.methods[list(columns)].rename(columns=columns).reindex(mse.index, fill_value=""))
+        own = compared.methods[list(columns)].rename(columns=columns).astype(object)
+        table = table.join(own.reindex(mse.index, fill_value=""))
     for peer in mse.index[~table.is_method]:
         table[f"skill against {peer}"] = 1 - mse / mse[peer] if mse[peer] > 0 else math.nan
     return ForecastComparison(
         horizon=first.horizon,
         windows=len(first.cluster),
         total=first.total,
-        table=table.reset_index(drop=True),
+        table=table.reset_index(drop=True).infer_objects(),
         seed_mse={name: list(own.loss_S) for name, own in tables["mse"].scores.items()},
         differences={score: tables[score].differences for score in SCORES},
     )
