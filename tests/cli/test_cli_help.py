@@ -13,8 +13,7 @@ import pytest
 import tokenv
 from tokenv.cli import main
 from tokenv.cli.commands import COMMANDS
-from tokenv.cli.help import SAMPLES, command_keys, print_help
-from tokenv.cli.list import KINDS
+from tokenv.cli.help import KINDS, SAMPLES, command_keys, print_help
 from tokenv.cli.main import run_command
 from tokenv.config import registry
 from tokenv.config.conversion import from_dict

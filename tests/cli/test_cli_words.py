@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tokenv.cli import main
 from tokenv.cli.commands import COMMANDS, USAGE
-from tokenv.cli.help import command_keys, print_help
-from tokenv.cli.list import KINDS
+from tokenv.cli.help import KINDS, command_keys, print_help
 from tokenv.cli.main import run_command
 from tokenv.cli.options import (
     EvaluateOptions,

@@ -11,11 +11,11 @@ from pages import Page
 from tokenv.cli.main import run_command
 from tokenv.compare.config import CompareOptions, EvaluationRequest, ForecastRequest
 from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.forecast_comparison import compare_forecasts
-from tokenv.compare.report.forecast_tables import draw_forecasts
 from tokenv.compare.report.page import comparison_page, write_reports
+from tokenv.compare.report.pictures import draw_forecasts
 from tokenv.compare.run_evaluation import Forecasts, load_evaluation
 from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
+from tokenv.compare.score_tables import compare_forecasts
 from tokenv.core.errors import UserError
 
 WINDOWS = 40

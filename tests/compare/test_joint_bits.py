@@ -12,8 +12,8 @@ from tiny import settings
 
 from tokenv.compare.comparison import ComparedMethod
 from tokenv.compare.report.aggregate import describe_result
-from tokenv.compare.report.method_tables import method_cells, print_comparison, write_tables
 from tokenv.compare.report.page import comparison_page
+from tokenv.compare.report.report_tables import method_cells, print_comparison, write_tables
 from tokenv.config import registry
 from tokenv.config.build import reads_ahead
 from tokenv.config.files import resolve

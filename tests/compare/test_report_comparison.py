@@ -36,9 +36,9 @@ from tokenv.compare.report.aggregate import (
     interpolate_flops,
     sort_methods,
 )
-from tokenv.compare.report.method_tables import boundary_cells, print_comparison
 from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.pictures import draw_pictures
+from tokenv.compare.report.report_tables import boundary_cells, print_comparison
 from tokenv.compare.run_evaluation import Agreement, Learned
 from tokenv.compare.score_statistics import Difference, describe_difference
 

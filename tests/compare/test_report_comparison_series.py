@@ -10,9 +10,9 @@ from matplotlib.image import imread
 from pages import Page
 
 from tokenv.compare.report.aggregate import sort_methods
-from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.pictures import draw_pictures
+from tokenv.compare.report.report_tables import print_comparison
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from pages import Page
 from scipy import stats
 
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.report.method_tables import print_comparison, robust_cells, write_tables
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_profiles
+from tokenv.compare.report.report_tables import print_comparison, robust_cells, write_tables
 from tokenv.compare.robust_statistics import (
     bootstrap_error,
     compare_robustly,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from tokenv.core.errors import MissingFileError, UserError, suggest
@@ -25,7 +26,17 @@ COMMANDS = {  # example of the arguments, and summary
     "configs": ("", "list the configurations that come with tokenv, and their files"),
     "completion": ("bash", "print the code by which a shell (bash, zsh, fish) completes all this"),
 }
-EXPERIMENTS = list(COMMANDS)[:9]
+EXPERIMENTS = {  # where to find each command which is a Sacred experiment
+    "train": "tokenv.cli.train:COMMAND",
+    "segment": "tokenv.cli.inference:SEGMENT",
+    "serve": "tokenv.cli.inference:SERVE",
+    "evaluate": "tokenv.cli.evaluate:COMMAND",
+    "generate": "tokenv.cli.inference:GENERATE",
+    "forecast": "tokenv.cli.forecast:COMMAND",
+    "compare": "tokenv.cli.compare:COMMAND",
+    "variance": "tokenv.cli.lab:VARIANCE",
+    "bench": "tokenv.cli.lab:BENCH",
+}
 _LINES = "\n".join(f"  tokenv {f'{name:8} {example}':35} {summary}" for name, (example, summary) in COMMANDS.items())
 USAGE = f"""\
 tokenv: learn token boundaries end to end with reinforcement learning
@@ -48,27 +59,10 @@ def load_experiment(name: str) -> Command:
     Raises:
         UserError: there is no such command.
     """
-    if name == "train":
-        from tokenv.cli.train import COMMAND
-    elif name == "segment":
-        from tokenv.cli.inference import SEGMENT as COMMAND
-    elif name == "serve":
-        from tokenv.cli.inference import SERVE as COMMAND
-    elif name == "evaluate":
-        from tokenv.cli.evaluate import COMMAND
-    elif name == "generate":
-        from tokenv.cli.inference import GENERATE as COMMAND
-    elif name == "forecast":
-        from tokenv.cli.forecast import COMMAND
-    elif name == "compare":
-        from tokenv.cli.compare import COMMAND
-    elif name == "variance":
-        from tokenv.cli.lab import VARIANCE as COMMAND
-    elif name == "bench":
-        from tokenv.cli.lab import BENCH as COMMAND
-    else:
+    if name not in EXPERIMENTS:
         raise UserError(f"no experiment {name!r}: {suggest(name, EXPERIMENTS)}")
-    return COMMAND
+    command: Command = resolve_name(EXPERIMENTS[name])
+    return command
 
 
 def run_lm_eval(arguments: list[str]) -> None:

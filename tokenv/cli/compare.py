@@ -9,8 +9,8 @@ from tokenv.cli.sacred import Command, Record
 from tokenv.compare.command import check_methods, compare_methods, parse_comparison_arguments, resolve_comparison
 from tokenv.compare.config import CompareOptions
 from tokenv.compare.executors import check_executor
-from tokenv.compare.report.method_tables import print_comparison
 from tokenv.compare.report.page import write_reports
+from tokenv.compare.report.report_tables import print_comparison
 from tokenv.core.errors import RunFailedError
 from tokenv.plotting.console import console
 

@@ -1,4 +1,12 @@
-"""``tokenv COMMAND --help``: every key with its meaning, its default and its range, then Sacred's flags.
+"""Help, lists and completion of the command line.
+
+``tokenv COMMAND --help``: every key with its meaning, its default and its range, then Sacred's flags.
+
+``tokenv list KIND``: agents, estimators, rate_targets, codecs, configs or datasets, a line each; all without KIND.
+``tokenv list agents learned`` shows one with its options. ``tokenv configs`` lists configurations with their files.
+
+``tokenv completion SHELL``: print the code by which bash, zsh or fish completes commands, keys and names.
+``eval "$(tokenv completion bash)"`` in ~/.bashrc (zsh: ~/.zshrc), ``tokenv completion fish | source`` in config.fish.
 
 Only light modules are imported here, so that help and completion answer at once.
 """
@@ -6,34 +14,39 @@ Only light modules are imported here, so that help and completion answer at once
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from tokenv.cli import options
 from tokenv.cli.commands import COMMANDS
-from tokenv.cli.options import (
-    EvaluateOptions,
-    ForecastOptions,
-    GenerateOptions,
-    SegmentOptions,
-    ServeOptions,
-    TrainOptions,
-)
 from tokenv.compare.config import CompareOptions
-from tokenv.config.field_docs import Key, keys_of
+from tokenv.config import registry
+from tokenv.config.conversion import parameters
+from tokenv.config.field_docs import Key, keys_of, meanings, sentence
+from tokenv.config.files import load_yaml, named_configs
 from tokenv.config.schema import Config
+from tokenv.core.errors import MissingFileError, UserError, suggest
+from tokenv.core.run_folders import list_complete
+from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES, SYNTHETIC_SERIES
 from tokenv.lab.config import BenchOptions, VarianceOptions
 
 _RUN = {"run": "runs/1"}
 # Each command which takes keys: dataclass of its options, and arguments which its checks accept.
 SAMPLES: dict[str, tuple[type, dict[str, Any]]] = {
-    "train": (TrainOptions, {"config": Config()}),
-    "segment": (SegmentOptions, _RUN | {"text": "some text"}),
-    "serve": (ServeOptions, _RUN),
-    "evaluate": (EvaluateOptions, _RUN),
-    "generate": (GenerateOptions, _RUN | {"text": "some text"}),
-    "forecast": (ForecastOptions, _RUN),
+    "train": (options.TrainOptions, {"config": Config()}),
+    "segment": (options.SegmentOptions, _RUN | {"text": "some text"}),
+    "serve": (options.ServeOptions, _RUN),
+    "evaluate": (options.EvaluateOptions, _RUN),
+    "generate": (options.GenerateOptions, _RUN | {"text": "some text"}),
+    "forecast": (options.ForecastOptions, _RUN),
     "compare": (CompareOptions, {"methods": {"learned": {}}}),
     "variance": (VarianceOptions, {"config": Config()}),
     "bench": (BenchOptions, {"config": Config()}),
@@ -41,6 +54,11 @@ SAMPLES: dict[str, tuple[type, dict[str, Any]]] = {
 TRUST_CODE = Key(
     "trust_code", False, "names of your own code which a stored run may import; see SECURITY.md", "names or true"
 )
+Rows = Iterator[tuple[str, str]]  # name and description
+REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section}
+SHELLS = ("bash", "zsh", "fish")
+WITH_CONFIGS = ("train", "compare", "variance", "bench")
+RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
 
 
 def command_keys(command: str) -> list[Key]:
@@ -82,3 +100,153 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def list_names(arguments: list[str]) -> None:
+    """Print all names of a kind, or of all kinds, with a description each; or one name with its options.
+
+    Raises:
+        UserError: there is no such kind, or no such name of it.
+    """
+    kind, name, *more = [*arguments, "", ""][: max(2, len(arguments))]
+    if more or (kind and kind not in KINDS):
+        raise UserError(f"cannot list {' '.join(arguments)!r}: {suggest(kind, KINDS)}")
+    if name:
+        _show_one(kind, name)
+        return
+    for one in [kind] if kind else KINDS:
+        rows = list(KINDS[one]())
+        longest = max((len(name) for name, _ in rows), default=0)
+        print("\n".join([*([] if kind else [f"\n{one}:"]), *(f"{name:{longest}}  {text}" for name, text in rows)]))
+
+
+def list_configs(arguments: list[str]) -> None:
+    """Print the configurations that come with tokenv, and their files."""
+    print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
+
+
+def _registered(table: registry.Registry) -> Rows:
+    for name in table.names():
+        try:
+            target = table.target(name)
+            assert target is not None
+            description = sentence(target)
+        except (LookupError, UserError) as error:  # of another package; the others are listed all the same
+            yield name, f"cannot be used: {error}"
+            continue
+        yield name, description if name in table else f"{description} (from {target})".strip()
+
+
+def _configs() -> Rows:
+    for name, path in named_configs().items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        text = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+        yield name, text[: text.index(". ") + 1] if ". " in text else text
+
+
+def _datasets() -> Rows:
+    yield from BUILT_IN.items()
+    for name, description in SYNTHETIC_SERIES.items():
+        yield name, f"{description} (a series: with data.kind=series codec.name=series)"
+    sources: dict[str, list[str]] = {}
+    for name, path in named_configs().items():
+        source = load_yaml(path).get("data", {}).get("source", "")
+        if source.startswith(HUB_PREFIX) or source.endswith(SERIES_SUFFIXES):
+            sources.setdefault(source, []).append(name)
+    for source, names in sources.items():
+        yield source, f"the data of {', '.join(names)}"
+    yield "PATH", "a file or folder of text, .jsonl, .json or .parquet; .csv or .parquet of series"
+    yield f"{HUB_PREFIX}OWNER/NAME", "a data set of the Hugging Face hub, streamed"
+
+
+KINDS: dict[str, Callable[[], Rows]] = {
+    **{kind: partial(_registered, table) for kind, table in REGISTRIES.items()},
+    "configs": _configs,
+    "datasets": _datasets,
+}
+
+
+def _show_one(kind: str, name: str) -> None:
+    """Print the whole documentation of one name, and its options; this imports it."""
+    if kind == "configs":
+        if name not in named_configs():
+            raise UserError(f"no configuration {name!r}: {suggest(name, named_configs())}")
+        print(named_configs()[name], named_configs()[name].read_text(encoding="utf-8"), sep="\n")
+        return
+    if kind not in REGISTRIES:
+        raise UserError(f"cannot list {kind} {name!r}: expected tokenv list {kind}")
+    section = kind.removesuffix("s")
+    target = registry.find(section, name, REGISTRIES[kind])
+    print(inspect.getdoc(target) or "")
+    print(f"\nOptions, as {section}.name={name} {section}.key=value:")
+    descriptions = meanings(target) if isinstance(target, type) else {}
+    for key, parameter in parameters(target).items():
+        default = "the run's own" if parameter.default is parameter.empty else format_value(parameter.default)
+        print(f"  {f'{section}.{key} = {default}':36}  {descriptions.get(key, '')}".rstrip())
+
+
+def print_completion(arguments: list[str]) -> None:
+    """Print the code for a shell.
+
+    Raises:
+        UserError: there is no such shell, or argcomplete is not installed.
+    """
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        raise UserError(f"cannot complete in {' '.join(arguments)!r}: {suggest(' '.join(arguments), SHELLS)}")
+    print(_import_argcomplete().shellcode(["tokenv"], shell=arguments[0]))
+
+
+def answer_shell() -> None:
+    """Answer a shell, through argcomplete's environment variables, with the next words of its line; end the process."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("command", choices=COMMANDS)
+    words: Any = parser.add_argument("words", nargs="*", help=SUPPRESS)
+    words.completer = complete
+    _import_argcomplete().autocomplete(parser, always_complete_options=False)
+
+
+def _import_argcomplete() -> Any:
+    try:
+        import argcomplete
+    except ModuleNotFoundError:
+        raise MissingFileError("completion needs the package argcomplete: pip install argcomplete") from None
+    return argcomplete
+
+
+def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
+    """Return the words by which a command line can be continued.
+
+    Args:
+        prefix: beginning of the next word.
+        parsed_args: ``command`` and the ``words`` before the next one.
+    """
+    command, words = parsed_args.command, parsed_args.words or []
+    candidates: Iterable[str]
+    if command == "completion":
+        candidates = SHELLS
+    elif command == "list":
+        candidates = KINDS if not words else REGISTRIES[words[0]].names() if words[0] in REGISTRIES else ()
+    elif command in ("configs", "lm-eval"):
+        candidates = ()
+    elif "with" not in words:
+        candidates = ("with", "print_config", "--help")
+    elif "=" in prefix:
+        key, _equals, value = prefix.partition("=")
+        candidates = [f"{key}={each}" for each in _values(key, value)]
+    else:
+        names = list(named_configs()) if command in WITH_CONFIGS else []
+        candidates = [*names, *(f"{key.name}=" for key in command_keys(command))]
+    return [word for word in candidates if word.startswith(prefix)]
+
+
+def _values(key: str, value: str) -> Iterable[str]:
+    section = key.removesuffix(".name") + "s"
+    if key.endswith(".name") and section in REGISTRIES:
+        return REGISTRIES[section].names()
+    if key == "data.source":
+        return [name for name, _ in KINDS["datasets"]() if name.islower() or ":" in name]
+    if key in RUN_KEYS:
+        with suppress(OSError):
+            store = Path(value.rpartition("/")[0] or "runs")
+            return [str(path) for path in sorted(store.iterdir()) if list_complete(path / "checkpoints")]
+    return ()

@@ -7,14 +7,21 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
-from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment, run_lm_eval
+from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
 from tokenv.core.errors import REPORT, RunFailedError, UserError, suggest
 from tokenv.plotting.characters import escape_line
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a failed write names no file
 ALLOCATION_MESSAGE = "can't allocate memory"  # torch's, on a CPU
+FUNCTIONS = {  # the commands which are no Sacred experiments
+    "lm-eval": "tokenv.cli.commands:run_lm_eval",
+    "list": "tokenv.cli.help:list_names",
+    "configs": "tokenv.cli.help:list_configs",
+    "completion": "tokenv.cli.help:print_completion",
+}
 
 
 def run_command(name: str, arguments: list[str]) -> Any:
@@ -42,15 +49,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
         raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
     if name in EXPERIMENTS:
         return load_experiment(name).run(arguments)
-    if name == "lm-eval":
-        run = run_lm_eval
-    elif name == "completion":
-        from tokenv.cli.completion import run
-    elif name == "list":
-        from tokenv.cli.list import list_names as run
-    else:
-        from tokenv.cli.list import list_configs as run
-    return run(arguments)
+    return resolve_name(FUNCTIONS[name])(arguments)
 
 
 def error_message(error: BaseException) -> str | None:
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's code, which tokenv completion prints
-        from tokenv.cli.completion import answer_shell
+        from tokenv.cli.help import answer_shell
 
         answer_shell()
     try:

@@ -148,7 +148,7 @@ class Command:
         experiment = _bare_experiment(self.name)
         logging.getLogger(experiment.path).addFilter(is_informative)
         experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
-        for source in (source for room in ROOMS for source in sorted(_package_folder(room).rglob("*.py"))):
+        for source in source_files():
             experiment.add_source_file(str(source))
         if store is not None:
             experiment.observers.append(FileStorageObserver(store, copy_sources=True))
@@ -201,8 +201,9 @@ class Command:
         if works and flags["--mongo_db"]:
             with _translate_errors():
                 check_mongo(flags["--mongo_db"])
-        if flags["--id"] is not None and experiment.observers:
-            _check_new(Path(RUNS), flags["--id"])
+        name = flags["--id"]
+        if name is not None and experiment.observers and (Path(RUNS) / name).exists():
+            raise UserError(f"--id {name!r}: {Path(RUNS) / name} is there already: choose another, or leave it out")
         with GracefulStop(at_once=True), _translate_errors():
             run = experiment.run(flags["COMMAND"], options=flags)
         if flags["--queue"]:
@@ -228,6 +229,11 @@ def _bare_experiment(name: str) -> Experiment:
     )
 
 
+def source_files() -> list[Path]:
+    """Return all source files of tokenv."""
+    return [file for room in ROOMS for file in sorted(_package_folder(room).rglob("*.py"))]
+
+
 def _package_folder(name: str) -> Path:
     spec = find_spec(name)
     assert spec is not None
@@ -240,16 +246,11 @@ def _translate_errors() -> Iterator[None]:
     """Turn Sacred's errors which the user can mend into ``UserError``: wrong keys, packages which are missing."""
     try:
         yield
-    except RuntimeError as error:
-        if str(error).startswith(("EnforceClean", "No version control")):  # --enforce_clean
-            raise UserError(str(error)) from error
-        raise
-    except KeyError as error:
-        if str(error.args[0]).startswith("Invalid key"):
-            raise UserError(str(error.args[0])) from error
-        raise
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+    except (RuntimeError, KeyError, ModuleNotFoundError) as error:
+        text = str(error.args[0]) if error.args else ""
+        if text.startswith(("EnforceClean", "No version control", "Invalid key")):  # the former two of --enforce_clean
+            raise UserError(text) from error
+        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if package in OBSERVER_PACKAGES:
             raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
         raise
@@ -303,11 +304,6 @@ def _to_float(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _check_new(store: Path, name: str) -> None:
-    if (store / name).exists():
-        raise UserError(f"--id {name!r}: {store / name} is there already: choose another, or leave it out")
 
 
 def _check_store(store: Path) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 
 from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
-from tokenv.cli.sacred import ROOMS, Command, Record
+from tokenv.cli.sacred import Command, Record, source_files
 from tokenv.compare.config import flatten
 from tokenv.config.components import Components, build_components, check_components
 from tokenv.config.conversion import check_keys
@@ -345,9 +344,7 @@ def _train_only(options: TrainOptions, ranks: Ranks) -> None:
 def _shared_facts(options: TrainOptions) -> dict[str, Any]:
     """Return what must be equal on all ranks, by name."""
     values = options.config.as_dict()
-    specs = [find_spec(room) for room in ROOMS]
-    files = [path for spec in specs if spec and spec.origin for path in sorted(Path(spec.origin).parent.rglob("*.py"))]
-    files += [path for plugin in plugins(values) for path in plugin.files]
+    files = [*source_files(), *(path for plugin in plugins(values) for path in plugin.files)]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     return flatten(values) | {
         "resume": None if options.resume is None else Path(options.resume).name,

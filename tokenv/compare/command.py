@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tokenv.compare.comparison import (
-    ComparedRun,
-    Comparison,
-    build_comparison,
-    group_into_methods,
-)
+from tokenv.compare.comparison import ComparedRun, Comparison, build_comparison, group_into_methods
 from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind, flatten
-from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.forecast_comparison import check_forecast_request
+from tokenv.compare.evaluate_run import check_forecast_request, evaluate_run
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import StoredRun, finished_run
@@ -81,14 +75,15 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
     protocols = options.split_protocols()
     starts = _train_shared(protocols, options, progress)
     tuned = _tune(protocols, starts, options, progress)
-    tasks = {
-        name: [replace(task, protocol=name) for task in own.make_tasks(starts.get(name), tuned.get(name))]
+    tasks = [
+        replace(task, protocol=name)
         for name, own in protocols.items()
-    }
-    folders, failed = run_all(list(itertools.chain(*tasks.values())), options, progress=progress)
-    remaining = iter(folders)
+        for task in own.make_tasks(starts.get(name), tuned.get(name))
+    ]
+    folders, failed = run_all(tasks, options, progress=progress)
+    runs = list(zip(tasks, folders, strict=True))
     return {
-        name: _compare_protocol(name, own, [(task, next(remaining)) for task in tasks[name]], failed)
+        name: _compare_protocol(name, own, [run for run in runs if run[0].protocol == name], failed)
         for name, own in protocols.items()
     }
 
@@ -140,10 +135,7 @@ def _train_shared(
 
 
 def _tune(
-    protocols: Mapping[str, CompareOptions],
-    starts: Mapping[str, StartFolders],
-    options: CompareOptions,
-    progress: bool,
+    protocols: Mapping[str, CompareOptions], starts: Mapping[str, StartFolders], options: CompareOptions, progress: bool
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Train the trials of tuning, and return by protocol and method what the best one changes."""
     candidates = {name: make_trials(own, starts.get(name), name) for name, own in protocols.items()}

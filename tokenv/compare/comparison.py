@@ -17,11 +17,10 @@ import pandas as pd
 import torch
 
 from tokenv.compare.config import flatten
-from tokenv.compare.forecast_comparison import ForecastComparison, compare_forecasts
-from tokenv.compare.rate_curves import tabulate_rates
 from tokenv.compare.robust_statistics import RobustTable
 from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
+from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
 from tokenv.config.build import is_trainable, reads_ahead
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
@@ -130,7 +129,7 @@ class Comparison:
             their colours, reports show the best first.
         differences: every pair of methods, once, to the first one's loss minus the second one's.
         failed: run to the reason of its failure, for runs which did not finish.
-        rates: results at the requested rates: see ``tokenv.compare.rate_curves.tabulate_rates``.
+        rates: results at the requested rates: see ``tokenv.compare.score_tables.tabulate_rates``.
         rates_reference: method with which ``rates`` are compared; empty for none.
         forecasts: scores of forecasts of test windows; None if there are none.
     """
@@ -280,13 +279,14 @@ def build_comparison(
     Raises:
         UserError: runs were measured on different data, or in different units.
     """
-    first, *others = [run for group in methods.values() for run in group]
-    for run in others:
-        _check_comparable(run, first)
-    table = _compare_runs(methods, reference if reference in methods else "")
+    runs = [run for group in methods.values() for run in group]
+    for run in runs[1:]:
+        _check_comparable(run, runs[0])
+    reference = reference if reference in methods else ""
+    table = _compare_runs(methods, reference)
     settings = differing_settings({name: group[0].config for name, group in methods.items()})
     ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
-    rates_reference = reference if reference in methods else next(ranged, "")
+    rates_reference = reference or next(ranged, "")
     evaluations = {name: {run.seed: run.evaluation for run in group} for name, group in methods.items()}
     compared = []
     for name, group in methods.items():
@@ -294,7 +294,7 @@ def build_comparison(
         compared.append(ComparedMethod(name, group, settings[name], own.mean, own.seed_error, own.document_error))
     return Comparison(
         title=title,
-        facts={**_collect_facts([first, *others]), **(facts or {})},
+        facts={**_collect_facts(runs), **(facts or {})},
         methods=compared,
         differences=table.differences,
         failed=failed,

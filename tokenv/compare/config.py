@@ -151,17 +151,12 @@ class CompareOptions:
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
             if not isinstance(changes, dict):
-                raise UserError(
-                    f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
-                )
-        for key, names in (
-            ("only", self.only),
-            ("skip", self.skip),
-            ("reference", [self.reference] if self.reference else []),
-        ):
-            for name in names:
-                if name not in self.methods and not self.runs:
-                    raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
+                expected = "expected a section of what it changes, {} for nothing"
+                raise UserError(f"methods.{name} = {changes!r}: {expected}")
+        named = {"only": self.only, "skip": self.skip, "reference": [self.reference] if self.reference else []}
+        for key, name in ((key, name) for key, names in named.items() for name in names):
+            if name not in self.methods and not self.runs:
+                raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
         for name in self.only_protocols:
             if name not in self.protocols:
                 raise UserError(
@@ -181,11 +176,8 @@ class CompareOptions:
     @property
     def selected_methods(self) -> dict[str, Any]:
         """Methods to run, in order."""
-        return {
-            name: changes
-            for name, changes in self.methods.items()
-            if (not self.only or name in self.only) and name not in self.skip
-        }
+        chosen = set(self.only or self.methods) - set(self.skip)
+        return {name: changes for name, changes in self.methods.items() if name in chosen}
 
     def split_protocols(self) -> dict[str, CompareOptions]:
         """Return the options of each protocol which has methods, by its name; without protocols, these under "".

@@ -1,8 +1,8 @@
-"""Evaluate a finished run for a comparison, once."""
+"""Evaluate a finished run for a comparison, once: its losses, boundaries, rates and forecasts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.forecast_comparison import score_forecasts
 from tokenv.compare.run_evaluation import (
     VERSION,
     Agreement,
@@ -27,7 +26,7 @@ from tokenv.compare.run_evaluation import (
 from tokenv.config import registry
 from tokenv.config.components import Components
 from tokenv.config.hardware import prepare
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, ForecastRequest
 from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
@@ -39,7 +38,12 @@ from tokenv.evaluation.boundary_stats import compute_boundary_stats, make_excerp
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
 from tokenv.evaluation.loaded_run import load_run
+from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
+from tokenv.forecasting.contexts import held_out_windows
+from tokenv.forecasting.forecaster import check_forecast, make_forecasts
+from tokenv.forecasting.scores import ScoreAccumulator
 
+QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
@@ -71,11 +75,12 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     if evaluation_request.calibrate and parts.agent.learns:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
-    references = _references(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
+    references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
     options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
 
     def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
-        return {name: reference(td) for name, reference in references.items()}
+        noise_BT = torch.zeros(td.shape, device=td.device)
+        return {name: agent.draw(td, noise_BT)[keys.ACTION] for name, agent in references.items()}
 
     scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
     action_BT, early_B = scores.action_BT, scores.loss_early_B
@@ -83,10 +88,22 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
     if held_out.gold_BN is not None:
         truth = "true tokens" if series is None else "change points"
-        agreement[truth] = _agreement(
-            action_BT, held_out.gold_BN[:, :-1] & scores.decision_mask_BT, config.data.tolerance
-        )
+        gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
+        agreement[truth] = _agreement(action_BT, gold_BT, config.data.tolerance)
+    calibration = None
+    if bias is not None:
+        plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
+        calibration = Calibration(bias, plain.loss, plain.boundary_rate)
     shown = (held_out, prob_BT[: evaluation_request.passages], action_BT[: evaluation_request.passages])
+    of_kind: dict[str, Any] = {"passages": [], "windows": [], "loss_test": None}
+    if series is None:
+        of_kind["passages"] = _passages(*shown)
+        of_kind["learned"] = Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT))
+    else:
+        of_kind["windows"] = make_excerpts(*shown)
+        of_kind["loss_test"] = _test_loss(parts, series, config, options)
+        if (forecast := evaluation_request.forecast) is not None:
+            of_kind["forecast"] = _score_forecasts(config, parts, series, forecast, options.logit_bias)
     return RunEvaluation(
         version=VERSION,
         checkpoint=trained.path.name,
@@ -96,18 +113,12 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
         loss=scores.loss_B.tolist(),
         document=held_out.document_B.tolist(),
         loss_early=None if early_B is None else early_B.mean().item(),
-        loss_test=None if series is None else _test_loss(parts, series, config, options),
         boundary_rate=scores.boundary_rate,
-        calibration=None if bias is None else _before(parts, held_out, config, bias),
+        calibration=calibration,
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
         agreement=agreement,
-        passages=_passages(*shown) if series is None else [],
-        windows=[] if series is None else make_excerpts(*shown),
-        learned=Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT))
-        if series is None
-        else None,
         at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
-        forecast=_forecasts(config, parts, series, evaluation_request, options.logit_bias),
+        **of_kind,
     )
 
 
@@ -138,24 +149,6 @@ def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: 
     ]
 
 
-def _forecasts(
-    config: Config,
-    parts: Components,
-    series: SeriesData | None,
-    evaluation_request: EvaluationRequest,
-    logit_bias: float,
-) -> Forecasts | None:
-    if evaluation_request.forecast is None or series is None:
-        return None
-    return score_forecasts(config, parts, series, evaluation_request.forecast, logit_bias)
-
-
-def _before(parts: Components, held_out: SequenceBatch, config: Config, bias: float) -> Calibration:
-    """Evaluate the run without the bias."""
-    plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
-    return Calibration(bias, plain.loss, plain.boundary_rate)
-
-
 def _test_loss(parts: Components, series: SeriesData, config: Config, options: EvalOptions) -> float | None:
     try:
         test = series.test(config.validation.sequences)
@@ -171,20 +164,13 @@ def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> li
     ]
 
 
-def _references(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Callable[[TensorDictBase], Tensor]]:
-    """Return functions by name which draw familiar boundaries in the text of a rollout, shape [B, T]."""
-    agents: dict[str, dict[str, Any]] = {
-        "whitespace": {},
-        "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))},
-    }
-
-    def draw_with(agent: Any) -> Callable[[TensorDictBase], Tensor]:
-        return lambda td: agent.draw(td, torch.zeros(td.shape, device=td.device))[keys.ACTION]
-
+def _reference_agents(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Any]:
+    """Return agents by name which draw familiar boundaries in text."""
+    sections = {"whitespace": {}, "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))}}
     context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     return {
-        name: draw_with(registry.build("agent", {"name": name} | options, registry.AGENTS, **context))
-        for name, options in agents.items()
+        name: registry.build("agent", {"name": name} | options, registry.AGENTS, **context)
+        for name, options in sections.items()
     }
 
 
@@ -205,3 +191,44 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
     same_row = row[1:] == row[:-1]
     length = (position[1:] - position[:-1])[same_row].clamp(max=longest)
     return torch.bincount(length, minlength=longest + 1)[1:].tolist()
+
+
+def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[int, int]:
+    """Return the steps of history which forecasts continue, and those to forecast, if a run can make the forecasts.
+
+    Raises:
+        UserError: the data are text, the direct head predicts fewer steps, the sequences or the memory are too short,
+            or the season is longer than a history.
+    """
+    if config.data.kind != "series":
+        raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
+    if request.horizon is None and not config.model.horizon:
+        raise UserError(
+            "forecast.horizon is null and model.horizon = 0: expected one of them, the steps to forecast or those that "
+            "a direct head predicts"
+        )
+    horizon = request.horizon or config.model.horizon
+    history = check_forecast(config, horizon, samples=request.samples, direct=request.direct, season=request.season)
+    return history, horizon
+
+
+def _score_forecasts(
+    config: Config, parts: Components, data: SeriesData, request: ForecastRequest, logit_bias: float
+) -> Forecasts:
+    """Forecast test windows, with logits shifted by ``logit_bias``, and return the errors."""
+    history, horizon = check_forecast_request(config, request)
+    season = request.season or find_season(data.series, history)
+    contexts, points = held_out_windows(data, horizon, request.windows), naive_baselines(horizon, season)
+    points |= fit_peers(request.peers, data, horizon)
+    scores, how = ScoreAccumulator(QUANTILES), EvalOptions(logit_bias=logit_bias)
+    samples, direct = request.samples, request.direct
+    for batch in make_forecasts(parts, contexts, points, QUANTILES, how, samples=samples, direct=direct):
+        scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+    error, cluster_W = scores.each()
+    return Forecasts(
+        horizon=horizon,
+        total=contexts.total,
+        cluster=cluster_W.tolist(),
+        error={name: error[name].tolist() for name in ("mse", "mae", "crps", "inside")},
+        peers={peer: {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")} for peer in points},
+    )

@@ -34,6 +34,7 @@ from tokenv.compare.robust_statistics import (
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[str, str]
 Key = TypeVar("Key")
+COLUMNS = ["difference", "seed_error", "document_error", "low", "high", "p", "p_holm", "verdict"]  # of a difference
 SMALLEST_P = 1e-100  # smaller p-values are reported as 0
 
 
@@ -280,10 +281,9 @@ def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame
     Columns: ``difference``, ``seed_error``, ``document_error``, ``low``, ``high``, ``p``, ``p_holm``, ``verdict``.
     """
     rows = [{**asdict(each), "difference": each.mean, "verdict": each.verdict} for each in differences.values()]
-    columns = ["difference", "seed_error", "document_error", "low", "high", "p", "p_holm", "verdict"]
     first, second = zip(*differences, strict=True) if differences else ((), ())
     index = pd.MultiIndex.from_arrays([list(first), list(second)], names=["first", "second"])
-    return pd.DataFrame(rows, index=index, columns=columns)
+    return pd.DataFrame(rows, index=index, columns=COLUMNS)
 
 
 def estimate_difference(first: Scores, second: Scores) -> Difference:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import yaml
@@ -134,8 +134,7 @@ def _call_function(
     if threads:
         set_threads(threads)
     trust.allow(trusted)
-    module, _, name = function.partition(":")
-    getattr(import_module(module), name)(*arguments)
+    resolve_name(function)(*arguments)
 
 
 def _end_with_parent() -> None:

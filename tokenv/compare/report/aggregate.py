@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.robust_statistics import Interval
-from tokenv.compare.score_statistics import Difference
 from tokenv.plotting.characters import Character, characters, escape_line
-from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import (
     Curve,
     Picture,
@@ -59,16 +56,6 @@ def format_interval(interval: Interval, form: str = ".4f") -> str:
     """Return a value and its 95% interval for people."""
     ends = " to ".join(format_number(end, form) for end in interval[1:])
     return f"{format_number(interval.value, form)} ({ends if math.isfinite(interval.low) else '–'})"
-
-
-def style_class(difference: Difference) -> str:
-    """Return the style class of a table's cell for a difference."""
-    return difference.verdict.replace(" ", "-")
-
-
-def write_frame(path: Path, frame: pd.DataFrame) -> Path:
-    """Write a data frame without its index as a CSV file (see ``tokenv.plotting.console.write_csv``)."""
-    return write_csv(path, list(frame.columns), frame.itertuples(index=False, name=None))
 
 
 def sort_methods(comparison: Comparison) -> list[ComparedMethod]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
-from tokenv.compare.report import forecast_tables, rate_tables
+from tokenv.compare.report import report_tables
 from tokenv.compare.report.aggregate import (
     assign_styles,
     compute_colour_scale,
@@ -23,13 +23,9 @@ from tokenv.compare.report.aggregate import (
     list_passages,
     rank_by_seed,
     sort_methods,
-    style_class,
-    write_frame,
 )
-from tokenv.compare.report.forecast_tables import forecasts_by_protocol, write_protocols
-from tokenv.compare.report.method_tables import boundary_cells, method_cells, robust_cells, write_tables
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
-from tokenv.compare.score_statistics import describe_difference
+from tokenv.compare.score_statistics import add_reversed_pairs, describe_difference
 from tokenv.core.atomic import write_atomically
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.figures import Picture
@@ -96,6 +92,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     styles = assign_styles(comparison)
     scale = compute_colour_scale(comparison)
     passages = {method.name: list_passages(method) for method in comparison.methods}
+    agreement = [f"{reference} {score}" for reference in comparison.references for score in AGREEMENT]
 
     def colour_passage(index: int) -> list[tuple[Any, ...]]:
         def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
@@ -113,8 +110,10 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         looks=list(styles.values()),
         unit=escape(comparison.unit_in_words),
         words=comparison.words,
-        methods=_rows(comparison, lambda method: (describe_settings(method), method_cells(comparison, method))),
-        robust=_rows(comparison, lambda method: robust_cells(comparison, method)),
+        methods=_rows(
+            comparison, lambda method: (describe_settings(method), report_tables.method_cells(comparison, method))
+        ),
+        robust=_rows(comparison, lambda method: report_tables.robust_cells(comparison, method)),
         targets=describe_target_rates(comparison),
         matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
         sentences=[
@@ -122,16 +121,19 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
             for pair, each in comparison.differences.items()
         ],
         many=len(comparison.differences) > _MAX_OPEN,
-        rates=rate_tables.rate_columns(comparison),
-        rate_losses=_number_rows(comparison, rate_tables.rate_losses(comparison)),
-        rate_differences=_number_rows(comparison, rate_tables.rate_differences(comparison)),
+        rates=report_tables.rate_columns(comparison),
+        rate_losses=_number_rows(comparison, report_tables.rate_losses(comparison)),
+        rate_differences=_number_rows(comparison, report_tables.rate_differences(comparison)),
         rates_reference=escape_line(comparison.rates_reference),
         forecasts=_forecasts(comparison),
         pictures={name: embed(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[escape(name) for name in comparison.references],
-        agreements=_rows(comparison, lambda method: _agreement_cells(method, comparison)),
-        boundaries=_rows(comparison, lambda method: boundary_cells(comparison, method)),
+        agreements=_rows(
+            comparison,
+            lambda method: [format_number(comparison.mean(method.name, column), ".3f") for column in agreement],
+        ),
+        boundaries=_rows(comparison, lambda method: report_tables.boundary_cells(comparison, method)),
         passages=[(f"held-out passage {i + 1}", colour_passage(i)) for i in range(max(map(len, passages.values())))],
         notes=write_notes(comparison.words, comparison.unit),
         **legend(scale),
@@ -143,16 +145,18 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
     forecasts = comparison.forecasts
     if forecasts is None:
         return None
-    number = {method.name: i for i, method in enumerate(comparison.methods)}
-    rows = [(row["forecaster"], row) for row in forecast_tables.list_forecasters(forecasts)]
+    table, pairs = forecasts.table, add_reversed_pairs(forecasts.differences["mse"])
+
+    def compare(row: str, other: str) -> report_tables.Cell | None:
+        return None if row == other else report_tables.difference_cell(row, other, pairs[row, other], "MSE")
+
+    methods = table.forecaster[table.is_method]
     return {
-        "title": forecast_tables.forecast_title(forecasts),
-        "conclusion": [escape(line) for line in forecast_tables.describe_forecasts(forecasts)],
-        "rows": [
-            (number.get(name), escape_line(name), forecast_tables.forecast_cells(row, forecasts)) for name, row in rows
-        ],
-        "names": [escape_line(name) for name, _ in rows],
-        "matrix": forecast_tables.forecast_matrix(forecasts),
+        "title": report_tables.forecast_title(forecasts),
+        "conclusion": [escape(line) for line in report_tables.describe_forecasts(forecasts)],
+        "rows": _number_rows(comparison, report_tables.forecast_rows(forecasts)),
+        "names": [escape_line(name) for name in table.forecaster],
+        "matrix": [(escape_line(row), [compare(row, other) for other in table.forecaster]) for row in methods],
     }
 
 
@@ -162,9 +166,9 @@ def _rows(comparison: Comparison, show: Callable[[ComparedMethod], T]) -> list[t
 
 
 def _number_rows(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return rows which begin with a method's name, with the number of its style before it."""
+    """Return rows which begin with a name, with the number of the method's style before it; None for a baseline."""
     number = {method.name: i for i, method in enumerate(comparison.methods)}
-    return [(number[name], escape_line(name), *rest) for name, *rest in rows]
+    return [(number.get(name), escape_line(name), *rest) for name, *rest in rows]
 
 
 def _escape_items(items: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -177,20 +181,20 @@ def describe_settings(method: ComparedMethod) -> str:
     return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
 
 
-def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[tuple[str, str, str] | None]:
-    """Return style class, text and tooltip of a method's difference from every other; None from itself."""
-    cells: list[tuple[str, str, str] | None] = []
+def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[report_tables.Cell | None]:
+    """Return the cells of a method's differences from every other; None from itself."""
+    cells: list[report_tables.Cell | None] = []
     pairs = comparison.both_ways
     for other in sort_methods(comparison):
         difference = pairs.get((row.name, other.name))
         if row is other:
             cells.append(None)
         elif difference is None:
-            cells.append(("unknown", "–", "not compared"))
+            cells.append(report_tables.Cell("–", style="unknown", tip="not compared"))
         else:
-            text = escape(describe_difference(row.name, other.name, difference, comparison.unit_in_words))
-            tip = f"{text} The cell is {escape_line(row.name)} − {escape_line(other.name)}."
-            cells.append((style_class(difference), format_number(difference.mean, "+.4f"), tip))
+            cell = report_tables.difference_cell(row.name, other.name, difference, comparison.unit_in_words)
+            tip = f"{cell.tip} The cell is {escape_line(row.name)} − {escape_line(other.name)}."
+            cells.append(cell._replace(tip=tip))
     return cells
 
 
@@ -200,12 +204,6 @@ def embed(picture: Picture) -> dict[str, str]:
         "data:image/png;base64," + base64.b64encode(image).decode("ascii") for image in (picture.light, picture.dark)
     )
     return {"caption": picture.caption, "light": light, "dark": dark}
-
-
-def _agreement_cells(method: ComparedMethod, comparison: Comparison) -> list[str]:
-    """Return precision, recall and F1 against each of the references."""
-    columns = [f"{reference} {score}" for reference in comparison.references for score in AGREEMENT]
-    return [format_number(comparison.mean(method.name, column), ".3f") for column in columns]
 
 
 def tabulate_summary(comparisons: Mapping[str, Comparison], reference: str) -> pd.DataFrame:
@@ -244,6 +242,21 @@ def _order_methods(table: pd.DataFrame) -> list[str]:
     return sorted(shares, key=lambda name: (-len(shares[name]), finite_mean(shares[name])))
 
 
+def _forecasts_by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[tuple[str, str] | None]]]:
+    """Return MSE and MAE of every forecaster in every protocol, lowest mean MSE first; None where it has none."""
+    every = [
+        {row["forecaster"]: row for row in each.forecasts.table.to_dict("records")} if each.forecasts else {}
+        for each in comparisons.values()
+    ]
+    names = dict.fromkeys(name for rows in every for name in rows)
+    order = sorted(names, key=lambda name: finite_mean(rows[name]["mse"] for rows in every if name in rows))
+
+    def show(row: Mapping[str, Any] | None) -> tuple[str, str] | None:
+        return None if row is None else (report_tables.format_score(row, "mse"), report_tables.format_score(row, "mae"))
+
+    return [(escape_line(name), [show(rows.get(name)) for rows in every]) for name in order]
+
+
 def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str], reference: str) -> str:
     """Return a page with one table of all protocols, and each protocol's ranks.
 
@@ -267,9 +280,9 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
                 "name": escape_line(name),
                 "page": pages[name],
                 "unit": escape(comparison.unit_in_words),
-                "facts": [(escape(key), escape(value)) for key, value in comparison.facts.items()],
+                "facts": _escape_items(comparison.facts),
                 "conclusion": [escape(line) for line in describe_result(comparison)],
-                "failed": [(escape(run), escape(why)) for run, why in comparison.failed.items()],
+                "failed": _escape_items(comparison.failed),
                 "truth": find_true_boundaries(comparison),
                 "pictures": [embed(picture) for picture in (pictures[name],) if picture],
             }
@@ -282,7 +295,7 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
             )
             for method in _order_methods(table)
         ],
-        forecasts=forecasts_by_protocol(comparisons),
+        forecasts=_forecasts_by_protocol(comparisons),
     )
 
 
@@ -327,8 +340,13 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, reference
         pages[name] = f"{prefix}-report.html"
     page = folder / "report.html"
     write_atomically(page, summary_page(comparisons, pages, reference))
-    summary = write_frame(folder / "summary.csv", tabulate_summary(comparisons, reference))
-    return [page, summary, *write_protocols(comparisons, folder / "forecasts.csv"), *written]
+    summary = report_tables.write_frame(folder / "summary.csv", tabulate_summary(comparisons, reference))
+    forecasts = {name: each.forecasts.table for name, each in comparisons.items() if each.forecasts is not None}
+    if forecasts:
+        frame = pd.concat(forecasts, names=["protocol"]).reset_index(level=0)
+        kept = [column for column in frame if not column.startswith("skill against ")]
+        written.insert(0, report_tables.write_frame(folder / "forecasts.csv", frame[kept]))
+    return [page, summary, *written]
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
@@ -349,4 +367,4 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     for name, picture in pictures.items():
         drawn.append(folder / f"{name}.png")
         write_atomically(drawn[-1], picture.light)
-    return [page, *drawn, *write_tables(comparison, folder)]
+    return [page, *drawn, *report_tables.write_tables(comparison, folder)]
