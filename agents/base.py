@@ -147,7 +147,7 @@ class BoundaryDistribution(Distribution):
         entropy = F.softplus(self.logits) - self.logits * self.logits.sigmoid()
         return torch.where(self.decision_mask, entropy, 0.0)
 
-    def answer(self, action: Tensor) -> TensorDict:
+    def to_tensordict(self, action: Tensor) -> TensorDict:
         """Return the outputs of a policy with this distribution: action, log-probability and the rest, [.., B, T]."""
         dist = BoundaryDistribution(self.logits.expand(action.shape), self.decision_mask, self.forced)
         logits = {keys.BOUNDARY_LOGITS: dist.logits}
@@ -200,7 +200,7 @@ class StepState:
         self._last = value.detach().clone(), position.clone()
         return previous
 
-    def keep(self, value: Tensor, position: Tensor) -> Tensor:
+    def latch(self, value: Tensor, position: Tensor) -> Tensor:
         """Return the values which were passed at position 0 of each row, [.., *shape].
 
         Args:
@@ -244,11 +244,11 @@ class Agent(TensorDictModuleBase, ABC):
     Attributes:
         in_keys: observation keys which it reads.
         window: number w of earlier actions which it reads; 0 for a policy which ignores its past.
-        learns: whether it has a policy which an estimator can train.
+        trainable: whether it has a policy which an estimator can train.
         pooling: the ``model.pooling`` which it requires; None for any.
         rates: range of target rates which it is trained for, if ``target_rate`` is among its ``in_keys``; else None. A
             constructor with an argument ``rates`` receives the run's range.
-        whole: whether a decision reads all symbols of the history, later ones too, so that none of them may be
+        non_causal: whether a decision reads all symbols of the history, later ones too, so that none of them may be
             predicted (``tokenv.core.contracts.check_causal``).
         reads_ahead: whether a decision depends on later symbols although they are predicted, so that the likelihood
             given its boundaries is not that of a causal model. Comparisons mark such agents.
@@ -257,10 +257,10 @@ class Agent(TensorDictModuleBase, ABC):
     in_keys: list[str]
     out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]
     window: int = 0
-    learns: bool = False
+    trainable: bool = False
     pooling: str | None = None
     rates: RateRange | None = None
-    whole: bool = False
+    non_causal: bool = False
     reads_ahead: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -336,7 +336,7 @@ class Policy(Agent):
     out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS]
     dist_sample_keys = [keys.ACTION]  # key of the actions in TorchRL's losses,
     log_prob_keys = [keys.ACTION_LOG_PROB]  # and of their log-probabilities
-    learns = True
+    trainable = True
 
     @abstractmethod
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
@@ -351,7 +351,7 @@ class Policy(Agent):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position; TorchRL's exploration type decides between a draw and the most probable action."""
         dist, action = self._decide(tensordict)
-        return tensordict.update(dist.answer(action))
+        return tensordict.update(dist.to_tensordict(action))
 
     def step(self, observation: Mapping[str, Tensor]) -> Observation:
         """Act at one position; see ``Agent``."""

@@ -58,11 +58,11 @@ class Nawrot(Policy):
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the actions are those of ``forward`` for the same noise."""
         dist = self.get_dist(observation)
-        return dist.answer(dist.from_noise(noise))
+        return dist.to_tensordict(dist.from_noise(noise))
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Return the outputs of ``draw`` for given actions, [B, T] or [K, B, T]."""
-        return self.get_dist(observation).answer(action)
+        return self.get_dist(observation).to_tensordict(action)
 
 
 class HNet(Agent):
@@ -82,7 +82,7 @@ class HNet(Agent):
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
     out_keys = [*Agent.out_keys, keys.BOUNDARY_LOGITS, keys.BOUNDARY]
-    learns = True
+    trainable = True
     pooling = "smooth"
 
     def __init__(self, width: int) -> None:

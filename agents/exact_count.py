@@ -206,7 +206,7 @@ class ConditionalBernoulli(Policy):
     """
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
-    whole = True
+    non_causal = True
 
     def __init__(
         self, width: int, seq_len: int, rate: float = 0.2, reach: int = 8, hidden: int = 32, softcap: float = 10.0
@@ -272,7 +272,7 @@ class ConditionalBernoulli(Policy):
         """Draw all boundaries, one position after the other, because the count so far matters."""
         log_odds, after = self._conditional_law(observation)
         action = self._solve_actions(observation, log_odds.detach(), after.detach(), noise)
-        return self._distribution_given(observation, log_odds, after, action).answer(action)
+        return self._distribution_given(observation, log_odds, after, action).to_tensordict(action)
 
     @torch.no_grad()
     def _solve_actions(self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ class ConditionalBernoulli(Policy):
         """
         dist = self._distribution_given(observation, *self._conditional_law(observation), action)
         check_exact_count(dist, action, "conditional", self.count)
-        return dist.answer(action)
+        return dist.to_tensordict(action)
 
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Raise an error: this policy reads whole histories.

@@ -108,7 +108,7 @@ class _Fixed(Agent):
         noise = draw_noise(observation)
         count = self._count(noise, observation)
         if self.rounding == "random":
-            count = self._state.keep(count, observation[keys.POSITION])
+            count = self._state.latch(count, observation[keys.POSITION])
         action, prob = self._act(observation, observation[keys.TOKEN_COUNT], count, noise)
         return {keys.ACTION: action, keys.BOUNDARY_PROB: prob}
 
@@ -210,7 +210,7 @@ class RandomRate(Agent):
     def step(self, observation: Observation) -> Observation:
         """Act at one position; see ``Agent``."""
         noise = draw_noise(observation)
-        rate = self._state.keep(self._rate(noise), observation[keys.POSITION])
+        rate = self._state.latch(self._rate(noise), observation[keys.POSITION])
         action, prob = self._act(observation, rate, noise)
         return {keys.ACTION: action, keys.BOUNDARY_PROB: prob}
 

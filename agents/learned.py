@@ -170,11 +170,11 @@ class Learned(Policy):
         """Draw all boundaries at once; the actions are those of ``forward`` for the same noise."""
         projected = self._condition_on_rate(observation)
         action = self._solve_actions(projected.detach(), noise, observation)
-        return self._distribution_given(projected, action, observation).answer(action)
+        return self._distribution_given(projected, action, observation).to_tensordict(action)
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Return the outputs for given boundaries, int64 [.., B, T], in parallel."""
-        return self._distribution_given(self._condition_on_rate(observation), action, observation).answer(action)
+        return self._distribution_given(self._condition_on_rate(observation), action, observation).to_tensordict(action)
 
     def _distribution_given(
         self, projected: Tensor, action: Tensor, observation: TensorDictBase

@@ -56,9 +56,9 @@ class PretrainedAgent(Agent):
         computed = (keys.ENCODING, keys.EARLY_ENTROPY)
         self.in_keys = [*required, *(key for key in agent.in_keys if key not in (*required, *computed))]
         self.out_keys = list(agent.out_keys)
-        self.window, self.pooling, self.whole = agent.window, agent.pooling, agent.whole
+        self.window, self.pooling, self.non_causal = agent.window, agent.pooling, agent.non_causal
         self.rates, self.reads_ahead = agent.rates, agent.reads_ahead
-        self.learns = agent.learns and not frozen
+        self.trainable = agent.trainable and not frozen
         self._make_reader, self._reader = reader, (0, reader(0))
         self._order = StepState()
         if frozen:

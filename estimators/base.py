@@ -133,7 +133,7 @@ class Chain(TensorDictModuleBase):
     ``loss_critic`` of a stage is added to ``loss_policy`` with a value of zero, so that the same loop trains the stage.
 
     Args:
-        parts: stages in order.
+        stages: stages in order.
         num_samples: samples K of the boundaries per sequence in a rollout; None for one sample without a dimension of
             its own.
 
@@ -154,53 +154,53 @@ class Chain(TensorDictModuleBase):
             more samples than there are, or two stages override the same hook.
     """
 
-    def __init__(self, *parts: Stage, num_samples: int | None = None) -> None:
+    def __init__(self, *stages: Stage, num_samples: int | None = None) -> None:
         super().__init__()
-        if not parts:
+        if not stages:
             raise ValueError("chain() without stages: expected at least one, such as ScoreFunction()")
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
-        self.parts = list(parts)
+        self.stages = list(stages)
         self.sampling = Sampling(
             num_samples=num_samples,
-            reward_only=num_samples is not None and any(part.reward_only for part in parts),
-            teacher=_find_teacher(parts),
-            **{name: _find_hook(name, parts) for name in HOOKS},
+            reward_only=num_samples is not None and any(stage.reward_only for stage in stages),
+            teacher=_find_teacher(stages),
+            **{name: _find_hook(name, stages) for name in HOOKS},
         )
         known = set(ROLLOUT_KEYS)
         if self.sampling.relaxations is not None:
             known.add(keys.LOG_LIKELIHOOD_RELAXED)
         if self.sampling.teacher is not None:
             known.add(keys.DEMONSTRATION_LOG_PROB)
-        for number, part in enumerate(parts):
-            _check_samples(part, num_samples)
-            for key in part.in_keys:
+        for number, stage in enumerate(stages):
+            _check_samples(stage, num_samples)
+            for key in stage.in_keys:
                 if key not in known:
-                    raise ValueError(_missing(key, number, parts))
-            known |= set(part.out_keys)
-        for number, part in enumerate(parts):
-            self.add_module(str(number), part)  # so that the state of a stage is saved and moved
-        self.in_keys = sorted({key for part in parts for key in part.in_keys} & ROLLOUT_KEYS, key=str)
-        written = {key for part in parts for key in part.out_keys}
-        relaxed = self.sampling.relax is not None or any(part.trains_through == "likelihood" for part in parts)
+                    raise ValueError(_missing(key, number, stages))
+            known |= set(stage.out_keys)
+        for number, stage in enumerate(stages):
+            self.add_module(str(number), stage)  # so that the state of a stage is saved and moved
+        self.in_keys = sorted({key for stage in stages for key in stage.in_keys} & ROLLOUT_KEYS, key=str)
+        written = {key for stage in stages for key in stage.out_keys}
+        relaxed = self.sampling.relax is not None or any(stage.trains_through == "likelihood" for stage in stages)
         self.trains_through: Route = "likelihood" if relaxed and keys.LOSS_POLICY not in written else "loss"
         if relaxed:
             written.add(keys.LOSS_POLICY)
         self.out_keys = sorted(written, key=str)
         from_rollout: set[NestedKey] = set()  # keys of the rollout, not of an earlier stage
-        for number, part in enumerate(parts):
-            from_rollout |= set(part.in_keys).difference(*(earlier.out_keys for earlier in parts[:number]))
+        for number, stage in enumerate(stages):
+            from_rollout |= set(stage.in_keys).difference(*(earlier.out_keys for earlier in stages[:number]))
         self.reads_early_exit = bool(from_rollout & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
-        self.flops = sum(part.flops for part in parts)
-        self.unbiased = all(part.unbiased for part in parts)
-        self.requires_factorised_policy = any(part.requires_factorised_policy for part in parts)
-        self.num_epochs = max(part.num_epochs for part in parts)
-        self.head_epochs = max(part.head_epochs for part in parts)
+        self.flops = sum(stage.flops for stage in stages)
+        self.unbiased = all(stage.unbiased for stage in stages)
+        self.requires_factorised_policy = any(stage.requires_factorised_policy for stage in stages)
+        self.num_epochs = max(stage.num_epochs for stage in stages)
+        self.head_epochs = max(stage.head_epochs for stage in stages)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply all stages to a rollout, in place."""
-        for part in self.parts:
-            tensordict = part(tensordict)
+        for stage in self.stages:
+            tensordict = stage(tensordict)
         if self.trains_through == "likelihood":
             tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
         if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):
@@ -210,47 +210,47 @@ class Chain(TensorDictModuleBase):
 
     def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the loss of a rollout which was scored again; credits stay unchanged."""
-        for part in self.parts:
-            if keys.LOSS_POLICY in part.out_keys:
-                tensordict = part(tensordict)
+        for stage in self.stages:
+            if keys.LOSS_POLICY in stage.out_keys:
+                tensordict = stage(tensordict)
         return tensordict
 
 
-def chain(*parts: Stage, num_samples: int | None = None) -> Chain:
+def chain(*stages: Stage, num_samples: int | None = None) -> Chain:
     """Chain stages into an estimator; see ``Chain``."""
-    return Chain(*parts, num_samples=num_samples)
+    return Chain(*stages, num_samples=num_samples)
 
 
-def _find_hook(name: str, parts: tuple[Stage, ...]) -> Any:
+def _find_hook(name: str, stages: tuple[Stage, ...]) -> Any:
     """Return the method which overrides a hook in one of the stages; None if no stage does."""
-    owners = [part for part in parts if getattr(type(part), name) is not getattr(Stage, name)]
+    owners = [stage for stage in stages if getattr(type(stage), name) is not getattr(Stage, name)]
     if len(owners) > 1:
-        first, second = (type(part).__name__ for part in owners[:2])
+        first, second = (type(stage).__name__ for stage in owners[:2])
         raise ValueError(f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them")
     return getattr(owners[0], name) if owners else None
 
 
-def _find_teacher(parts: tuple[Stage, ...]) -> BoundaryAgent | None:
-    teachers = [part.teacher for part in parts if part.teacher is not None]
+def _find_teacher(stages: tuple[Stage, ...]) -> BoundaryAgent | None:
+    teachers = [stage.teacher for stage in stages if stage.teacher is not None]
     if len(teachers) > 1:
-        raise ValueError("chain: two parts have a teacher each: keep one of them")
+        raise ValueError("chain: two stages have a teacher each: keep one of them")
     return teachers[0] if teachers else None
 
 
-def _check_samples(part: Stage, num_samples: int | None) -> None:
-    name, samples = type(part).__name__, num_samples or 1
-    if samples < part.samples:
+def _check_samples(stage: Stage, num_samples: int | None) -> None:
+    name, samples = type(stage).__name__, num_samples or 1
+    if samples < stage.samples:
         raise ValueError(
-            f"num_samples = {num_samples}: {name} compares samples of one sequence and needs num_samples={part.samples}"
-            " or more"
+            f"num_samples = {num_samples}: {name} compares samples of one sequence and needs "
+            f"num_samples={stage.samples} or more"
         )
-    if part.even and samples % 2:
+    if stage.even and samples % 2:
         raise ValueError(f"num_samples = {num_samples}: {name} draws pairs, so the number must be even")
 
 
-def _missing(key: NestedKey, number: int, parts: tuple[Stage, ...]) -> str:
-    name = type(parts[number]).__name__
-    later = [type(part).__name__ for part in parts[number + 1 :] if key in part.out_keys]
+def _missing(key: NestedKey, number: int, stages: tuple[Stage, ...]) -> str:
+    name = type(stages[number]).__name__
+    later = [type(stage).__name__ for stage in stages[number + 1 :] if key in stage.out_keys]
     hint = f"move {later[0]} before it" if later else "put a stage which writes it before this one"
     if not later and key == keys.ADVANTAGE:
         hint = "put a stage which writes it, such as Discount(), before this one"

@@ -123,8 +123,8 @@ def rloo(
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
     """
-    parts = EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), _surrogate(head_epochs)
-    return chain(*parts, num_samples=num_samples)
+    stages = EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), _surrogate(head_epochs)
+    return chain(*stages, num_samples=num_samples)
 
 
 def rloo_clipped(
@@ -226,10 +226,10 @@ def text_critic(
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
     """
-    parts = EarlyExit(), TextCritic(width, hidden, warmup), Discount(gamma, scaled)
+    stages = EarlyExit(), TextCritic(width, hidden, warmup), Discount(gamma, scaled)
     if num_samples == 1:
-        return chain(*parts, LeaveOneOutBatch(), _surrogate(head_epochs))
-    return chain(*parts, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples)
+        return chain(*stages, LeaveOneOutBatch(), _surrogate(head_epochs))
+    return chain(*stages, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples)
 
 
 def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False) -> Chain:

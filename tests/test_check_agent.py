@@ -163,7 +163,9 @@ class Improbable(Own):
         dist = super()._distribution_given(projected, action, observation)
         log_prob = dist.log_prob
         dist.answer = lambda action: (
-            type(dist).answer(dist, action).set(keys.ACTION_LOG_PROB, log_prob(action) - 0.1 * dist.decision_mask)
+            type(dist)
+            .to_tensordict(dist, action)
+            .set(keys.ACTION_LOG_PROB, log_prob(action) - 0.1 * dist.decision_mask)
         )
         return dist
 

@@ -91,7 +91,7 @@ def test_only_a_free_one_has_gradients_and_none_reach_the_new_model():
     for frozen in (False, True):
         mine = load(make_lm(), make_agent("learned"), frozen=frozen)
         log_prob = rollout(new, mine, symbol_BN)[keys.ACTION_LOG_PROB].sum()
-        assert mine.learns is not frozen
+        assert mine.trainable is not frozen
         assert log_prob.requires_grad is not frozen
         if not frozen:
             log_prob.backward()

@@ -113,7 +113,7 @@ def test_a_language_model_trains_on_it(tiny_settings, tmp_path):
     train(config, tmp_path, lambda name, value, step: logged.setdefault(name, []).append(value))
     assert all(0.05 < rate < 0.4 for rate in logged["train/boundary_rate"])
     assert "train/advantage_std" not in logged
-    assert not RandomRate.learns
+    assert not RandomRate.trainable
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.4), (0.5, 0.4), (0.1, 1.2)])

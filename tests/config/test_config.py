@@ -213,7 +213,7 @@ def test_roles_of_keys() -> None:
 def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None:
     pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
-    assert is_trainable(config.agent) is build_components(config, torch.device("meta")).agent.learns
+    assert is_trainable(config.agent) is build_components(config, torch.device("meta")).agent.trainable
     trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
     loaded = {"name": "loaded", "pretrained": "runs/1", "frozen": False, "trained": trained}
     assert is_trainable(loaded) is is_trainable(config.agent)

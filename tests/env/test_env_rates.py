@@ -102,7 +102,7 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
     if "learned" not in name:
         options["seq_len"] = LENGTH
     plain = kind(rate=0.3, **options).double().train(told.training)
-    if told.learns:
+    if told.trainable:
         torch.nn.init.zeros_(told.told.last.weight)
         plain.scale = told.scale
         plain.projection.load_state_dict(told.projection.state_dict())

@@ -73,7 +73,7 @@ class DigitPolicy(Policy):
 
     def score(self, observation, action):
         dist = self.get_dist(observation.copy().set(TOKEN_LENGTH, token_lengths(action, 0)))
-        return dist.answer(action)
+        return dist.to_tensordict(action)
 
 
 def digits_and_letters(batch=3, length=24):

@@ -103,7 +103,7 @@ class Bandit:
 def test_rebar(scale):
     """With any scale; ten nodes a dimension give eight digits."""
     bandit, estimator = Bandit(), recipes.rebar(temperature=1.0)
-    estimator.parts[-1].scale.data.fill_(scale)
+    estimator.stages[-1].scale.data.fill_(scale)
     torch.testing.assert_close(bandit.expected(estimator), bandit.true(), rtol=1e-8, atol=1e-9)
 
 
@@ -125,7 +125,7 @@ def test_rebar_is_biased_for_a_policy_with_a_past():
 def test_noise_at_its_ends_gives_finite_gradients(dtype):
     """``torch.rand`` returns 0 once in 2^24 draws of float32."""
     world, estimator = Enumeration(0), recipes.relax(width=8).to(dtype)
-    torch.nn.init.normal_(estimator.parts[-1].network[-1].weight)
+    torch.nn.init.normal_(estimator.stages[-1].network[-1].weight)
     noise = torch.tensor([[0.5, 0.0, 1.0, 0.3], [0.2, 1.0, 0.6, 0.0]], dtype=dtype)
     td = rollout(world.lm.to(dtype), world.agent.to(dtype), world.symbol_BN, noise=noise, sampling=estimator.sampling)
     loss = estimator(td)[keys.LOSS_POLICY].sum()

@@ -167,7 +167,7 @@ def test_only_the_critic_is_trained_by_its_loss():
     assert torch.equal(td[keys.LOSS_POLICY], -log_prob * td[keys.ADVANTAGE])
     td[keys.LOSS_POLICY].mean().backward()
     torch.testing.assert_close(log_prob.grad, -td[keys.ADVANTAGE] / td.numel())
-    assert estimator.parts[1].network[-1].weight.grad.abs().sum() > 0
+    assert estimator.stages[1].network[-1].weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(("option", "value"), [("hidden", 0), ("warmup", -1)])

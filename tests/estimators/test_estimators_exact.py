@@ -78,7 +78,7 @@ def test_moving_average_of_earlier_rollouts(window):
     world, estimator = Enumeration(window), make("moving_average").double()
     for _ in range(3):
         estimator(rollout(world.lm, world.agent, world.symbol_BN, noise=torch.rand(2, 4).double()))
-    assert (estimator.parts[2].mean_T[1:].abs() > 1e-3).all()
+    assert (estimator.stages[2].mean_T[1:].abs() > 1e-3).all()
     torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
 
 
@@ -97,12 +97,12 @@ def test_boundaries_of_a_fixed_rate(window):
 def learned_critic(**options):
     """Build a critic with parameters and a state as after training."""
     estimator = make("text_critic", **options).double().eval()
-    critic = estimator.parts[1]
+    critic = estimator.stages[1]
     torch.nn.init.normal_(critic.network[-1].weight)
     critic.rollouts_done.fill_(critic.warmup)
     if "num_samples" in options:
-        estimator.parts[3].product.fill_(0.3)
-        estimator.parts[3].square.fill_(0.5)
+        estimator.stages[3].product.fill_(0.3)
+        estimator.stages[3].square.fill_(0.5)
     return estimator
 
 
@@ -118,7 +118,7 @@ def test_a_critic_that_reads_the_whole_text(window):
 @WINDOWS
 def test_a_linear_critic_of_single_rewards(window):
     world, estimator = Enumeration(window), make("linear_critic").double().eval()
-    critic = estimator.parts[1]
+    critic = estimator.stages[1]
     torch.nn.init.normal_(critic.table.weight)
     critic.rollouts_done.fill_(critic.warmup)
     td, _ = world.rollout()
@@ -130,7 +130,7 @@ def test_a_linear_critic_of_single_rewards(window):
 @WINDOWS
 def test_a_critic_and_a_share_of_the_other_sample(window):
     world, estimator = Enumeration(window), learned_critic(num_samples=2)
-    assert estimator.parts[3].beta.item() == pytest.approx(0.6)
+    assert estimator.stages[3].beta.item() == pytest.approx(0.6)
     td = world.samples((1 - world.tuples(2)).double())
     weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
     torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)

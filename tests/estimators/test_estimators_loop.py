@@ -141,7 +141,7 @@ def test_steps_of_the_head_alone(recipe):
     """The first step is the recipe's own; further ones move the agent and nothing else, and lower the policy loss."""
     world, estimator = Enumeration(2), recipe(head_epochs=4)
     assert (recipe().head_epochs, recipe().num_epochs, estimator.num_epochs) == (0, 1, 1)
-    assert isinstance(recipe().parts[-1], ScoreFunction)
+    assert isinstance(recipe().stages[-1], ScoreFunction)
     noise = torch.rand(*[2] * recipe().sampling.samples, 4).double()
 
     def fresh():

@@ -87,7 +87,7 @@ def test_the_model_reads_the_policys_own_boundaries(tiny_lm: UNet) -> None:
 
 
 def test_a_chain_has_one_teacher() -> None:
-    with pytest.raises(ValueError, match="two parts have a teacher"):
+    with pytest.raises(ValueError, match="two stages have a teacher"):
         chain(Imitation(Whitespace()), Imitation(Whitespace()))
     with pytest.raises(ValueError, match="advantage"):
         chain(Imitation(Whitespace()), ScoreFunction())

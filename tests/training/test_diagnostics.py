@@ -76,7 +76,7 @@ def test_a_critic_which_is_right_explains_all() -> None:
         shares.append(td[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item())
     assert 0.9 < shares[-1] <= 1
     constant = td.detach().set(keys.REWARD, torch.ones_like(td[keys.REWARD]))
-    assert critic.parts[1](constant)[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item() == 0
+    assert critic.stages[1](constant)[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item() == 0
 
 
 def test_the_divergence_is_right_in_expectation_and_clipped_decisions_are_counted() -> None:

@@ -75,7 +75,7 @@ def left_out(parts: Components) -> int:
     entropy = 2 * matrix_parameters(lm.early_head) if keys.EARLY_ENTROPY in parts.agent.in_keys else 0
     computed = 6 * matrix_parameters(lm.codec, lm.down) + again + entropy
     relaxed = 2 * passes.pathwise * lm.mid[0].qkv.weight.numel() * BATCH * (LENGTH - 1)
-    tables = [stage.table for stage in getattr(parts.estimator, "parts", []) if isinstance(stage, LinearCritic)]
+    tables = [stage.table for stage in getattr(parts.estimator, "stages", []) if isinstance(stage, LinearCritic)]
     entries = 4 * sum(table.embedding_dim - 1 for table in tables) * BATCH * (LENGTH - 1)
     return everything - BATCH * computed + relaxed + entries
 

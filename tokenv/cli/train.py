@@ -249,7 +249,7 @@ def describe_run(config: Config, components: Components, folder: Path | None, re
     lm, agent = (sum(p.numel() for p in module.parameters()) for module in (components.lm, components.agent))
     device = resolve_device(config.hardware.device)
     precision = str(resolve_precision(config.hardware.precision, device)).removeprefix("torch.")
-    learner = f"estimator {config.estimator['name']}" if components.agent.learns else "which does not learn"
+    learner = f"estimator {config.estimator['name']}" if components.agent.trainable else "which does not learn"
     data, symbols = config.data, TERMINOLOGY[config.data.kind].symbol
     facts = [
         f"{'not stored' if folder is None else folder}{f' (from {resume})' if resume else ''}",

@@ -72,7 +72,7 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
     held_out, bias = corpus.validation(config.validation.sequences), None
-    if evaluation_request.calibrate and parts.agent.learns:
+    if evaluation_request.calibrate and parts.agent.trainable:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
     references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}

@@ -70,7 +70,7 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
     if section["name"] == LOADED:
         loaded = LoadedAgent.of(section)
         return not loaded.frozen and is_trainable(loaded.trained.agent)
-    return _declares(section, "learns", unknown=True)
+    return _declares(section, "trainable", unknown=True)
 
 
 def reads_ahead(section: Mapping[str, Any]) -> bool:

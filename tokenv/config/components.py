@@ -207,7 +207,7 @@ def build_components(
         lm.enable_activation_checkpointing()
     _configure_lm(lm, agent, config, device)
     teacher = None if imitation is None else imitation.sampling.teacher
-    rewarded = agent.learns and (teacher is None or config.imitation.fraction < 1)
+    rewarded = agent.trainable and (teacher is None or config.imitation.fraction < 1)
     observed = {key for each in (agent, teacher) if each is not None for key in each.in_keys}
     trains_early_exit = (rewarded and reads_early_exit) or keys.EARLY_ENTROPY in observed
     if config.loss.early is not None:
@@ -323,16 +323,16 @@ def _build_learners(
         )
     try:
         check_causal(agent, direct=config.model.direct)
-        if agent.learns:
+        if agent.trainable:
             check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:
         raise UserError(str(error)) from error
-    if not agent.learns and config.freeze_lm:
+    if not agent.trainable and config.freeze_lm:
         raise UserError(
             f"freeze_lm = True with agent.name = {config.agent['name']!r}, which does not learn either: expected "
             "freeze_lm=False, or an agent with a policy; to measure the model as it is, tokenv evaluate"
         )
-    if not agent.learns:
+    if not agent.trainable:
         if config.imitation.teacher:
             raise UserError(
                 f"imitation.teacher with agent.name = {config.agent['name']!r}, which does not learn: expected an "
@@ -352,7 +352,7 @@ def _check_rate_range(config: Config, agent: Agent, rate_target: TensorDictModul
             f"rate = {config.rate:g}: agent {config.agent['name']!r} has one rate at most: expected one number, such "
             "as rate=0.2, or an agent that is conditioned on its rate: learned, strict, uniform or random"
         )
-    if agent.learns and config.loss.rate and not getattr(rate_target, "varies", False):
+    if agent.trainable and config.loss.rate and not getattr(rate_target, "varies", False):
         raise UserError(
             f"rate = {config.rate:g}: rate target {config.rate_target['name']!r} has one rate: expected one that reads "
             f"{keys.TARGET_RATE}, such as rate_target.name=logit_pressure, or loss.rate=0"

@@ -89,7 +89,7 @@ class ObservationReader(Protocol):
 class BoundaryAgent(ObservationReader, Protocol):
     """Requirements of a rollout on an agent; see ``tokenv.agents.base.Agent``."""
 
-    whole: bool
+    non_causal: bool
 
     @property
     def autoregressive(self) -> bool:
@@ -161,7 +161,7 @@ def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:
     Raises:
         ValueError: the agent reads symbols which are to be predicted.
     """
-    if agent.whole and not direct:
+    if agent.non_causal and not direct:
         raise ValueError(
             f"this {type(agent).__name__} agent reads the whole history before it draws a boundary, and here every "
             "symbol of the history is predicted from those before it: it would look ahead. Expected direct forecasts, "

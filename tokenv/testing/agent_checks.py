@@ -235,7 +235,7 @@ def _check_rejects_stepping(checker: Checker, agent: Agent, problem: _AgentProbl
 def _check_policy(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -> None:
     agent = _build_adapted(checker, problem)
     observation, noise = problem.observation(agent), problem.noise[0]
-    if not agent.learns:
+    if not agent.trainable:
         return
     drawn = agent.draw(observation, noise)
     with checker.context("score() of the boundaries that it has drawn"):
