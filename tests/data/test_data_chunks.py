@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenv.data import split
+from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import InMemoryDataset
 from tokenv.data.split import Split, split_documents, split_from
-from tokenv.data.stream import Document, TrainStream, chunk_documents, low_discrepancy_order
+from tokenv.data.stream import TrainStream, low_discrepancy_order
 
 contents = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
 several = st.lists(st.binary(min_size=1, max_size=40), min_size=2, max_size=20)

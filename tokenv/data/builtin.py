@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tokenv.data.stream import Document
+from tokenv.data.chunks import Document
 
 Array = np.ndarray[Any, Any]
 FOREIGN_FOLDERS = {"site-packages", "dist-packages"}

@@ -18,11 +18,12 @@ from tokenv.core.devices import device_module, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch, Source
 from tokenv.core.sequences import TensorSource as TensorSource
+from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
 from tokenv.data.split import Split, split_documents, split_from
-from tokenv.data.stream import Document, InMemoryBlocks, Streams, TrainStream, chunk_documents, low_discrepancy_order
+from tokenv.data.stream import InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 from tokenv.data.windows import SeriesData, load_series
 
 _CORPORA: dict[str, Corpus] = {}

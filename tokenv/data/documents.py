@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from tokenv.core.atomic import PARTIAL
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.builtin import prose_documents, python_documents, synthetic_documents
+from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
 from tokenv.data.rows import json_rows, parquet_rows
-from tokenv.data.stream import Document
 
 TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
 JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))

@@ -16,11 +16,12 @@ from tqdm import tqdm
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data import rows
+from tokenv.data.chunks import Chunks, Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.documents import content_of
 from tokenv.data.rows import HUB_ADVICE, Row, iterate_rows
 from tokenv.data.split import digest, threshold
-from tokenv.data.stream import Chunks, Document, chunk_documents, low_discrepancy_order
+from tokenv.data.stream import low_discrepancy_order
 
 MIN_FILES = 64  # fewer files are split into row groups, each of which has to be opened
 MIN_SHARDS = 20  # of fewer shards, holding one out would be too much

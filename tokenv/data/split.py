@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import sparse
 
+from tokenv.data.chunks import SEPARATOR, Document
 from tokenv.data.config import DataConfig
-from tokenv.data.stream import SEPARATOR, Document
 
 DIGEST_BYTES = 16
 MAX_TAIL_SECTIONS = 32  # of the held-out tail of a single document
