@@ -162,10 +162,9 @@ class Improbable(Own):
     def _distribution_given(self, projected, action, observation):
         dist = super()._distribution_given(projected, action, observation)
         log_prob = dist.log_prob
-        dist.answer = lambda action: (
-            type(dist)
-            .to_tensordict(dist, action)
-            .set(keys.ACTION_LOG_PROB, log_prob(action) - 0.1 * dist.decision_mask)
+        outputs = dist.to_tensordict
+        dist.to_tensordict = lambda action: outputs(action).set(
+            keys.ACTION_LOG_PROB, log_prob(action) - 0.1 * dist.decision_mask
         )
         return dist
 
