@@ -209,7 +209,8 @@ def build_components(
     teacher = None if imitation is None else imitation.sampling.teacher
     rewarded = agent.trainable and (teacher is None or config.imitation.fraction < 1)
     observed = {key for each in (agent, teacher) if each is not None for key in each.in_keys}
-    trains_early_exit = (rewarded and reads_early_exit) or keys.EARLY_ENTROPY in observed
+    rewards_read_it = rewarded and reads_early_exit
+    trains_early_exit = rewards_read_it or keys.EARLY_ENTROPY in observed
     if config.loss.early is not None:
         trains_early_exit = config.loss.early > 0
     return Components(
@@ -219,7 +220,7 @@ def build_components(
         rate_target,
         imitation,
         frozen=config.freeze_lm,
-        early_exit=(rewarded and reads_early_exit) or trains_early_exit,
+        early_exit=rewards_read_it or trains_early_exit,
         trains_early_exit=trains_early_exit,
     )
 
