@@ -50,6 +50,11 @@ def draw_noise(tensordict: Observation) -> Tensor:
     return torch.rand(position.shape, device=position.device) if noise is None else noise
 
 
+def takes_mode() -> bool:
+    """Return whether TorchRL's exploration type asks for the most probable actions instead of drawn ones."""
+    return exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
+
+
 def forced_or(observation: Observation, boundary: Tensor) -> Tensor:
     """Return the actions, int64: ``boundary``, overridden where no decision is made."""
     return torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
@@ -344,7 +349,7 @@ class Policy(Agent):
 
     def _decide(self, observation: Observation) -> tuple[BoundaryDistribution, Tensor]:
         dist, noise = self.get_dist(observation), observation.get(keys.NOISE)
-        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
+        if takes_mode():
             return dist, dist.mode
         return dist, dist.sample() if noise is None else dist.from_noise(noise)
 

@@ -1,15 +1,19 @@
 """The windowed Bernoulli policy which the estimators train (paper, section 2.5, eq. 19-23)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import expit, logit
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from tokenv.agents.base import BoundaryDistribution, Observation, Policy, forced_action
+from tokenv.agents.base import BoundaryDistribution, Observation, Policy, forced_action, takes_mode
 from tokenv.core import keys
+from tokenv.core.devices import shares_memory_with_numpy
 from tokenv.core.rates import RateRange
 
 
@@ -114,15 +118,15 @@ class Learned(Policy):
         """Return the logits of the target rates, at which the logits of the policy start: [..]."""
         return torch.logit(observation[keys.TARGET_RATE].to(self.projection.weight.dtype))
 
-    def _logits(self, projected: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Return the logits: [.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..].
+    def _logits(self, projected: Any, earlier: Iterable[Any]) -> Any:
+        """Return the logits: [.., w + 1] and the actions a_{i-1}, ..., a_{i-w}, each [..] -> [..]; tensors or arrays.
 
         The sum is a loop of elementwise operations, so that its rounding, hence every drawn action, is the same
         for one position and for all of them.
         """
-        raw, *effects = projected.unbind(-1)
-        for effect, action in zip(effects, earlier, strict=True):
-            raw = raw + effect * action
+        raw = projected[..., 0]
+        for j, action in enumerate(earlier, 1):
+            raw = raw + projected[..., j] * action
         scaled = raw / self.scale + self.bias
         return self.softcap * torch.tanh(scaled / self.softcap) if self.training else scaled
 
@@ -197,3 +201,25 @@ class Learned(Policy):
             )
         logits = self._logits(self._condition_on_rate(tensordict), earlier)
         return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
+
+    def step(self, observation: Mapping[str, Tensor]) -> Observation:
+        """Act at one position; see ``Agent``. On a CPU numpy computes it, which few numbers cost less than torch."""
+        weight = self.projection.weight
+        if (
+            type(self) is not Learned
+            or self.training
+            or self.rates is not None
+            or observation.get(keys.NOISE) is None
+            or takes_mode()
+            or not shares_memory_with_numpy(weight.device)
+        ):
+            return super().step(observation)
+        names = keys.ENCODING, keys.LAST_ACTIONS, keys.NOISE, keys.POSITION, keys.DECISION_MASK
+        x_BD, last_Bw, noise_B, position_B, mask_B = (observation[name].detach().numpy() for name in names)
+        weight_wD = weight.detach().numpy()
+        projected = x_BD.astype(weight_wD.dtype, copy=False) @ weight_wD.T
+        logits = self._logits(projected, last_Bw.T[: self.window])
+        forced_B = position_B == 0
+        action_B = np.where(mask_B, logits > logit(noise_B), forced_B).astype(np.int64)
+        prob_B = np.where(mask_B, expit(logits), forced_B.astype(logits.dtype))
+        return {keys.ACTION: torch.from_numpy(action_B), keys.BOUNDARY_PROB: torch.from_numpy(prob_B)}

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from tokenv.agents.base import BoundaryDistribution
 from tokenv.agents.boundary_predictors import HNet
 from tokenv.agents.fixed import Random, RandomRate, Uniform
 from tokenv.agents.heuristic import Entropy
@@ -203,7 +204,7 @@ def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, m
 
 def test_random_numbers_of_several_steps_are_those_of_multinomial():
     codec, prob = ByteCodec(4, vocabulary=50), torch.randn(5, 3, 50).softmax(-1)
-    noise = codec.sample_noise(15, torch.float32, seeded()).view(5, 3, 50)
+    noise = -torch.log1p(-codec.sample_noise(15, seeded()).view(5, 3, 50)).float()
     each = seeded()
     expected = torch.stack([torch.empty(3, 50).exponential_(generator=each) for _ in range(5)])
     torch.testing.assert_close(noise, expected, rtol=1e-6, atol=0)
@@ -212,13 +213,24 @@ def test_random_numbers_of_several_steps_are_those_of_multinomial():
     assert torch.equal(chosen, torch.stack([torch.multinomial(p, 1, generator=each)[:, 0] for p in prob]))
 
 
-@pytest.mark.parametrize("top_p", [0.3, 1.0])
-def test_float32_draws_the_symbols_that_float64_draws(top_p):
-    """Equal probabilities included."""
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 1.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_compiled_draws_are_those_of_torch_in_float64(top_p, scale):
+    """Whether all probabilities are alike, or some are equal, or one symbol has all."""
     codec = ByteCodec(4)
-    parameters, noise = torch.randn(300, 256).round(decimals=1), codec.sample_noise(300, torch.float32, seeded())
-    fine = codec.sample(parameters.double(), top_p=top_p, noise=noise.double())
-    assert torch.equal(codec.sample(parameters, top_p=top_p, noise=noise), fine)
+    parameters, noise = scale * torch.randn(300, 256).round(decimals=1), codec.sample_noise(300, seeded())
+    options = {"temperature": 0.9, "top_p": top_p, "noise": noise}
+    assert torch.equal(codec.sample(parameters, **options), codec.sample(parameters.double(), **options))
+
+
+def test_a_subclass_with_a_distribution_of_its_own_is_asked_for_it(tiny_lm):
+    class Never(Learned):
+        def get_dist(self, tensordict):
+            dist = super().get_dist(tensordict)
+            return BoundaryDistribution(dist.logits - 100.0, dist.decision_mask, dist.forced)
+
+    agent = Never(tiny_lm.config.width, rate=0.9).to(tiny_lm.head.weight.dtype).eval()
+    assert generate(tiny_lm, agent, torch.ones(2, 3, dtype=torch.long), 9, generator=seeded()).action_BN.sum() == 2
 
 
 def test_generators_must_fit_the_prompts(tiny_lm, agent):

@@ -1,6 +1,5 @@
 """Reading one symbol at a time equals the one-pass model."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from tokenv.lm import incremental
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.incremental import Decoder
+from tokenv.lm.incremental import CompiledLayers, Decoder
 from tokenv.lm.unet import UNet
 
 WINDOW = 4
@@ -112,21 +111,21 @@ def test_rows_left_out_keep_their_state():
 
 
 @pytest.mark.parametrize("softcap", [50.0, 200.0])
-@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
-def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, arrays, softcap):
-    """Several rows with growing caches equal the one-pass model, also in torch, as on a GPU."""
+def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, compiled, softcap):
+    """Several rows with growing caches equal the one-pass model, also by the layers themselves, as on a GPU."""
     monkeypatch.setattr(incremental, "INITIAL_SLOTS", 2)
-    if arrays == "torch":
-        monkeypatch.setattr(incremental, "_array", torch.Tensor.detach)
+    if not compiled:
+        monkeypatch.setattr(incremental, "shares_memory_with_numpy", lambda device: False)
     batch, length = 3, 30
     sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
     lm = UNet(UNetConfig(**sizes, pooling=pooling, attention_softcap=softcap)).double()
     symbol_BN, action_BN = torch.randint(256, (batch, length)), (torch.rand(batch, length) < rate).long()
     action_BN[:, 0] = 1
     decoder, rows = Decoder(lm, batch, length), []
-    assert type(decoder._head_DP) is (torch.Tensor if arrays == "torch" else np.ndarray)
+    assert isinstance(decoder.tokens, CompiledLayers) == compiled
     step = decoder.tokens.step
     decoder.tokens.step = lambda token_RD, *rest: rows.append(len(token_RD)) or step(token_RD, *rest)
     parameters = []

@@ -67,7 +67,9 @@ def prepare(config: HardwareConfig) -> None:
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of torch, and of numpy's BLAS, by which a decoder computes step by step."""
+    """Set the number of threads of torch, and of scipy's BLAS, by which a decoder computes step by step."""
+    import scipy.linalg  # noqa: F401, loads that BLAS, which could not be limited before
+
     torch.set_num_threads(count)
     threadpool_limits(count, user_api="blas")
 

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from tokenv.core.devices import device_module, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch, Source
-from tokenv.core.sequences import TensorSource as TensorSource
 from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents

@@ -54,13 +54,11 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         yield from synthetic_documents(config.lexicon_size, config.words_documents, config.seed)
     else:
         root = Path(source).expanduser()
-        files = _find_files(source, root)
-        texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
-        for path in files:  # tables come first: the fingerprints of stored runs depend on the order
-            if path not in texts:
+        for path in _find_files(source, root):
+            if path.name.endswith(TEXT_SUFFIXES):
+                yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
+            else:
                 yield from _read_table(path, config.column)
-        for path in texts:
-            yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
 
 
 def content_of(row: Mapping[str, Any], column: str, origin: str) -> bytes:

@@ -47,7 +47,6 @@ class _Sampler:
         starts: length of the prompts of each generator's rows.
         rows: rows B.
         max_new: symbols to draw for each row.
-        dtype: precision of the random numbers.
         options: options of ``codec.sample``.
     """
 
@@ -58,11 +57,10 @@ class _Sampler:
         starts: Sequence[int],
         rows: int,
         max_new: int,
-        dtype: torch.dtype,
         options: dict[str, Any],
     ) -> None:
         self.codec, self.generators, self.starts = codec, generators, starts
-        self.rows, self.max_new, self.dtype = rows // len(generators), max_new, dtype
+        self.rows, self.max_new = rows // len(generators), max_new
         self._sample: Callable[..., Tensor] = partial(codec.sample, **options)
         self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
         self._row_B = torch.arange(rows)
@@ -89,7 +87,7 @@ class _Sampler:
             if at % NOISE_STEPS or not 0 <= at < self.max_new:
                 continue
             steps = min(NOISE_STEPS, self.max_new - at)
-            noise = self.codec.sample_noise(steps * self.rows, self.dtype, generator)
+            noise = self.codec.sample_noise(steps * self.rows, generator)
             if noise is None:
                 return
             noise = noise.unflatten(0, (steps, self.rows))
@@ -142,7 +140,7 @@ def generate(
     device, dtype = lm.head.weight.device, lm.codec.symbol_dtype
     decoder, observer = Decoder(lm, batch, steps), Observer.of(agent)
     options = {"temperature": temperature, "top_p": top_p}
-    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, decoder.dtype, options)
+    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, options)
     rows = batch * samples // len(generators)
     drawn = [
         torch.rand(rows, start + max_new, device=device, generator=each)

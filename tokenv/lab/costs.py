@@ -21,7 +21,7 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare
 from tokenv.config.schema import LossConfig
 from tokenv.core.devices import device_module, has_own_memory, is_accelerator
-from tokenv.data.corpus import TensorSource
+from tokenv.core.sequences import TensorSource
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import BenchOptions

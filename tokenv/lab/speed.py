@@ -20,7 +20,7 @@ from tokenv.config.hardware import prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.devices import compiles
-from tokenv.data.corpus import TensorSource
+from tokenv.core.sequences import TensorSource
 from tokenv.data.tables import Recording
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout

@@ -3,92 +3,22 @@
 A byte-level layer stores its window in a ring buffer, a token-level layer all tokens so far, the chunking its
 ``Stepper``. Token-level layers are computed only where a token ends: time and memory are proportional to the tokens.
 Every row of the batch has its own position, so that rows can start anew at different times. The result is that of the
-one-pass model (tested).
-
-A step has few numbers and many operations, each of which costs numpy a third of what it costs torch. So the layers
-compute in numpy on a CPU, and by the same code in torch elsewhere; always in float32 or finer, in which rounding hardly
-depends on the number of rows.
+one-pass model (tested), always in float32 or finer, in which rounding hardly depends on the number of rows.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.core.devices import shares_memory_with_numpy
-from tokenv.lm.layers import EPSILON
+from tokenv.lm.layers import rotary_frequencies
 from tokenv.lm.unet import Encoder, UNet
 
-INITIAL_SLOTS = 64  # tokens in the first cache, which is doubled whenever it is full; positions of the first table
-MAX_EXPONENT = 80.0  # float32 holds exp of this, summed over many keys
-
-
-def _array(x: Tensor) -> Any:
-    """Return the same memory as an array: of numpy on a CPU, of torch elsewhere."""
-    return x.detach().numpy() if shares_memory_with_numpy(x.device) else x.detach()
-
-
-def _tensor(x: Any) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.from_numpy(x)
-
-
-def _gelu(x: Any) -> Any:
-    """Return ``gelu(x)`` in its tanh approximation."""
-    if isinstance(x, Tensor):
-        return F.gelu(x, approximate="tanh")
-    number = x.dtype.type  # operations with a number of the array's own type are faster
-    inner = x * (x * x * number(0.044715 * math.sqrt(2 / math.pi)) + number(math.sqrt(2 / math.pi)))
-    return x * (np.tanh(inner) * number(0.5) + number(0.5))
-
-
-def _swap(x: Any) -> Any:
-    """Exchange the two halves in the dimension before the last."""
-    return x.flip(-2) if isinstance(x, Tensor) else x[..., ::-1, :]
-
-
-Factors = tuple[Any, Any]  # of cos and sin; see ``RotaryFactors.at``
-
-
-class RotaryFactors:
-    """Factors by which queries, keys and values are multiplied at each position, in a table which grows.
-
-    ``rotate(x) = x * cos + swapped(x) * sin``, the halves a and b of x being swapped; those of queries are also divided
-    by ``sqrt(d) * softcap``, and those of values are 1 and 0.
-
-    Args:
-        model: its constants are used.
-        device: device of the table.
-        dtype: precision.
-    """
-
-    def __init__(self, model: Encoder, device: torch.device, dtype: torch.dtype) -> None:
-        self.model, self.device, self.dtype = model, device, dtype
-        self._table = self._compute(INITIAL_SLOTS)
-
-    def _compute(self, size: int) -> Factors:
-        config = self.model.config
-        rotary = self.model.rotary(torch.arange(-1, size, device=self.device), self.dtype)  # -1: the leading token
-        cos, sin = rotary.cos[0, :, None], rotary.sin[0, :, None]
-        both = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
-        query = both / (math.sqrt(config.head_size) * config.attention_softcap)
-        value = torch.stack([torch.ones_like(both[:, 0]), torch.zeros_like(both[:, 0])], 1)
-        both = torch.stack([query, both, value], 2).unsqueeze(3)
-        return tuple(_array(factor.contiguous()) for factor in both.unbind(1))
-
-    def at(self, position: Any, most: int) -> Factors:
-        """Return the factors of cos and sin at positions, [R, 3, 1, 2, d/2] each.
-
-        Args:
-            position: positions from -1 on, an array [R], or one number for all rows, with R = 1.
-            most: upper bound of the positions.
-        """
-        if most + 1 >= len(self._table[0]):
-            self._table = self._compute(2 * (most + 1))
-        chosen = slice(position + 1, position + 2) if isinstance(position, int) else position + 1
-        return self._table[0][chosen], self._table[1][chosen]
+INITIAL_SLOTS = 64  # tokens in the first cache, which is doubled whenever it is full
 
 
 class CachedLayers:
@@ -99,43 +29,25 @@ class CachedLayers:
         layers: some of its layers.
         batch: rows B.
         size: slots of a row, each for the key and the value of one position.
+        output: norm and head which are applied after the layers; none by default.
     """
 
-    def __init__(self, model: Encoder, layers: nn.ModuleList, batch: int, size: int) -> None:
+    def __init__(
+        self, model: Encoder, layers: nn.ModuleList, batch: int, size: int, output: Sequence[Any] = ()
+    ) -> None:
         parameter = next(layers.parameters())
         self.dtype = torch.promote_types(model.compute_dtype or parameter.dtype, torch.float32)
-        self.heads, self.softcap = model.config.heads, model.config.attention_softcap
-        self.layers: Any = layers  # whose parts have weights
-        self.device = parameter.device
-        shape = (len(layers), batch, size, 2, self.heads, model.config.head_size)
+        self.softcap, self.device = model.config.attention_softcap, parameter.device
+        self._model, self._layers, self._output = model, [*layers], output
+        shape = (len(layers), batch, size, 2, model.config.heads, model.config.head_size)
         self._hold(torch.zeros(shape, device=self.device, dtype=self.dtype))
-        self._mean_D1 = self.array(torch.full((model.config.width, 1), 1 / model.config.width))
-        self._epsilon_11, self._softcap_111 = (
-            self.array(torch.full((1,) * dims, x)) for dims, x in ((2, EPSILON), (3, self.softcap))
-        )
         self.read_parameters()
 
-    def array(self, x: Tensor) -> Any:
-        """Return an array in the layers' device and precision; it shares the tensor's memory if that has both."""
-        return _array(x.to(self.device, self.dtype))
-
     def read_parameters(self) -> None:
-        """Look up the parameters, whose memory is shared: training them in place has an effect at once."""
-        self._weights = [
-            tuple(
-                self.array(each.weight if each.weight.dim() == 1 else each.weight.T)
-                for each in (
-                    *(layer.pre_attention, layer.qkv, layer.out, layer.post_attention),
-                    *(layer.pre_mlp, layer.mlp.gate_up, layer.mlp.down, layer.post_mlp),
-                )
-            )
-            for layer in self.layers
-        ]
+        """Look up the parameters anew, where training them might have moved them."""
 
     def _hold(self, cache: Tensor) -> None:
-        self.cache, self._stores = cache, [_array(store) for store in cache]
-        _, batch, size, *_ = cache.shape
-        self._rows, self._slots = (_array(torch.arange(count, device=self.device)) for count in (batch, size))
+        self.cache, self._row_B = cache, torch.arange(cache.shape[1], device=self.device)
 
     @property
     def size(self) -> int:
@@ -150,56 +62,88 @@ class CachedLayers:
         """Repeat each row ``times`` times, side by side."""
         self._hold(self.cache.repeat_interleave(times, 1))
 
-    def normalise(self, x: Any, weight_D: Any) -> Any:
-        """Apply RMSNorm: [R, D] -> [R, D]."""
-        xp = torch if isinstance(x, Tensor) else np
-        return x / xp.sqrt((x * x) @ self._mean_D1 + self._epsilon_11) * weight_D
-
-    def step(self, x_RD: Any, factors: Factors, order: Any, used: int, rows: Any = None) -> Any:
-        """Compute the next position of some rows: arrays [R, D] -> [R, D].
+    @torch.no_grad()
+    def step(self, x_RD: Tensor, position_R: Tensor, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+        """Compute the next position of some rows.
 
         Args:
             x_RD: input of the layers.
-            factors: see ``RotaryFactors.at``.
-            order: number of earlier positions of each row, [R], or one number for all. A position is stored in the slot
-                of this number, and overwrites the oldest one in a full cache.
-            used: leading slots to attend to, as far as they are filled.
-            rows: numbers of the R rows; None for all.
-        """
-        lockstep = isinstance(order, int)
-        place = (slice(None) if lockstep else self._rows if rows is None else rows, order % self.size)
-        visible = self._slots[:used] <= (order if lockstep else order[:, None, None])
-        if lockstep and order + 1 >= used:
-            visible = None
-        for weights, store in zip(self._weights, self._stores, strict=True):
-            pre_attention, qkv, out, post_attention, pre_mlp, gate_up, down, post_mlp = weights
-            qkv_RE = self.normalise(x_RD, pre_attention) @ qkv
-            attended = self._attend(qkv_RE, factors, store, place, visible, used, rows)
-            x_RD = x_RD + self.normalise(attended @ out, post_attention)
-            hidden = self.normalise(x_RD, pre_mlp) @ gate_up
-            half = hidden.shape[1] // 2
-            gated = _gelu(hidden[:, :half]) * hidden[:, half:]
-            x_RD = x_RD + self.normalise(gated @ down, post_mlp)
-        return x_RD
+            position_R: positions.
+            order_R: number of earlier positions of each row. A position is stored in the slot of this number, and
+                overwrites the oldest one in a full cache.
+            row_R: numbers of the R rows; None for all.
 
-    def _attend(self, qkv_RE: Any, factors: Factors, store: Any, place: Any, visible: Any, used: int, rows: Any) -> Any:
-        """Store keys and values, and attend to the visible ones: [R, 3 D] -> [R, D]."""
-        xp = torch if isinstance(qkv_RE, Tensor) else np
-        count, size = len(qkv_RE), qkv_RE.shape[1] // (6 * self.heads)
-        qkv = qkv_RE.reshape(count, 3, self.heads, 2, size)
-        cos, sin = factors
-        qkv = (qkv * cos + _swap(qkv) * sin).reshape(count, 3, self.heads, 2 * size)
-        store[place] = qkv[:, 1:]
-        cached = store[:, :used] if rows is None else store[:, :used][rows]
-        cached = cached.swapaxes(1, 3)  # [R, H, 2, S, d]
-        score = xp.tanh((cached[:, :, 0] @ qkv[:, 0, :, :, None])[..., 0]) * self._softcap_111
-        if self.softcap > MAX_EXPONENT:
-            score = score - xp.amax(score, -1, keepdims=True)
-        weight = xp.exp(score)
-        if visible is not None:
-            weight = weight * visible
-        weight = weight / weight.sum(-1, keepdims=True)
-        return (weight[:, :, None] @ cached[:, :, 1]).reshape(count, -1)
+        Returns:
+            [R, D], or what the head returns.
+        """
+        row_R = self._row_B if row_R is None else row_R
+        rotary, place = self._model.rotary(position_R[:, None], self.dtype), (row_R, order_R % self.size)
+        hidden_RS = torch.arange(self.size, device=self.device) > order_R[:, None]
+        x_R1D = x_RD.to(self.dtype).unsqueeze(1)
+        for layer, store in zip(self._layers, self.cache, strict=True):
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, store: Tensor = store) -> Tensor:
+                store[place] = torch.stack([k[:, :, 0], v[:, :, 0]], 1)
+                key, value = store[row_R].permute(2, 0, 3, 1, 4)  # [R, H, S, d] each
+                score = self.softcap * torch.tanh(q @ key.mT / (math.sqrt(q.shape[-1]) * self.softcap))
+                return score.masked_fill(hidden_RS[:, None, None], -math.inf).softmax(-1) @ value
+
+            x_R1D = layer.forward(x_R1D, rotary, attend)  # a compiled layer expects whole sequences
+        for module in self._output:
+            x_R1D = module(x_R1D)
+        return x_R1D.squeeze(1)
+
+
+class CompiledLayers(CachedLayers):
+    """``CachedLayers`` on a CPU, where a step is few numbers and many operations: compiled functions compute it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # Only stepping needs numba, which takes a second to import.
+        from tokenv.lm import cpu_kernels
+
+        self._kernels = cpu_kernels
+        super().__init__(*args, **options)
+
+    def read_parameters(self) -> None:
+        """Look up the parameters, whose memory is shared: training them in place has an effect at once."""
+        config = self._model.config
+        layers: Any = self._layers  # whose parts have weights
+        self._frequencies = rotary_frequencies(config.head_size, config.rope_base, self.dtype).numpy()
+        self._weights = tuple(
+            tuple(
+                self._weight(module.weight)
+                for module in (
+                    *(layer.pre_attention, layer.qkv, layer.out, layer.post_attention),
+                    *(layer.pre_mlp, layer.mlp.gate_up, layer.mlp.down, layer.post_mlp),
+                )
+            )
+            for layer in layers
+        )
+        self._output_weights = tuple(self._weight(module.weight) for module in self._output)
+
+    def _weight(self, weight: Tensor) -> Any:
+        """Return a weight as an array, a matrix transposed; it shares the tensor's memory unless its type differs."""
+        return weight.detach().to(self.dtype).numpy().T
+
+    def _hold(self, cache: Tensor) -> None:
+        super()._hold(cache)
+        self._stores, self._rows = [store.numpy() for store in self.cache], self._row_B.numpy()
+
+    def step(self, x_RD: Tensor, position_R: Tensor, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+        """Compute the next position of some rows; see ``CachedLayers``."""
+        kernels, order = self._kernels, order_R.numpy()
+        rows = self._rows if row_R is None else row_R.numpy()
+        cos, sin = kernels.rotary_at(position_R.numpy(), self._frequencies)
+        x = x_RD.detach().to(self.dtype).numpy()
+        for weights, store in zip(self._weights, self._stores, strict=True):
+            x = kernels.step_layer(x, weights, store, cos, sin, order, rows, self.softcap)
+        return torch.from_numpy(kernels.project(x, *self._output_weights) if self._output else x)
+
+
+def cache_layers(model: Encoder, layers: nn.ModuleList, batch: int, size: int, **options: Any) -> CachedLayers:
+    """Return ``CachedLayers`` which are fast on the device of the model; the arguments are theirs."""
+    on_cpu = shares_memory_with_numpy(next(layers.parameters()).device)
+    return (CompiledLayers if on_cpu else CachedLayers)(model, layers, batch, size, **options)
 
 
 class EncoderStepper:
@@ -212,17 +156,14 @@ class EncoderStepper:
 
     def __init__(self, encoder: Encoder, batch: int) -> None:
         self._encoder = encoder
-        self._down = CachedLayers(encoder, encoder.down, batch, encoder.config.window)
-        self._factors = RotaryFactors(encoder, self._down.device, self._down.dtype)
+        self._down = cache_layers(encoder, encoder.down, batch, encoder.config.window)
 
     @torch.no_grad()
     def read(self, symbol_B: Tensor, position_B: Tensor) -> Tensor:
         """Return X_i of each row, [B, D]. Positions come in order, from 0 on; 0 at any time starts a row anew."""
-        down, most = self._down, int(position_B.max())
-        if not most:
-            down.read_parameters()
-        position, x_BD = _array(position_B), down.array(self._encoder.codec.embed(symbol_B))
-        return _tensor(down.step(x_BD, self._factors.at(position, most), position, down.size))
+        if not bool(position_B.any()):
+            self._down.read_parameters()
+        return self._down.step(self._encoder.codec.embed(symbol_B), position_B, position_B)
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -249,36 +190,31 @@ class Decoder:
 
     def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
         config, device = lm.config, lm.head.weight.device
-        self.lm, self.max_symbols = lm, max_symbols
+        self.lm, self.codec, self.max_symbols = lm, lm.codec, max_symbols
         window = min(config.window, max_symbols)
-        self.down, self.up = CachedLayers(lm, lm.down, batch, window), CachedLayers(lm, lm.up, batch, window)
+        self.down = cache_layers(lm, lm.down, batch, window)
+        self.up = cache_layers(lm, lm.up, batch, window, output=(lm.norm, lm.head))
         self.dtype = self.down.dtype
         self.pooling = lm.pooling.stepper(batch, device, self.dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
         self._max_tokens = max_symbols + self._leading
-        self.tokens = CachedLayers(lm, lm.mid, batch, min(self._max_tokens, INITIAL_SLOTS))
-        self._rotary = RotaryFactors(lm, device, self.dtype)
+        self.tokens = cache_layers(lm, lm.mid, batch, min(self._max_tokens, INITIAL_SLOTS))
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.x_BD = torch.zeros(batch, config.width, dtype=self.dtype, device=device)
-        self._position: int | None = 0  # of every row; None if they differ
-        self._factors = self._rotary.at(0, 0)  # of the positions, from the last ``encode``
         self.reset(torch.ones_like(self.position_B, dtype=torch.bool))
 
     def reset(self, rows_B: Tensor) -> None:
         """Start the rows which are True anew. Old keys stay in the caches, where the positions mask them."""
-        every, lm = bool(rows_B.all()), self.lm
         for layers in (self.down, self.tokens, self.up):
             layers.read_parameters()
-        self._norm_D, self._head_DP = self.up.array(lm.norm.weight), self.up.array(lm.head.weight.T)
         self.position_B.masked_fill_(rows_B, 0)
         self.count_B.masked_fill_(rows_B, 0)
         self.pooling.reset(rows_B)
-        self._position = 0 if every or self._position == 0 else None
         # It is never overwritten, but the parameters may have been trained since the last call.
         token_BD = self.pooling.leading()
         if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
-            self._apply_token_layers(rows, token_BD, self._rotary.at(-1, 0), torch.zeros_like(self.count_B))
+            self._apply_token_layers(rows, token_BD, torch.full_like(self.count_B, -1), torch.zeros_like(self.count_B))
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -299,19 +235,13 @@ class Decoder:
         Returns:
             X_i of each row, [B, D], which ``decode`` reads; that of the other rows is unchanged.
         """
-        position: Any = self._position
-        if position is None:
-            position = _array(self.position_B)
-        self._factors = self._rotary.at(position, int(position.max()) if self._position is None else position)
         if rows_B is None or bool(rows_B.all()):
-            x_BD = self.down.array(self.lm.codec.embed(symbol_B))
-            self.x_BD = _tensor(self.down.step(x_BD, self._factors, position, self.down.size))
+            self.x_BD = self.down.step(self.codec.embed(symbol_B), self.position_B, self.position_B)
         elif bool(rows_B.any()):
             rows = rows_B.nonzero().flatten()
-            x_RD, at = self.down.array(self.lm.codec.embed(symbol_B[rows])), _array(self.position_B[rows])
-            factors = self._rotary.at(at, int(at.max()))
-            x_RD = self.down.step(x_RD, factors, at, self.down.size, _array(rows))
-            self.x_BD = self.x_BD.index_copy(0, rows, _tensor(x_RD))
+            position_R = self.position_B[rows]
+            x_RD = self.down.step(self.codec.embed(symbol_B[rows]), position_R, position_R, rows)
+            self.x_BD = self.x_BD.index_copy(0, rows, x_RD)
         return self.x_BD
 
     def decode(self, action_B: Tensor, boundary_prob_B: Tensor | None = None) -> Tensor:
@@ -328,25 +258,19 @@ class Decoder:
         token_BD = self.pooling.token(x_BD)
         rows = boundary_B.nonzero().flatten()
         if len(rows):
-            token_BD = self._apply_token_layers(rows, token_BD, self._factors, self.count_B + self._leading)
+            token_BD = self._apply_token_layers(rows, token_BD, self.position_B, self.count_B + self._leading)
         self.count_B = self.count_B + boundary_B
-        y_BD = _array(self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B))
-        order = _array(self.position_B) if self._position is None else self._position
-        y_BD = self.up.step(y_BD, self._factors, order, self.up.size)
+        y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
+        parameters_BP = self.up.step(y_BD, self.position_B, self.position_B)
         self.position_B = self.position_B + 1
-        self._position = None if self._position is None else self._position + 1
-        return _tensor(self.up.normalise(y_BD, self._norm_D) @ self._head_DP)
+        return parameters_BP
 
-    def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, factors: Factors, slot_B: Tensor) -> Tensor:
+    def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, position_B: Tensor, order_B: Tensor) -> Tensor:
         """Apply the token-level layers to the new tokens of some rows; those of other rows are unchanged: [B, D]."""
-        every, some = len(rows) == len(token_BD), _array(rows)
-        slot_R = _array(slot_B if every else slot_B[rows])
-        used = int(slot_R.max()) + 1
+        used = int(order_B.max()) + 1
         if used > self.tokens.size:
             self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
-        if every:
-            return _tensor(self.tokens.step(_array(token_BD), factors, slot_R, used))
-        if len(factors[0]) > 1:
-            factors = factors[0][some], factors[1][some]
-        token_RD = self.tokens.step(_array(token_BD[rows]), factors, slot_R, used, some)
-        return token_BD.index_copy(0, rows, _tensor(token_RD))
+        if len(rows) == len(token_BD):
+            return self.tokens.step(token_BD, position_B, order_B)
+        token_RD = self.tokens.step(token_BD[rows], position_B[rows], order_B[rows], rows)
+        return token_BD.index_copy(0, rows, token_RD)

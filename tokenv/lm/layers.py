@@ -66,6 +66,12 @@ class RMSNorm(nn.Module):
         return _RMSNormFunction.apply(x, weight)
 
 
+def rotary_frequencies(head_size: int, base: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Return the angles by which rotary position embeddings turn at each position, in radians, [d/2]."""
+    power = torch.arange(0, head_size, 2, device=device, dtype=dtype) / head_size
+    return base**-power
+
+
 class RotaryTable:
     """Cosines and sines of rotary position embeddings (Su et al. 2021) for given positions.
 
@@ -78,8 +84,7 @@ class RotaryTable:
 
     def __init__(self, position: Tensor, head_size: int, base: float, dtype: torch.dtype) -> None:
         fine = torch.float64 if dtype == torch.float64 else torch.float32
-        power = torch.arange(0, head_size, 2, device=position.device, dtype=fine) / head_size
-        angle = position.to(fine).unsqueeze(-1) * base**-power
+        angle = position.to(fine).unsqueeze(-1) * rotary_frequencies(head_size, base, fine, position.device)
         self.cos = angle.cos().to(dtype).unsqueeze(-3)  # [.., 1, N, d/2]: the same for all heads
         self.sin = angle.sin().to(dtype).unsqueeze(-3)
 

@@ -5,17 +5,13 @@ The U-Net itself does not depend on bytes. Another kind of sequence needs anothe
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.core.devices import shares_memory_with_numpy
 from tokenv.lm.layers import Linear
-
-INDEX_BITS, HIGHEST = np.int64(20), np.int64(2**31 - 1)  # of ``_choose``: bits of an index, largest int32
 
 
 class Codec(nn.Module, ABC):
@@ -72,7 +68,7 @@ class Codec(nn.Module, ABC):
             "does not read early_entropy"
         )
 
-    def sample_noise(self, count: int, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor | None:
+    def sample_noise(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """Draw at once what ``sample`` would draw for ``count`` symbols, one after the other: [count, ..].
 
         None if ``sample`` draws for itself; otherwise it takes these numbers, of the symbols' shape, as ``noise``.
@@ -139,14 +135,14 @@ class ByteCodec(Codec):
         log_prob = self.logits(parameters).log_softmax(-1)
         return -(log_prob.exp() * log_prob).sum(-1)
 
-    def sample_noise(self, count: int, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-        """Draw exponential numbers E, [count, V]: the symbol of rank r with the largest ``p_r / E_r`` is drawn from p.
+    def sample_noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw uniform numbers u, float64 [count, V].
 
-        They are those of ``torch.multinomial`` on the same generator of a CPU.
+        With ``E_r = -log(1 - u_r)`` the symbol of rank r with the largest ``p_r / E_r`` is drawn from p: E are the
+        exponential numbers of ``torch.multinomial`` on the same generator of a CPU.
         """
         device = self.embedding.weight.device
-        uniform = torch.rand(count, self.num_parameters, dtype=torch.float64, device=device, generator=generator)
-        return uniform.neg_().log1p_().neg_().to(dtype)
+        return torch.rand(count, self.num_parameters, dtype=torch.float64, device=device, generator=generator)
 
     def sample(
         self,
@@ -174,36 +170,22 @@ class ByteCodec(Codec):
         dtype = torch.promote_types(parameters.dtype, torch.float32)
         if noise is None:
             count = parameters[..., 0].numel()
-            noise = self.sample_noise(count, dtype, generator).view(parameters.shape)
+            noise = self.sample_noise(count, generator).view(parameters.shape)
         if (
             dtype == torch.float32
             and type(self).logits is ByteCodec.logits
             and shares_memory_with_numpy(parameters.device)
         ):
-            scale = np.float32(self.softcap)
-            logits = np.tanh(parameters.detach().float().numpy() / scale) * (scale / np.float32(temperature))
-            return torch.from_numpy(np.asarray(_choose(logits, noise.numpy(), top_p)))
+            from tokenv.lm.cpu_kernels import sample_bytes
+
+            logits, uniform = (x.detach().reshape(-1, x.shape[-1]).numpy() for x in (parameters.float(), noise))
+            symbol = sample_bytes(logits, uniform, self.softcap, float(temperature), float(top_p))
+            return torch.from_numpy(symbol).view(parameters.shape[:-1])
         scaled = self.logits(parameters) / temperature
         prob, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
         prob = torch.where(prob.cumsum(-1) - prob < top_p, prob, 0.0)
-        return order.gather(-1, (prob / noise).argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def _choose(logits: Any, noise: Any, top_p: float) -> Any:
-    """Draw from the nucleus of float32 logits as ``ByteCodec.sample`` does, in a fraction of torch's time: arrays.
-
-    Numbers of at least 0 are ordered as their bits are; the inverted bits are sorted together with the indices.
-    """
-    prob = np.exp(logits - logits.max(-1, keepdims=True))
-    packed = ((HIGHEST - prob.view(np.int32)) << INDEX_BITS) | np.arange(prob.shape[-1])
-    packed.sort(-1)
-    prob = (HIGHEST - (packed >> INDEX_BITS)).astype(np.int32).view(np.float32)
-    ratio = prob / noise
-    if top_p < 1:
-        mass = prob.cumsum(-1)
-        ratio = ratio * (mass - prob < np.float32(top_p) * mass[..., -1:])
-    choice = np.take_along_axis(packed, ratio.argmax(-1)[..., None], -1)[..., 0]
-    return choice & ((1 << INDEX_BITS) - 1)
+        exponential = -torch.log1p(-noise).to(dtype)
+        return order.gather(-1, (prob / exponential).argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def make_head(codec: Codec, width: int) -> Linear:
