@@ -72,9 +72,10 @@ def split_documents(documents: Iterable[Document], config: DataConfig) -> Split:
         documents: documents; empty ones are dropped.
         config: fraction, seed and how sequences are cut.
     """
+    documents = [document for document in documents if document.content]
+    if len(documents) == 1 and len(documents[0].content) > 2 * config.seq_len:
+        return split_tail(documents[0], config)
     ranked = _rank(documents, config.seed)
-    if len(ranked) == 1 and len(ranked[0][1].content) > 2 * config.seq_len:
-        return split_tail(ranked[0][1], config)
     windows = WindowSample.of([document for _, document in ranked])
     keys = _group_keys(ranked, windows, config)
     order_D = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
