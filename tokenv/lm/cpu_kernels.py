@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-from tokenv.lm.layers import EPSILON
+from tokenv.lm.layers import EPSILON  # what numba has stored notices changes of this file alone
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 GELU_SCALE, GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
