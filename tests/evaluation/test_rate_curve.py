@@ -15,8 +15,7 @@ from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.core.sequences import TensorSource
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import TensorSource, load_corpus
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration

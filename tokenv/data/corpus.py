@@ -17,6 +17,7 @@ from tqdm import tqdm
 from tokenv.core.devices import device_module, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch, Source
+from tokenv.core.sequences import TensorSource as TensorSource  # programs import it from here
 from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
