@@ -64,12 +64,12 @@ def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seeds", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 10.0])
 def test_intervals_cover_what_they_promise(ratio, seeds, paired):
-    assert 0.93 <= load("coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98
+    assert 0.93 <= load("interval_coverage").coverage(ratio, seeds, 1200, paired=paired) <= 0.98
 
 
 @pytest.mark.parametrize(("documents", "spread"), [(5, 1.0), (10, 1.5), (20, 1.0)])
 def test_intervals_cover_with_few_unequal_documents(documents, spread):
-    found = load("coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
+    found = load("interval_coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
     assert 0.92 <= found <= 0.99  # 0.86, 0.81 and 0.89 with C - 1 degrees of freedom and no correction
 
 

@@ -176,9 +176,11 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
 @pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
 @pytest.mark.parametrize("document", [pytest.param(d, marks=pytest.mark.slow) if d in LONG else d for d in DOCUMENTS])
 def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a document, in order, in one folder that is empty but for the data its lines read."""
+    """All of a document, in order, in one folder that is empty but for the examples and the data its lines read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "examples").symlink_to(shrunk.ROOT / "examples")
+    for folder in (tmp_path, tmp_path / "examples"):  # which lines name as PYTHONPATH
+        monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
     shrunk.stand_ins(tmp_path)

@@ -210,9 +210,9 @@ def compare_scores(
 
     Errors over documents are CR2 with Bell and McCaffrey's degrees of freedom; methods which share seeds are paired
     seed by seed. The intervals of differences cover 94% to 98% for any number of seeds from two on, and for 5 documents
-    or more (``estimate_difference`` has the formulas, ``examples/coverage.py`` measures the coverage). All pairs of
-    methods are compared, and p-values are corrected for their number by Holm's method; with ``reference``, for the
-    number of pairs which contain it, and the other pairs get no corrected p-value.
+    or more (``estimate_difference`` has the formulas, ``examples/interval_coverage.py`` measures the coverage). All
+    pairs of methods are compared, and p-values are corrected for their number by Holm's method; with ``reference``, for
+    the number of pairs which contain it, and the other pairs get no corrected p-value.
 
     Args:
         scores: name of a method to its losses, [seed, document]; of shape [document] for a baseline which has no seeds,
@@ -297,10 +297,11 @@ def estimate_difference(first: Scores, second: Scores) -> Difference:
 
     The interval is ``mean +- t sqrt(seed_error^2 + document_error^2)``, t being Cochran and Cox's (1950): the mean of
     Student's t for the seeds' and for the documents' degrees of freedom, weighted by the squared errors. It covers 94%
-    to 98% for any number of seeds, and for 5 documents or more of equal or unequal length (``examples/coverage.py``
-    measures it). Degrees of freedom after Welch and Satterthwaite, pooled over both errors, cover 88% with two seeds
-    and 92% with three where the documents' error is a third of the seeds'. Variation of single documents of single
-    seeds is in both errors, so where it outweighs all else the interval is wider than it needs to be.
+    to 98% for any number of seeds, and for 5 documents or more of equal or unequal length
+    (``examples/interval_coverage.py`` measures it). Degrees of freedom after Welch and Satterthwaite, pooled over both
+    errors, cover 88% with two seeds and 92% with three where the documents' error is a third of the seeds'. Variation
+    of single documents of single seeds is in both errors, so where it outweighs all else the interval is wider than it
+    needs to be.
 
     Args:
         first: scores of S_1 seeds.

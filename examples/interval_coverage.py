@@ -1,4 +1,6 @@
-"""Measure how often `tokenv compare`'s 95% interval contains the true difference: `python examples/coverage.py`.
+"""Measure how often `tokenv compare`'s 95% interval contains the true difference.
+
+Run `python examples/interval_coverage.py`.
 
 Losses are drawn as the comparison models them: a normal error of every seed, another of every document, and no true
 difference. The tables say for which share of draws the interval contained zero, with 40 documents of one length, and
