@@ -130,12 +130,14 @@ class _CappedSoftmax(torch.autograd.Function):
         return inner.mul_(slope), None, None
 
 
-def _capped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softcap: float) -> Tensor:
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softcap: float) -> Tensor:
+    """Attend with scores ``softcap * tanh(q.k / (sqrt(d) * softcap)) + bias``: [.., N, d]; bias [.., N, S]."""
     scores = (q * (1.0 / (math.sqrt(q.shape[-1]) * softcap))) @ k.mT
     return _CappedSoftmax.apply(scores, bias, softcap) @ v
 
 
-def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+def attention_bias(hidden: Tensor, like: Tensor) -> Tensor:
+    """Return -inf where keys are hidden and 0 elsewhere, in the precision of ``like``."""
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)
 
 
@@ -145,7 +147,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
     if block < length:
         return BlockedAttention.apply(q, k, v, softcap, block)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
-    return _capped_attention(q, k, v, _bias(hidden, q), softcap)
+    return capped_attention(q, k, v, attention_bias(hidden, q), softcap)
 
 
 def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
@@ -170,8 +172,8 @@ def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: in
     j = torch.arange(-block, block, device=q.device)[None, :]
     hidden = ((j > i) | (j <= i - window)).expand(q.shape[-3], -1, -1).clone()
     hidden[0, :, :block] = True
-    out = _capped_attention(
-        q, torch.cat([previous_k, k], -2), torch.cat([previous_v, v], -2), _bias(hidden, q), softcap
+    out = capped_attention(
+        q, torch.cat([previous_k, k], -2), torch.cat([previous_v, v], -2), attention_bias(hidden, q), softcap
     )
     return out.flatten(-3, -2)[..., :length, :]
 

@@ -6,7 +6,6 @@ Every row of the batch has its own position, so that rows can start anew at diff
 one-pass model (tested), always in float32 or finer, in which rounding hardly depends on the number of rows.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.core.devices import shares_memory_with_numpy
+from tokenv.lm.attention import attention_bias, capped_attention
 from tokenv.lm.layers import rotary_frequencies
 from tokenv.lm.unet import Encoder, UNet
 
@@ -62,13 +62,17 @@ class CachedLayers:
         """Repeat each row ``times`` times, side by side."""
         self._hold(self.cache.repeat_interleave(times, 1))
 
+    def rotary(self, position_R: Tensor) -> Any:
+        """Return the rotary embeddings at one position of each row, which ``step`` reads."""
+        return self._model.rotary(position_R[:, None], self.dtype)
+
     @torch.no_grad()
-    def step(self, x_RD: Tensor, position_R: Tensor, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+    def step(self, x_RD: Tensor, rotary: Any, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
         """Compute the next position of some rows.
 
         Args:
             x_RD: input of the layers.
-            position_R: positions.
+            rotary: rotary embeddings at the positions; layers of the same model and device share them.
             order_R: number of earlier positions of each row. A position is stored in the slot of this number, and
                 overwrites the oldest one in a full cache.
             row_R: numbers of the R rows; None for all.
@@ -77,16 +81,16 @@ class CachedLayers:
             [R, D], or what the head returns.
         """
         row_R = self._row_B if row_R is None else row_R
-        rotary, place = self._model.rotary(position_R[:, None], self.dtype), (row_R, order_R % self.size)
-        hidden_RS = torch.arange(self.size, device=self.device) > order_R[:, None]
+        place = row_R, order_R % self.size
         x_R1D = x_RD.to(self.dtype).unsqueeze(1)
+        hidden_RS = torch.arange(self.size, device=self.device) > order_R[:, None]
+        bias_R11S = attention_bias(hidden_RS[:, None, None], x_R1D)
         for layer, store in zip(self._layers, self.cache, strict=True):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, store: Tensor = store) -> Tensor:
                 store[place] = torch.stack([k[:, :, 0], v[:, :, 0]], 1)
                 key, value = store[row_R].permute(2, 0, 3, 1, 4)  # [R, H, S, d] each
-                score = self.softcap * torch.tanh(q @ key.mT / (math.sqrt(q.shape[-1]) * self.softcap))
-                return score.masked_fill(hidden_RS[:, None, None], -math.inf).softmax(-1) @ value
+                return capped_attention(q, key, value, bias_R11S, self.softcap)
 
             x_R1D = layer.forward(x_R1D, rotary, attend)  # a compiled layer expects whole sequences
         for module in self._output:
@@ -129,14 +133,17 @@ class CompiledLayers(CachedLayers):
         super()._hold(cache)
         self._stores, self._rows = [store.numpy() for store in self.cache], self._row_B.numpy()
 
-    def step(self, x_RD: Tensor, position_R: Tensor, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+    def rotary(self, position_R: Tensor) -> Any:
+        """Return cosines and sines at one position of each row, [R, d/2] each."""
+        return self._kernels.rotary_at(position_R.numpy(), self._frequencies)
+
+    def step(self, x_RD: Tensor, rotary: Any, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
         """Compute the next position of some rows; see ``CachedLayers``."""
         kernels, order = self._kernels, order_R.numpy()
         rows = self._rows if row_R is None else row_R.numpy()
-        cos, sin = kernels.rotary_at(position_R.numpy(), self._frequencies)
         x = x_RD.detach().to(self.dtype).numpy()
         for weights, store in zip(self._weights, self._stores, strict=True):
-            x = kernels.step_layer(x, weights, store, cos, sin, order, rows, self.softcap)
+            x = kernels.step_layer(x, weights, store, *rotary, order, rows, self.softcap)
         return torch.from_numpy(kernels.project(x, *self._output_weights) if self._output else x)
 
 
@@ -163,7 +170,7 @@ class EncoderStepper:
         """Return X_i of each row, [B, D]. Positions come in order, from 0 on; 0 at any time starts a row anew."""
         if not bool(position_B.any()):
             self._down.read_parameters()
-        return self._down.step(self._encoder.codec.embed(symbol_B), position_B, position_B)
+        return self._down.step(self._encoder.codec.embed(symbol_B), self._down.rotary(position_B), position_B)
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -235,12 +242,13 @@ class Decoder:
         Returns:
             X_i of each row, [B, D], which ``decode`` reads; that of the other rows is unchanged.
         """
+        self._rotary = self.down.rotary(self.position_B)
         if rows_B is None or bool(rows_B.all()):
-            self.x_BD = self.down.step(self.codec.embed(symbol_B), self.position_B, self.position_B)
+            self.x_BD = self.down.step(self.codec.embed(symbol_B), self._rotary, self.position_B)
         elif bool(rows_B.any()):
             rows = rows_B.nonzero().flatten()
             position_R = self.position_B[rows]
-            x_RD = self.down.step(self.codec.embed(symbol_B[rows]), position_R, position_R, rows)
+            x_RD = self.down.step(self.codec.embed(symbol_B[rows]), self.down.rotary(position_R), position_R, rows)
             self.x_BD = self.x_BD.index_copy(0, rows, x_RD)
         return self.x_BD
 
@@ -261,7 +269,7 @@ class Decoder:
             token_BD = self._apply_token_layers(rows, token_BD, self.position_B, self.count_B + self._leading)
         self.count_B = self.count_B + boundary_B
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
-        parameters_BP = self.up.step(y_BD, self.position_B, self.position_B)
+        parameters_BP = self.up.step(y_BD, self._rotary, self.position_B)
         self.position_B = self.position_B + 1
         return parameters_BP
 
@@ -271,6 +279,6 @@ class Decoder:
         if used > self.tokens.size:
             self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
         if len(rows) == len(token_BD):
-            return self.tokens.step(token_BD, position_B, order_B)
-        token_RD = self.tokens.step(token_BD[rows], position_B[rows], order_B[rows], rows)
+            return self.tokens.step(token_BD, self.tokens.rotary(position_B), order_B)
+        token_RD = self.tokens.step(token_BD[rows], self.tokens.rotary(position_B[rows]), order_B[rows], rows)
         return token_BD.index_copy(0, rows, token_RD)
