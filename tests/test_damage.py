@@ -157,9 +157,15 @@ def test_half_a_file_is_one_message(name: str, size: int, run: Path) -> None:
         ("\xff", "config = None|no JSON"),
         ("[]", "expected a JSON mapping"),
         ("{}", "config = None: expected a run's configuration"),
-        ('{"config": {"model": 3}}', "'validation' is missing"),
-        ('{"config": {}, "validation": null, "history": [], "step": "x"}', "step = 'x': expected a whole number"),
-        ('{"config": {}, "validation": null, "history": {"a": 3}, "step": 1, "symbols": 1}', "'flops' is missing"),
+        ('{"unit": "bits", "config": {"model": 3}}', "'validation' is missing"),
+        (
+            '{"unit": "bits", "config": {}, "validation": null, "history": [], "step": "x"}',
+            "step = 'x': expected a whole number",
+        ),
+        (
+            '{"unit": "bits", "config": {}, "validation": null, "history": {"a": 3}, "step": 1, "symbols": 1}',
+            "'flops' is missing",
+        ),
     ],
 )
 def test_a_state_that_is_none_is_one_message(text: str, message: str, run: Path) -> None:

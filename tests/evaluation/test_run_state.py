@@ -1,7 +1,5 @@
-"""The state of a run is saved and read completely, also from earlier versions."""
+"""The state of a run is saved and read completely."""
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,44 +7,10 @@ import pytest
 
 from tokenv.config.components import build_components
 from tokenv.config.conversion import from_dict, migrate_keys
-from tokenv.config.schema import Config, TrainConfig
+from tokenv.config.schema import Config
 from tokenv.core.checkpoints import Checkpoint, save
 from tokenv.evaluation.evaluator import eval_mode
 from tokenv.evaluation.run_state import Evaluation, RunState
-
-# As version 0.1 wrote it, before the states had a type.
-EARLIER = """{
-  "config": {"seed": 3, "rate": 0.25, "agent": {"name": "uniform"}, "train": {"bytes": 512, "warmup_bytes": 64}},
-  "step": 2, "bytes": 512, "flops": 123456789012345,
-  "data": {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}},
-  "history": {
-    "train/bits_per_byte": [[256, 512], [8.0, 7.5]], "train/bytes_per_second": [[256, 512], [90.0, 95.0]],
-    "validation/bits_per_byte": [[512], [7.25]]
-  },
-  "validation": {
-    "bits_per_byte": 7.25, "standard_error": NaN, "bits_per_byte_early": 7.5, "boundary_rate": 0.25, "entropy": 0.0,
-    "boundary_f1": null, "boundary_precision": null, "boundary_recall": null
-  },
-  "unit": "bits_per_byte", "bits_per_byte": 7.25
-}"""
-
-
-def test_states_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text(EARLIER)
-    state = RunState.read(tmp_path)
-    assert (state.step, state.symbols, state.flops, state.unit) == (2, 512, 123456789012345, "bits_per_byte")
-    train = TrainConfig(symbols=512, warmup_symbols=64)
-    assert state.settings == Config(seed=3, rate=0.25, agent={"name": "uniform"}, train=train)
-    assert state.data == {"fingerprint": "f", "position": 8, "blocks": {"seed": 3, "epoch": 0}}
-    assert state.history["train/bits_per_byte"] == ([256, 512], [8.0, 7.5])
-    assert state.history["train/symbols_per_second"] == ([256, 512], [90.0, 95.0])
-    assert state.loss == 7.25
-    assert state.validation is not None
-    assert state.validation.loss_early == 7.5
-    assert math.isnan(state.validation.standard_error)
-    older = json.loads(EARLIER)
-    del older["unit"]
-    assert RunState.from_dict(older | {"validation": None}) == replace(state, validation=None)
 
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
+from tokenv.lm.attention import reference_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import (
+    Batch,
     Passes,
     Tokens,
     early_exit_share,
@@ -12,6 +17,8 @@ from tokenv.lm.flops import (
     matrix_parameters,
     policy_flops,
     policy_share,
+    rate_of_flops,
+    reading_flops,
     training_flops,
     update_flops,
 )
@@ -29,8 +36,27 @@ def test_every_matrix_is_counted_by_hand():
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=3, up_layers=2))
     byte_layers, token_layers, head = 3 * 7 * 16**2, 3 * 16 * 16**2, 256 * 16
     assert matrix_parameters(lm) == byte_layers + token_layers + 2 * head
-    assert training_flops(lm, 100, 30, 6 * 5) == 6 * (100 * (byte_layers + 2 * head + 5) + 30 * token_layers)
-    assert given_flops(lm, 100, 30) == 6 * (100 * (byte_layers + head) + 30 * token_layers)
+    batch, tokens = Batch(4, 25), Tokens(30, learning_pairs=70)
+    linear = 6 * (100 * (byte_layers + 2 * head + 5) + 30 * token_layers)
+    assert training_flops(lm, batch, tokens, 6 * 5, attention=False) == linear
+    attention = 6 * 2 * 16 * (3 * batch.pairs(64) + 3 * 70)
+    assert training_flops(lm, batch, tokens, 6 * 5) == linear + attention
+    assert given_flops(lm, batch, tokens) == 6 * (100 * (byte_layers + head) + 30 * token_layers) + attention
+
+
+@given(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
+def test_pairs_are_the_keys_that_queries_see(length, window):
+    """A query's output depends on as many keys as are counted."""
+    q, v = torch.zeros(length, 1), torch.eye(length)
+    seen = reference_attention(q, q, v, 50.0, window) > 0
+    assert Batch(3, length).pairs(window) == 3 * seen.sum()
+
+
+def test_a_pair_costs_what_torch_counts():
+    q = torch.randn(2, 3, 20, 8)
+    with FlopCounterMode(display=False) as counter:
+        reference_attention(q, q, q, 50.0)
+    assert counter.get_total_flops() == 2 * (2 * 3 * 8) * 2 * 20**2  # sequences x 2 D x 2 x pairs
 
 
 @pytest.mark.parametrize(
@@ -42,27 +68,46 @@ def test_every_matrix_is_counted_by_hand():
 )
 def test_training_costs_what_the_paper_says(mid, num_bytes, flops, tolerance):
     lm = paper_lm(768, 12, mid)
-    assert training_flops(lm, num_bytes, int(RATE * num_bytes), 6 * 9 * 768) == pytest.approx(flops, rel=tolerance)
+    batch = Batch(num_bytes // 4096, 4096)
+    tokens = Passes().tokens(batch, RATE)
+    assert training_flops(lm, batch, tokens, 6 * 9 * 768, attention=False) == pytest.approx(flops, rel=tolerance)
 
 
 def test_learning_the_boundaries_adds_less_than_a_thousandth():
     """Window 8 at 147M: 0.012% for the policy; the early exit, a second head, adds 0.35%."""
     lm = paper_lm(768, 12, 12)
-    assert policy_share(lm, 1000, 200, 6 * 9 * 768) < 1e-3
-    assert policy_share(lm, 1000, 200, 6 * 9 * 768) == pytest.approx(1.237e-4, rel=0.01)
-    assert early_exit_share(lm, 1000, 200) == pytest.approx(3.52e-3, rel=0.01)
+    batch = Batch(1, 4096)
+    tokens = Passes().tokens(batch, RATE)
+    assert policy_share(lm, batch, tokens, 6 * 9 * 768) < 1e-3
+    assert policy_share(lm, batch, tokens, 6 * 9 * 768) == pytest.approx(1.2e-4, rel=0.03)
+    assert early_exit_share(lm, batch, tokens) == pytest.approx(3.4e-3, rel=0.03)
 
 
 def test_shares_add_up():
     lm = paper_lm(512, 8, 4)
-    added = training_flops(lm, 1000, 200, 6 * 9 * 512) - given_flops(lm, 1000, 200)
-    shares = policy_share(lm, 1000, 200, 6 * 9 * 512) + early_exit_share(lm, 1000, 200)
-    assert shares == pytest.approx(added / given_flops(lm, 1000, 200))
+    batch = Batch(2, 500)
+    tokens = Passes().tokens(batch, RATE)
+    added = training_flops(lm, batch, tokens, 6 * 9 * 512) - given_flops(lm, batch, tokens)
+    shares = policy_share(lm, batch, tokens, 6 * 9 * 512) + early_exit_share(lm, batch, tokens)
+    assert shares == pytest.approx(added / given_flops(lm, batch, tokens))
+
+
+@given(st.floats(0.01, 0.99), st.integers(2, 300))
+def test_reading_costs_a_third_of_training_and_gives_its_rate_back(rate, length):
+    lm, policy = paper_lm(512, 8, 4), torch.nn.Linear(512, 7)
+    batch = Batch(1, length)
+    count = rate * length
+    tokens = Tokens(count, learning_pairs=count * (count + 1) / 2)
+    flops = reading_flops(lm, rate, policy, length)
+    assert 3 * length * flops == pytest.approx(given_flops(lm, batch, tokens) + policy_flops(policy) * length)
+    assert rate_of_flops(lm, flops, policy, length) == pytest.approx(rate)
+    assert rate_of_flops(lm, 1.0, policy, length) < 0
 
 
 def test_a_policy_that_does_not_learn_goes_forward_only():
     lm, policy = paper_lm(512, 8, 4), torch.nn.Linear(512, 7)
     learning = policy_flops(policy)
     assert learning == 6 * 512 * 7
-    assert update_flops(lm, 1000, Tokens(200), learning, Passes()) == training_flops(lm, 1000, 200, learning)
+    batch, tokens = Batch(2, 500), Tokens(200)
+    assert update_flops(lm, batch, tokens, learning, Passes()) == training_flops(lm, batch, tokens, learning)
     assert policy_flops(policy.requires_grad_(False)) == 2 * 512 * 7

@@ -1,5 +1,7 @@
-"""The metrics ``flops`` and ``flops_executed`` against torch's own count of the matrix products of an update."""
+"""The metrics ``flops``, ``flops_linear`` and ``flops_executed`` against torch's own count of an update's products."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from tokenv.core import keys
 from tokenv.data.corpus import TensorSource
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.baselines import LinearCritic
-from tokenv.lm import unet
-from tokenv.lm.flops import Tokens, matrix_parameters, policy_flops, update_flops
+from tokenv.lm import flops, unet
+from tokenv.lm.attention import reference_attention
+from tokenv.lm.flops import Batch, Tokens, causal_pairs, matrix_parameters, policy_flops, update_flops
+from tokenv.training import losses
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.metrics import UpdateFlops
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
@@ -28,9 +32,15 @@ from tokenv.training.update import accumulate_gradients, policy_epochs
 BATCH, LENGTH = 4, 32
 
 
-@pytest.fixture
-def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute attention without products of queries, keys and values, which are not counted."""
+def compute_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute and count no products of queries, keys and values, or those of all pairs, masked or not."""
+    pairs_per_length = {"none": lambda length: 0 * length, "all pairs": lambda length: length**2}[kind]
+    for module in (flops, losses):
+        monkeypatch.setattr(module, "causal_pairs", pairs_per_length)
+    monkeypatch.setattr(flops, "window_pairs", lambda length, window: pairs_per_length(length))
+    if kind == "all pairs":
+        monkeypatch.setattr(unet, "select_attention", lambda *_: partial(reference_attention, softcap=50.0))
+        return
 
     def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, gate_BN: Tensor | None = None) -> Tensor:
         mixed = v + 0 * (q + k)
@@ -40,8 +50,8 @@ def _no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unet, "relaxed_attention", values)
 
 
-def one_update(config: Config) -> tuple[Components, int, int, int]:
-    """Make one update; return its needed and executed FLOPs by our count, and those which torch counts."""
+def one_update(config: Config) -> tuple[Components, dict[str, int], int]:
+    """Make one update; return its FLOPs by our count, and those which torch counts."""
     parts = build_components(config)
     parts = parts if parts.imitation is None else parts.imitating()
     parts.train()
@@ -57,27 +67,35 @@ def one_update(config: Config) -> tuple[Components, int, int, int]:
         )
         optimizer_step(optimizer, parts.named_parameters(), config.train.max_grad_norm)
         policy_epochs(optimizer, kept, parts, config, team)
-    counted = UpdateFlops(parts, optimizer_flops(config.train, parts))
-    needed, executed = counted.take(figures.read(), BATCH * LENGTH)
-    return parts, needed, executed, counter.get_total_flops()
+    counted = UpdateFlops(parts, Batch(BATCH, LENGTH), optimizer_flops(config.train, parts))
+    return parts, counted.take(figures.read()), counter.get_total_flops()
 
 
 def left_out(parts: Components) -> int:
     """Return the FLOPs which the convention counts and no kernel computes.
 
     Every sequence's last symbol reaches the encoder and the entropy of the early exit alone. The first token-level
-    layer of a relaxed pass sends no gradient to its input. A linear critic multiplies entries of its table without a
-    matrix product.
+    layer of a relaxed pass sends no gradient to its input, and only half of its attention has one. A linear critic
+    multiplies entries of its table without a matrix product.
     """
     lm, passes, policy = parts.lm, parts.passes, policy_flops(parts.agent)
-    everything = update_flops(lm, BATCH, Tokens(0), policy, passes, recompute=lm.recomputes)
-    again = 2 * matrix_parameters(lm.down) if lm.recomputes else 0
-    entropy = 2 * matrix_parameters(lm.early_head) if keys.EARLY_ENTROPY in parts.agent.in_keys else 0
-    computed = 6 * matrix_parameters(lm.codec, lm.down) + again + entropy
+    whole, without_last = Batch(BATCH, LENGTH), Batch(BATCH, LENGTH - 1)
+    everything, rest = (
+        update_flops(lm, batch, Tokens(0), policy, passes, recompute=lm.recomputes) for batch in (whole, without_last)
+    )
+    pairs = 2 * lm.config.width * len(lm.down) * (flops.causal_pairs(LENGTH) - flops.causal_pairs(LENGTH - 1))
+    down = matrix_parameters(lm.down) + pairs
+    computed = 6 * (matrix_parameters(lm.codec) + down)
+    if lm.recomputes:
+        computed += 2 * down
+    teacher = parts.sampling.teacher
+    if keys.EARLY_ENTROPY in {*parts.agent.in_keys, *(teacher.in_keys if teacher else ())}:
+        computed += 2 * matrix_parameters(lm.early_head)
     relaxed = 2 * passes.pathwise * lm.mid[0].qkv.weight.numel() * BATCH * (LENGTH - 1)
+    relaxed += 6 * lm.config.width * passes.pathwise * BATCH * flops.causal_pairs(LENGTH - 1)
     tables = [stage.table for stage in getattr(parts.estimator, "stages", []) if isinstance(stage, LinearCritic)]
     entries = 4 * sum(table.embedding_dim - 1 for table in tables) * BATCH * (LENGTH - 1)
-    return everything - BATCH * computed + relaxed + entries
+    return everything - rest - BATCH * computed + relaxed + entries
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -97,26 +115,30 @@ CASES: dict[str, dict[str, Any]] = {
     "uniform, early exit wanted": {"agent": {"name": "uniform"}, "loss": {"early": 0.1}},
     "entropy": {"agent": {"name": "entropy"}},
     "imitation": {"imitation": {"teacher": {"name": "whitespace"}}, "estimator": {"name": "rloo"}},
+    "entropy imitated": {"imitation": {"teacher": {"name": "entropy"}}},
     "mean": {"agent": {"name": "uniform"}, "model": {"pooling": "mean"}},
     "recompute": {"hardware": {"activation_checkpointing": "on"}},
 }
 
 
-@pytest.mark.usefixtures("_no_scores")
+@pytest.mark.parametrize("attention", ["none", "all pairs"])
 @pytest.mark.parametrize("name", CASES)
-def test_executed_flops_equal_those_which_torch_counts(name: str) -> None:
+def test_executed_flops_equal_those_which_torch_counts(
+    name: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute_attention(attention, monkeypatch)
     changes = settings(
         train={"batch_size": BATCH, "gradient_accumulation_steps": 1}, hardware={"activation_checkpointing": "off"}
     )
     config = resolve([], merge(changes, CASES[name]))
-    parts, needed, executed, counted = one_update(config)
-    assert counted == executed - left_out(parts)
-    assert needed <= executed
+    parts, counted, by_torch = one_update(config)
+    assert by_torch == counted["flops_executed"] - left_out(parts)
+    assert counted["flops_linear"] <= counted["flops"] <= counted["flops_executed"]
 
 
 def spent(changes: dict[str, Any], **sections: Any) -> tuple[int, int]:
-    _, needed, executed, _ = one_update(resolve([], merge(changes, sections)))
-    return needed, executed
+    _, counted, _ = one_update(resolve([], merge(changes, sections)))
+    return counted["flops"], counted["flops_executed"]
 
 
 def test_needed_flops_exclude_padding_recomputation_and_an_unused_early_exit() -> None:
@@ -136,11 +158,14 @@ def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path:
         [], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"sequence_packing": "on"})
     )
     validation, history = train(config, tmp_path, lambda *_: None)
-    parts, symbols = build_components(config), 2 * 4 * 32
+    parts, batch = build_components(config), Batch(2 * 4, 32)
     for place, rate in enumerate(history["train/boundary_rate"][1]):
-        tokens = Tokens(round(rate * 2 * 4 * 31))
+        tokens = Tokens(round(rate * 2 * 4 * 31))  # of the sequences alike: the agent is uniform
+        per_sequence = tokens.learning // 8
+        assert tokens.learning == 8 * per_sequence
+        tokens = replace(tokens, learning_pairs=8 * causal_pairs(per_sequence))
         before = history["train/flops"][1][place - 1] if place else 0
-        expected = update_flops(parts.lm, symbols, tokens, policy_flops(parts.agent), parts.passes)
+        expected = update_flops(parts.lm, batch, tokens, policy_flops(parts.agent), parts.passes)
         assert history["train/flops"][1][place] - before == expected
     assert history["train/flops"] == history["train/flops_executed"]
     assert validation.loss_early is None

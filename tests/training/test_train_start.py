@@ -14,7 +14,7 @@ from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import write_digests
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.flops import matrix_parameters, update_flops
+from tokenv.lm.flops import Batch, matrix_parameters, update_flops
 from tokenv.lm.unet import UNet
 from tokenv.training.trainer import train
 
@@ -54,7 +54,8 @@ def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
     assert all(torch.equal(after[name], x) for name, x in before.items())
     assert max(history["train/grad_norm_lm"][1]) == 0 < min(history["train/grad_norm_policy"][1])
     free = build_components(resolve([], merge(settings, {"estimator": {"name": estimator}})))
-    costs = [update_flops(each.lm, 100, each.passes.tokens(20), 0, each.passes) for each in (parts, free)]
+    batch = Batch(4, 25)
+    costs = [update_flops(each.lm, batch, each.passes.tokens(batch, 0.2), 0, each.passes) for each in (parts, free)]
     # Samples for the reward alone go forward only, frozen or not; relaxed boundaries have a gradient in any case.
     assert costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
 
@@ -63,10 +64,9 @@ def test_a_frozen_pass_costs_a_third(settings):
     parts = build_components(resolve([], merge(settings, {"freeze_lm": True})))
     lm = parts.lm
     per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
-    assert (
-        update_flops(lm, 100, parts.passes.tokens(20), 7, parts.passes)
-        == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
-    )
+    batch = Batch(4, 25)
+    flops = update_flops(lm, batch, parts.passes.tokens(batch, 0.2), 7, parts.passes, attention=False)
+    assert flops == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
 
 
 def test_a_trained_on_model_begins_where_the_other_ended(settings, tiny_settings, old):

@@ -20,7 +20,7 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.windows import load_series
-from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
+from tokenv.evaluation.calibration import RatePoint, calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, rate_for_flops
 from tokenv.evaluation.report import draw_rates, rates_table, write_rates
@@ -73,20 +73,16 @@ def _evaluate_at_rates(
     weights, calibrate_all = options.entropy_weight, options.calibrate or bool(options.entropy_weight)
     calibrated = {run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None}
     held_out, calibration = _load_held_out(data, options, bool(calibrated))
-    points = [
-        point
-        for run, each in runs.items()
-        for point, _ in evaluate_rates(
-            each.components,
-            each.config,
-            options.rates or [rate_for_flops(each.components, options.flops or 0.0)],
-            held_out,
-            calibration if run in calibrated else None,
-            how,
-            run=run,
-            entropy_weights=weights,
+    points: list[RatePoint] = []
+    for run, each in runs.items():
+        rates = options.rates or [rate_for_flops(each.components, options.flops or 0.0, each.config.data.seq_len)]
+        shifted_on = None
+        if run in calibrated:
+            shifted_on = calibration
+        measured = evaluate_rates(
+            each.components, each.config, rates, held_out, shifted_on, how, run=run, entropy_weights=weights
         )
-    ]
+        points.extend(point for point, _ in measured)
     unit, title = trained.components.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
     console(wide=140 if weights else 110).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:

@@ -25,7 +25,9 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
     trained = load_run(options.run, options.checkpoint)
     check_text(trained.config)
-    rate = options.rate if options.flops is None else rate_for_flops(trained.components, options.flops)
+    rate = options.rate
+    if options.flops is not None:
+        rate = rate_for_flops(trained.components, options.flops, trained.config.data.seq_len)
     (written,) = generate_texts(
         trained,
         [options.read()],

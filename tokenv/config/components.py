@@ -108,10 +108,23 @@ class Components:
 
     @property
     def _early_exit_flops(self) -> int:
-        """FLOPs per parameter of the early exit's head, for its likelihoods and, if the agent reads it, its entropy."""
+        """FLOPs per parameter of the early exit's head: for its likelihoods, and for its entropy where that is read."""
         trained = FLOPS_PER_PARAMETER if self.trains_early_exit and not self.frozen else FORWARD_FLOPS_PER_PARAMETER
-        entropy = FORWARD_FLOPS_PER_PARAMETER if keys.EARLY_ENTROPY in self.agent.in_keys else 0
-        return (trained if self.early_exit else 0) + entropy
+        flops = 0
+        if self.early_exit:
+            flops += trained
+        if keys.EARLY_ENTROPY in self._observed:
+            flops += FORWARD_FLOPS_PER_PARAMETER
+        return flops
+
+    @property
+    def _observed(self) -> set[str]:
+        """Keys which the agent or its teacher reads."""
+        teacher = self.sampling.teacher
+        observed = set(self.agent.in_keys)
+        if teacher is not None:
+            observed.update(teacher.in_keys)
+        return observed
 
     @property
     def _teacher_flops(self) -> int:

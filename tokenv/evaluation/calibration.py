@@ -313,7 +313,7 @@ def _measure_point(
         boundary_rate=scores.boundary_rate,
         loss=scores.loss,
         standard_error=clustered_standard_error(scores.loss_B, held_out.document_B),
-        flops=reading_flops(components.lm, scores.boundary_rate, components.agent),
+        flops=reading_flops(components.lm, scores.boundary_rate, components.agent, held_out.symbol_BN.shape[1]),
         logit_bias=options.logit_bias,
         run=run,
         entropy_weight=options.entropy_weight,

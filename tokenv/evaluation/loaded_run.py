@@ -134,15 +134,20 @@ def resolve_rate(components: Components, config: Config, rate: float | None) -> 
     return rate
 
 
-def rate_for_flops(components: Components, flops: float) -> float:
+def rate_for_flops(components: Components, flops: float, length: int) -> float:
     """Return the rate at which reading or writing a symbol costs ``flops``: see ``tokenv.lm.flops.reading_flops``.
+
+    Args:
+        components: model and agent.
+        flops: floating-point operations per symbol.
+        length: symbols of a sequence.
 
     Raises:
         UserError: if no rate in (0, 1) has this cost.
     """
-    rate = rate_of_flops(components.lm, flops, components.agent)
+    rate = rate_of_flops(components.lm, flops, components.agent, length)
     if not 0 < rate < 1:
-        least, most = (reading_flops(components.lm, at, components.agent) for at in (0, 1))
+        least, most = (reading_flops(components.lm, at, components.agent, length) for at in (0, 1))
         raise UserError(
             f"flops = {flops:g}: expected more than {least:.4g} a symbol, which this model costs without tokens, and "
             f"less than {most:.4g}, where every symbol is one"

@@ -79,7 +79,8 @@ class RunState:
         unit: unit of the losses, such as ``bits_per_byte``.
         step: number of updates.
         symbols: number of training symbols so far.
-        flops: floating-point operations which the method has needed so far.
+        flops: floating-point operations which the method has needed so far: see ``tokenv.lm.flops``.
+        flops_linear: the same without attention, by the paper's rule.
         flops_executed: executed operations so far, including padded tokens and recomputed layers.
         data: positions of the streams of training sequences.
         history: all metrics by name: numbers of training symbols, and values.
@@ -91,6 +92,7 @@ class RunState:
     step: int = 0
     symbols: int = 0
     flops: int = 0
+    flops_linear: int = 0
     flops_executed: int = 0
     data: dict[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=dict)
@@ -129,6 +131,11 @@ class RunState:
                 recorded.append(value)
                 log(f"{prefix}/{name}", value, at)
 
+    def add_flops(self, flops: Mapping[str, int]) -> None:
+        """Add the FLOPs of an update, by the names of this class's fields."""
+        for name, count in flops.items():
+            setattr(self, name, getattr(self, name) + count)
+
     def replay(self, log: Log) -> None:
         """Log the whole history."""
         for name, (symbols, values) in self.history.items():
@@ -142,26 +149,23 @@ class RunState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: object = "the state") -> RunState:
-        """Build the state from the result of ``as_dict``, of this or an earlier version.
-
-        Earlier versions counted bytes instead of symbols and had bits as the only unit.
+        """Build the state from the result of ``as_dict``.
 
         Raises:
             UserError: if the values are no state; the message names ``source``.
         """
         where = f"{source}: "
         try:
-            unit = convert(values.get("unit", "bits_per_byte"), str, f"{where}unit")
+            unit = convert(values["unit"], str, f"{where}unit")
             validation, history = values["validation"], dict(values["history"])
-            if "train/bytes_per_second" in history:
-                history["train/symbols_per_second"] = history.pop("train/bytes_per_second")
             return cls(
                 config=migrate_keys(Config, values["config"]),
                 unit=unit,
                 step=convert(values["step"], int, f"{where}step"),
-                symbols=convert(values["symbols"] if "symbols" in values else values["bytes"], int, f"{where}symbols"),
+                symbols=convert(values["symbols"], int, f"{where}symbols"),
                 flops=convert(values["flops"], int, f"{where}flops"),
-                flops_executed=convert(values.get("flops_executed", values["flops"]), int, f"{where}flops_executed"),
+                flops_linear=convert(values["flops_linear"], int, f"{where}flops_linear"),
+                flops_executed=convert(values["flops_executed"], int, f"{where}flops_executed"),
                 data=convert(values["data"], dict[str, Any], f"{where}data"),
                 history={name: _metric_history(each, f"{where}history of {name}") for name, each in history.items()},
                 validation=Evaluation.from_metrics(validation, unit) if validation else None,

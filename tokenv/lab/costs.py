@@ -25,7 +25,7 @@ from tokenv.core.sequences import TensorSource
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import BenchOptions
-from tokenv.lm.flops import policy_flops, update_flops
+from tokenv.lm.flops import Batch, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import Ranks, init_from_torchrun
@@ -93,7 +93,7 @@ class Cost:
         seconds: median of the timed updates.
         fastest: seconds of the fastest one.
         slowest: seconds of the slowest one.
-        flops: FLOPs counted by the paper's rule.
+        flops: counted FLOPs: see ``tokenv.lm.flops``.
         memory: peak number of bytes which autograd saves for the backward pass.
     """
 
@@ -124,8 +124,8 @@ def measure_costs(
         progress: whether to show a bar.
     """
     variants = {label: replace(components, estimator=estimator) for label, estimator in estimators.items()}
-    symbols = symbol_BN.shape[0] * symbol_BN.shape[1]
-    tokens, policy = round(rate * symbols), policy_flops(components.agent)
+    batch = Batch(symbol_BN.shape[0], symbol_BN.shape[1])
+    policy = policy_flops(components.agent)
     generator = torch.Generator(symbol_BN.device).manual_seed(0)
     updates = {label: partial(_update, variant, symbol_BN, generator) for label, variant in variants.items()}
     memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
@@ -135,7 +135,7 @@ def measure_costs(
             seconds=statistics.median(seconds[label]),
             fastest=min(seconds[label]),
             slowest=max(seconds[label]),
-            flops=update_flops(components.lm, symbols, variant.passes.tokens(tokens), policy, variant.passes),
+            flops=update_flops(components.lm, batch, variant.passes.tokens(batch, rate), policy, variant.passes),
             memory=memory[label],
         )
         for label, variant in variants.items()

@@ -27,7 +27,7 @@ from tokenv.core.rates import mean_rate
 from tokenv.lab.config import BenchOptions
 from tokenv.lab.speed import UpdateWork
 from tokenv.lm.attention import without_stored_scores
-from tokenv.lm.flops import policy_flops, update_flops
+from tokenv.lm.flops import Batch, policy_flops, update_flops
 from tokenv.training.optimizers import expected_optimizer_state, optimizer_flops
 
 WORLDS = (1, 8, 64)  # numbers of ranks
@@ -208,10 +208,10 @@ def plan(options: BenchOptions) -> dict[str, Any]:
     config = replace(config, hardware=hardware)
     footprint = Footprint.measure(config)
     components = _meta_components(config)
-    symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
-    tokens = round(mean_rate(config.rate) * symbols)
-    passes = components.passes
-    flops = update_flops(components.lm, symbols, passes.tokens(tokens), policy_flops(components.agent), passes)
+    batch = Batch(config.train.gradient_accumulation_steps * config.train.batch_size, config.data.seq_len)
+    symbols, passes = batch.symbols, components.passes
+    tokens = passes.tokens(batch, mean_rate(config.rate))
+    flops = update_flops(components.lm, batch, tokens, policy_flops(components.agent), passes)
     flops += optimizer_flops(config.train, components)
     rows = []
     for world in WORLDS:

@@ -33,7 +33,7 @@ from tokenv.lab.costs import bench_ranks, interleave, peak_memory, time_figures,
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.flops import early_exit_share, policy_flops, policy_share, reading_flops, update_flops
+from tokenv.lm.flops import Batch, Passes, early_exit_share, policy_flops, policy_share, reading_flops, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
@@ -165,9 +165,11 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
         seconds: seconds of every round by variant, as ``bench`` measures them.
     """
     components, train, passes = work.components, work.config.train, work.components.passes
-    symbols, tokens = work.symbol_BN.numel(), int(work.action_BT.sum())
+    batch = Batch(*work.symbol_BN.shape[:2])
+    symbols, rate = batch.symbols, int(work.action_BT.sum()) / batch.symbols
     policy = policy_flops(components.agent)
-    flops = update_flops(components.lm, symbols, passes.tokens(tokens), policy, passes)
+    flops = update_flops(components.lm, batch, passes.tokens(batch, rate), policy, passes)
+    given = Passes().tokens(batch, rate)
     flops += optimizer_flops(train, components)
     peak = _matrix_peak(components, work.symbol_BN.device)
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -176,8 +178,8 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
         "draw_share": median["draw"] / median["learned"],
         "time_over_given": _median_ratio(seconds["learned"], seconds["given"]),
         "time_over_given_with_early_exit": _median_ratio(seconds["learned"], seconds["given_early"]),
-        "flops_policy_share": policy_share(components.lm, symbols, tokens, policy),
-        "flops_early_exit_share": early_exit_share(components.lm, symbols, tokens),
+        "flops_policy_share": policy_share(components.lm, batch, given, policy),
+        "flops_early_exit_share": early_exit_share(components.lm, batch, given),
         "model_tflops_per_second": flops / median["learned"] / 1e12,
         "matrix_peak_tflops_per_second": peak / 1e12,
         "model_flops_utilisation": flops / median["learned"] / peak,
@@ -324,7 +326,7 @@ def bench_generation(
     symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
     return {
         f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
-        | {"flops": reading_flops(lm, rate, torch.nn.Module())}
+        | {"flops": reading_flops(lm, rate, torch.nn.Module(), length)}
         for rate in options.rates
     }
 

@@ -1,17 +1,27 @@
-"""Cost of training in FLOPs, by the paper's rule (table 2).
+"""Cost of training in FLOPs: the linear layers by the paper's rule (table 2), and attention.
 
 A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, which it is
-applied to. Embedding lookups and attention scores are not counted. All N bytes of a sequence are counted for all
-byte-level modules, although the last one, which predicts nothing, is only encoded. Policies which learn are counted
-with 6 also where their input carries no gradient and 4 would suffice; so is the first layer of relaxed passes.
+applied to. In an attention layer of width D, every pair of a query and a key which it sees costs the same per entry of
+2 D: D products for the score, D for the weighted value. Keys are those inside the window (byte level), or all earlier
+tokens of the sequence (token level), so that packing and masked blocks change nothing. Embedding lookups, norms and
+softmax are not counted. All N bytes of a sequence are counted for all byte-level modules, although the last one, which
+predicts nothing, is only encoded. Policies which learn are counted with 6 also where their input carries no gradient
+and 4 would suffice; so is the first layer of relaxed passes.
+
+The paper leaves attention out. ``attention=False`` gives its figure.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import nn
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, nn
 
 from tokenv.lm.unet import UNet
 
+Count = TypeVar("Count", int, Tensor)
 FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER = 6, 2
 
 
@@ -21,50 +31,55 @@ def matrix_parameters(*modules: nn.Module) -> int:
     return sum(child.weight.numel() for child in linear)
 
 
-def _byte_matrices(lm: UNet) -> int:
-    """Return the number of entries of the matrices which are applied to every byte after the boundaries are drawn."""
-    at_every_byte = lm.config.horizon and not lm.config.direct  # else once per sequence
-    direct = [lm.direct_head] if at_every_byte else []
-    return matrix_parameters(lm.pooling, lm.up, lm.head, *direct)
+def causal_pairs(length: Count) -> Count:
+    """Return the pairs of a query and a key which causal attention sees in a sequence: ``sum_i i``."""
+    return length * (length + 1) // 2
 
 
-def given_flops(lm: UNet, num_bytes: int, num_tokens: int) -> int:
-    """Return the cost of training with given boundaries: no policy, and no early exit, which only the policy needs."""
-    per_byte = matrix_parameters(lm.codec, lm.down) + _byte_matrices(lm)
-    return FLOPS_PER_PARAMETER * (per_byte * num_bytes + matrix_parameters(lm.mid) * num_tokens)
+def window_pairs(length: int, window: int) -> int:
+    """Return the pairs of a query and a key which sliding-window attention sees in a sequence: ``sum_i min(i, w)``."""
+    reach = min(length, window)
+    return causal_pairs(reach) + (length - reach) * reach
 
 
-def reading_flops(lm: UNet, rate: float, policy: nn.Module) -> float:
-    """Return the cost of reading or generating a symbol: forward passes only, without the early exit.
-
-    ``2 (P_byte + P_policy + rate P_token)``: linear in the rate.
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of symbols.
 
     Args:
-        lm: model.
-        rate: tokens per symbol.
-        policy: policy which draws the boundaries.
+        sequences: number of sequences.
+        length: symbols of each, N.
     """
-    per_symbol = matrix_parameters(lm.codec, lm.down, policy) + _byte_matrices(lm)
-    return FORWARD_FLOPS_PER_PARAMETER * (per_symbol + rate * matrix_parameters(lm.mid))
 
+    sequences: int
+    length: int
 
-def rate_of_flops(lm: UNet, flops: float, policy: nn.Module) -> float:
-    """Return the rate at which ``reading_flops`` is ``flops``; outside (0, 1) if there is none."""
-    least = reading_flops(lm, 0.0, policy)
-    return (flops - least) / (FORWARD_FLOPS_PER_PARAMETER * matrix_parameters(lm.mid))
+    @property
+    def symbols(self) -> int:
+        """Number of symbols of all sequences."""
+        return self.sequences * self.length
+
+    def pairs(self, window: int | None = None) -> int:
+        """Return the pairs of a query and a key which attention between symbols sees."""
+        pairs = causal_pairs(self.length) if window is None else window_pairs(self.length, window)
+        return self.sequences * pairs
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of the token-level layers.
+    """Tokens of the token-level layers, and the pairs of a query and a key which attention between them sees.
 
     Args:
         learning: tokens of all samples from which the model learns.
         forward: tokens of all other samples, which have a forward pass only.
+        learning_pairs: pairs of the former.
+        forward_pairs: pairs of the latter.
     """
 
     learning: int
     forward: int = 0
+    learning_pairs: int = 0
+    forward_pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,70 +109,211 @@ class Passes:
     early_exit: int = FLOPS_PER_PARAMETER
     estimator: int = 0
 
-    def tokens(self, per_sample: int) -> Tokens:
-        """Return the tokens of all samples, if each has ``per_sample``."""
-        return Tokens(self.learning * per_sample, self.reward_only * per_sample)
+    def tokens(self, batch: Batch, rate: float) -> Tokens:
+        """Return the tokens of all samples, if each sequence has ``rate`` tokens per symbol."""
+        per_sequence = rate * batch.length
+        count = round(batch.sequences * per_sequence)
+        pairs = round(batch.sequences * per_sequence * (per_sequence + 1) / 2)
+        return Tokens(self.learning * count, self.reward_only * count, self.learning * pairs, self.reward_only * pairs)
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Multiplications of a forward pass, each with one addition.
+
+    Args:
+        linear: those with a parameter.
+        attention: those of queries, keys and values.
+    """
+
+    linear: int = 0
+    attention: int = 0
+
+    def __add__(self, other: _Products) -> _Products:
+        return _Products(self.linear + other.linear, self.attention + other.attention)
+
+    def __mul__(self, times: int) -> _Products:
+        return _Products(self.linear * times, self.attention * times)
+
+    @property
+    def forward(self) -> int:
+        """FLOPs of a forward pass."""
+        return FORWARD_FLOPS_PER_PARAMETER * (self.linear + self.attention)
+
+    @property
+    def both(self) -> int:
+        """FLOPs of a forward and a backward pass."""
+        return FLOPS_PER_PARAMETER * (self.linear + self.attention)
+
+    @property
+    def without_parameters(self) -> int:
+        """FLOPs of a forward pass, and of a backward pass without gradients of parameters."""
+        return 2 * FORWARD_FLOPS_PER_PARAMETER * self.linear + FLOPS_PER_PARAMETER * self.attention
+
+
+class _Model:
+    """Products of the parts of a model.
+
+    Args:
+        lm: model.
+        batch: sequences.
+        attention: whether to count attention.
+    """
+
+    def __init__(self, lm: UNet, batch: Batch, attention: bool) -> None:
+        self._lm, self._batch = lm, batch
+        self._per_pair = 2 * lm.config.width * attention
+
+    def _layers(self, layers: nn.ModuleList, positions: int, pairs: int) -> _Products:
+        return _Products(matrix_parameters(layers) * positions, self._per_pair * len(layers) * pairs)
+
+    def byte_layers(self, layers: nn.ModuleList) -> _Products:
+        """Count byte-level decoder layers."""
+        return self._layers(layers, self._batch.symbols, self._batch.pairs(self._lm.config.window))
+
+    def token_layers(self, tokens: int, pairs: int) -> _Products:
+        """Count the token-level layers."""
+        return self._layers(self._lm.mid, tokens, pairs)
+
+    @property
+    def encoder(self) -> _Products:
+        """Embedding of the codec, and the layers before the boundaries."""
+        embedding = _Products(matrix_parameters(self._lm.codec) * self._batch.symbols)
+        return embedding + self.byte_layers(self._lm.down)
+
+    @property
+    def decoder(self) -> _Products:
+        """Modules which are applied to every byte after the boundaries are drawn."""
+        lm = self._lm
+        heads = [lm.pooling, lm.head]
+        if lm.config.horizon and not lm.config.direct:  # else once per sequence
+            heads.append(lm.direct_head)
+        return _Products(matrix_parameters(*heads) * self._batch.symbols) + self.byte_layers(lm.up)
+
+    @property
+    def every_byte_a_token(self) -> _Products:
+        """Token-level layers of a relaxed pass."""
+        return self.token_layers(self._batch.symbols, self._batch.pairs())
 
 
 def policy_flops(policy: nn.Module) -> int:
     """Cost of the boundary policy for every byte that it reads; one that does not learn goes forward only."""
     learns = any(p.requires_grad for p in policy.parameters())
-    return matrix_parameters(policy) * (FLOPS_PER_PARAMETER if learns else FORWARD_FLOPS_PER_PARAMETER)
+    factor = FLOPS_PER_PARAMETER if learns else FORWARD_FLOPS_PER_PARAMETER
+    return matrix_parameters(policy) * factor
 
 
 def update_flops(
-    lm: UNet, num_bytes: int, tokens: Tokens, policy_flops: int, passes: Passes, *, recompute: bool = False
+    lm: UNet,
+    batch: Batch,
+    tokens: Tokens,
+    policy_flops: int,
+    passes: Passes,
+    *,
+    recompute: bool = False,
+    attention: bool = True,
 ) -> int:
     """Cost of updates with several passes; ``training_flops`` for ``Passes()``. The optimizer's step is not in it.
 
     Args:
         lm: model.
-        num_bytes: bytes (symbols) trained on.
+        batch: sequences trained on.
         tokens: tokens drawn in them.
         policy_flops: FLOPs of the boundary policy per byte.
         passes: passes through the batch.
         recompute: whether to count the forward passes of layers in the backward pass (activation checkpointing).
+        attention: whether to count attention.
     """
-    forward, both = FORWARD_FLOPS_PER_PARAMETER, FLOPS_PER_PARAMETER
-    encoding, through = (forward, 2 * forward) if passes.frozen else (both, both)
-    encoder = (encoding * matrix_parameters(lm.codec, lm.down) + policy_flops) * num_bytes
-    early = passes.early_exit * matrix_parameters(lm.early_head) * num_bytes
-    mid, byte_level = matrix_parameters(lm.mid), _byte_matrices(lm) * num_bytes
-    every_byte = mid * num_bytes + byte_level
-    learning = through * (mid * tokens.learning + byte_level * passes.learning + every_byte * passes.relaxed)
-    pathwise = 2 * forward * every_byte * passes.pathwise
-    forward_only = forward * (mid * tokens.forward + byte_level * passes.reward_only)
-    others = (policy_flops * passes.head + passes.estimator) * num_bytes
-    again = 0
+    model = _Model(lm, batch, attention)
+    every_byte = model.every_byte_a_token + model.decoder
+    learning_tokens = model.token_layers(tokens.learning, tokens.learning_pairs)
+    learning = learning_tokens + model.decoder * passes.learning + every_byte * passes.relaxed
+    reward_only = model.token_layers(tokens.forward, tokens.forward_pairs) + model.decoder * passes.reward_only
+    pathwise = every_byte * passes.pathwise
+    flops = reward_only.forward + pathwise.without_parameters
+    if passes.frozen:
+        encoder = model.encoder.forward
+        flops += learning.without_parameters
+    else:
+        encoder = model.encoder.both
+        flops += learning.both
+    encodings = 1 + passes.replays
+    flops += (encoder + policy_flops * batch.symbols) * encodings
+    per_symbol = passes.early_exit * matrix_parameters(lm.early_head) + policy_flops * passes.head + passes.estimator
+    flops += per_symbol * batch.symbols
     if recompute:
-        down, up = matrix_parameters(lm.down) * num_bytes, matrix_parameters(lm.up) * num_bytes
-        relaxed = passes.relaxed + passes.pathwise
-        encodings = 0 if passes.frozen else down * (1 + passes.replays)
-        again = forward * (encodings + mid * tokens.learning + up * passes.learning + (mid * num_bytes + up) * relaxed)
-    return encoder * (1 + passes.replays) + early + learning + pathwise + forward_only + others + again
+        up = model.byte_layers(lm.up)
+        relaxed = (model.every_byte_a_token + up) * (passes.relaxed + passes.pathwise)
+        again = learning_tokens + up * passes.learning + relaxed
+        if not passes.frozen:
+            again += model.byte_layers(lm.down) * encodings
+        flops += again.forward
+    return flops
 
 
-def training_flops(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int = 0) -> int:
-    """Return the cost of a training run, with the early exit.
+def given_flops(lm: UNet, batch: Batch, tokens: Tokens, *, attention: bool = True) -> int:
+    """Return the cost of training with given boundaries: no policy, and no early exit, which only the policy needs."""
+    return update_flops(lm, batch, tokens, 0, Passes(early_exit=0), attention=attention)
+
+
+def training_flops(lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int = 0, *, attention: bool = True) -> int:
+    """Return the cost of training, with the early exit.
 
     Args:
         lm: model; may be on ``torch.device("meta")``.
-        num_bytes: bytes (symbols) trained on.
-        num_tokens: tokens drawn in them.
+        batch: sequences trained on.
+        tokens: tokens drawn in them.
         policy_flops: FLOPs of the boundary policy per byte: 6 * (w + 1) * D for ``Learned``.
+        attention: whether to count attention.
 
     Returns:
         Floating-point operations of forward and backward pass.
     """
-    learning = FLOPS_PER_PARAMETER * matrix_parameters(lm.early_head) + policy_flops
-    return given_flops(lm, num_bytes, num_tokens) + learning * num_bytes
+    return update_flops(lm, batch, tokens, policy_flops, Passes(), attention=attention)
 
 
-def policy_share(lm: UNet, num_bytes: int, num_tokens: int, policy_flops: int) -> float:
+def policy_share(lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int) -> float:
     """Return the cost of the boundary policy, as a fraction of the same training run with given boundaries."""
-    return policy_flops * num_bytes / given_flops(lm, num_bytes, num_tokens)
+    return policy_flops * batch.symbols / given_flops(lm, batch, tokens)
 
 
-def early_exit_share(lm: UNet, num_bytes: int, num_tokens: int) -> float:
+def early_exit_share(lm: UNet, batch: Batch, tokens: Tokens) -> float:
     """Return the cost of the early exit, the policy's baseline, as a fraction of training with given boundaries."""
-    return FLOPS_PER_PARAMETER * matrix_parameters(lm.early_head) * num_bytes / given_flops(lm, num_bytes, num_tokens)
+    early = FLOPS_PER_PARAMETER * matrix_parameters(lm.early_head) * batch.symbols
+    return early / given_flops(lm, batch, tokens)
+
+
+def reading_flops(lm: UNet, rate: float, policy: nn.Module, length: int) -> float:
+    """Return the cost of reading or generating a symbol: forward passes only, without the early exit.
+
+    It is a quadratic function of the rate, ``a + b rate + c rate^2``, for a token attends to all earlier ones.
+
+    Args:
+        lm: model.
+        rate: tokens per symbol.
+        policy: policy which draws the boundaries.
+        length: symbols of a sequence, N.
+    """
+    constant, linear, quadratic = _reading_polynomial(lm, policy, length)
+    return constant + rate * (linear + rate * quadratic)
+
+
+def rate_of_flops(lm: UNet, flops: float, policy: nn.Module, length: int) -> float:
+    """Return the rate at which ``reading_flops`` is ``flops``; outside (0, 1) if there is none."""
+    constant, linear, quadratic = _reading_polynomial(lm, policy, length)
+    missing = flops - constant
+    discriminant = linear**2 + 4 * quadratic * missing
+    if discriminant < 0:
+        return -math.inf
+    return 2 * missing / (linear + math.sqrt(discriminant))
+
+
+def _reading_polynomial(lm: UNet, policy: nn.Module, length: int) -> tuple[float, float, float]:
+    """Return a, b and c of ``reading_flops``."""
+    forward = FORWARD_FLOPS_PER_PARAMETER
+    model = _Model(lm, Batch(1, length), attention=True)
+    byte_level = model.encoder + model.decoder
+    constant = byte_level.forward / length + forward * matrix_parameters(policy)
+    attention = lm.config.width * len(lm.mid)
+    linear = matrix_parameters(lm.mid) + attention
+    return constant, forward * linear, forward * attention * length

@@ -21,7 +21,9 @@ from tokenv.lm.attention import BLOCK, AttentionFn, causal_attention, flex_with_
 
 
 def bucket_size(total: int) -> int:
-    """Return the slots C for ``total`` tokens: a multiple of ``BLOCK``, at most a sixteenth more than the tokens.
+    """Return the slots C for ``total`` tokens: a multiple of ``BLOCK``.
+
+    At most a sixteenth of the slots is empty, or, with few tokens, fewer than ``BLOCK`` are.
 
     There are 16 sizes per octave. The tokens of a batch change by a few percent from step to step: one size or two.
     """

@@ -14,7 +14,12 @@ from tokenv.core import keys
 from tokenv.core.distributed import all_reduce_sum, current_group
 from tokenv.core.expectations import local_masked_mean, masked_mean, mean_over, mean_over_decisions
 from tokenv.lm.codecs.base import Codec
+from tokenv.lm.flops import causal_pairs
 
+# Metrics which are counts of an update: its passes' counts are added, not averaged.
+TOKEN_COUNTS = tuple(
+    f"{what}{suffix}" for what in ("tokens", "token_pairs") for suffix in ("", "_forward", "_padded", "_forward_padded")
+)
 ROUNDING = 1e-5  # advantages below it, in nats, count as zero
 
 
@@ -129,22 +134,37 @@ def count_tokens(td: TensorDictBase, components: Components) -> dict[str, Tensor
         components: language model, agent and estimator which produced the rollout.
 
     Returns:
-        ``tokens`` of the samples which the model learns from, ``tokens_forward`` of those which only go forward; both
-        also as ``_padded``: as computed, padded to the longest sequence of a pass and to a multiple which keeps the
-        number of shapes small. Padding of a pack (``hardware.sequence_packing``), at most a sixteenth, is not counted.
+        ``tokens`` of the samples which the model learns from and ``token_pairs``, the pairs of a query and a key which
+        attention between them sees; ``tokens_forward`` and ``token_pairs_forward`` of the samples which only go
+        forward; all also as ``_padded``: as computed, padded to the longest sequence of a pass and to a multiple which
+        keeps the number of shapes small. The empty slots of a pack (``hardware.sequence_packing``) are not counted:
+        see ``tokenv.lm.segments.bucket_size``.
     """
     lm, passes = components.lm, components.passes
-    tokens_SB = td[keys.ACTION].sum(-1).flatten(0, -2) if td.dim() > 2 else td[keys.ACTION].sum(-1).unsqueeze(0)
+    tokens_SB = td[keys.ACTION].sum(-1)
+    if td.dim() > 2:
+        tokens_SB = tokens_SB.flatten(0, -2)
+    else:
+        tokens_SB = tokens_SB.unsqueeze(0)
     tokens_SB = tokens_SB + lm.pooling.leading_tokens
-    first = 1 if keys.SAMPLE_WEIGHT in td else len(tokens_SB)  # samples which share a pass
-    zero = tokens_SB.new_zeros(())
-    counts = dict.fromkeys(("tokens", "tokens_forward", "tokens_padded", "tokens_forward_padded"), zero)
+    first = len(tokens_SB)  # samples which share a pass
+    if keys.SAMPLE_WEIGHT in td:
+        first = 1
+    counts = dict.fromkeys(TOKEN_COUNTS, tokens_SB.new_zeros(()))
     for number, pass_SB in enumerate((tokens_SB[:first], tokens_SB[first:])):
         if not len(pass_SB) or not passes.learning + passes.reward_only:
             continue
-        name = "tokens" if passes.learning and not number else "tokens_forward"
-        longest = -(-pass_SB.max() // lm.token_multiple) * lm.token_multiple
-        total = pass_SB.sum()
-        counts[name] = counts[name] + total
-        counts[f"{name}_padded"] = counts[f"{name}_padded"] + (total if lm.packs else longest * pass_SB.numel())
+        suffix = "" if passes.learning and not number else "_forward"
+        _add_tokens(counts, suffix, pass_SB)
+        padded_SB = pass_SB
+        if not lm.packs:
+            longest = -(-pass_SB.max() // lm.token_multiple) * lm.token_multiple
+            padded_SB = longest.expand_as(pass_SB)
+        _add_tokens(counts, f"{suffix}_padded", padded_SB)
     return dict(zip(counts, all_reduce_sum(*counts.values()), strict=True))
+
+
+def _add_tokens(counts: dict[str, Tensor], suffix: str, tokens_SB: Tensor) -> None:
+    """Add the tokens of a pass, and the pairs which attention sees."""
+    counts[f"tokens{suffix}"] = counts[f"tokens{suffix}"] + tokens_SB.sum()
+    counts[f"token_pairs{suffix}"] = counts[f"token_pairs{suffix}"] + causal_pairs(tokens_SB).sum()

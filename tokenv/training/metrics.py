@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenv.core.devices import device_module, is_accelerator
 from tokenv.core.errors import RunFailedError
 from tokenv.core.processes import ProgressFile
 from tokenv.evaluation.run_state import Log, RunState
-from tokenv.lm.flops import Tokens, policy_flops, update_flops
+from tokenv.lm.flops import Batch, Tokens, policy_flops, update_flops
 from tokenv.training.checkpointing import latest_checkpoint
 
 
@@ -100,33 +101,40 @@ class PendingUpdate:
 
 
 class UpdateFlops:
-    """Count the FLOPs of updates: those which the method needs, and those which are executed.
+    """Count the FLOPs of updates.
 
     Args:
         components: language model, agent and estimator of the run.
+        batch: sequences of an update.
         optimizer: FLOPs of an update's optimizer steps; see ``tokenv.training.optimizers.optimizer_flops``.
     """
 
-    def __init__(self, components: Components, optimizer: int) -> None:
-        self._lm, self._policy, self._optimizer = components.lm, policy_flops(components.agent), optimizer
-        self._passes, self._recompute = components.passes, components.lm.recomputes
+    def __init__(self, components: Components, batch: Batch, optimizer: int) -> None:
+        self._lm = components.lm
+        self._batch = batch
+        self._policy = policy_flops(components.agent)
+        self._passes = components.passes
+        self._optimizer = optimizer
 
-    def take(self, metrics: dict[str, Any], symbols: int) -> tuple[int, int]:
-        """Return the needed and the executed FLOPs, and remove the token counts from the metrics.
+    def take(self, metrics: dict[str, Any]) -> dict[str, int]:
+        """Return the FLOPs of an update by the names of ``RunState``, and remove the token counts from its metrics.
 
         Args:
-            metrics: metrics of an update, with those of ``tokenv.training.losses.count_tokens``.
-            symbols: training symbols of the update.
+            metrics: metrics of the update, with those of ``tokenv.training.losses.count_tokens``.
         """
-        counted = [
-            Tokens(round(metrics.pop(f"tokens{padded}")), round(metrics.pop(f"tokens_forward{padded}")))
-            for padded in ("", "_padded")
-        ]
-        needed, executed = (
-            self._optimizer + update_flops(self._lm, symbols, tokens, self._policy, self._passes, recompute=recompute)
-            for tokens, recompute in zip(counted, (False, self._recompute), strict=True)
-        )
-        return needed, executed
+        tokens, padded = _take_tokens(metrics, ""), _take_tokens(metrics, "_padded")
+        count = partial(update_flops, self._lm, self._batch, policy_flops=self._policy, passes=self._passes)
+        update = {
+            "flops": count(tokens),
+            "flops_linear": count(tokens, attention=False),
+            "flops_executed": count(padded, recompute=self._lm.recomputes),
+        }
+        return {name: flops + self._optimizer for name, flops in update.items()}
+
+
+def _take_tokens(metrics: dict[str, Any], padded: str) -> Tokens:
+    names = [f"{what}{suffix}{padded}" for what in ("tokens", "token_pairs") for suffix in ("", "_forward")]
+    return Tokens(*(round(metrics.pop(name)) for name in names))
 
 
 class MetricsLogger:
@@ -185,12 +193,11 @@ class MetricsLogger:
         metrics = update.check(self._folder)
         if update.further is not None:
             metrics |= update.further.read()
-        needed, executed = update.flops.take(metrics, self._symbols_per_update)
-        state.flops, state.flops_executed = state.flops + needed, state.flops_executed + executed
+        flops = update.flops.take(metrics)
+        state.add_flops(flops)
+        metrics |= {name: getattr(state, name) for name in flops}
         metrics |= {
             "learning_rate": update.learning_rate,
-            "flops": state.flops,
-            "flops_executed": state.flops_executed,
             "symbols_per_second": self._symbols_per_update / update.seconds,
         }
         state.record("train", metrics, self._log, update.symbols)

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import BatchAssignment, prepare
-from tokenv.config.schema import Config, LossConfig, TrainConfig
+from tokenv.config.schema import Config, LossConfig
 from tokenv.core import checkpoints
 from tokenv.core.contracts import Sampling
 from tokenv.core.devices import has_own_memory, is_accelerator
@@ -29,6 +29,7 @@ from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.forecasting.baseline_models import fit_to_training_steps
 from tokenv.forecasting.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
+from tokenv.lm.flops import Batch
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
@@ -95,9 +96,11 @@ class Objective:
     flops: UpdateFlops
 
     @classmethod
-    def of(cls, components: Components, loss: LossConfig, train: TrainConfig) -> Objective:
+    def of(cls, components: Components, loss: LossConfig, config: Config) -> Objective:
         """Make the counter of FLOPs which belongs to the components."""
-        return cls(components, loss, UpdateFlops(components, optimizer_flops(train, components)))
+        train = config.train
+        batch = Batch(train.gradient_accumulation_steps * train.batch_size, config.data.seq_len)
+        return cls(components, loss, UpdateFlops(components, batch, optimizer_flops(train, components)))
 
 
 class Trainer:
@@ -147,11 +150,11 @@ class Trainer:
         # An accelerator computes an update while the metrics of the one before are read. The fused optimizer's flag
         # which skips a step does not support DTensor.
         self.asynchronous = is_accelerator(self.device) and self.fsdp_size == 1
-        self.objective = Objective.of(self.components, config.loss, config.train)
+        self.objective = Objective.of(self.components, config.loss, config)
         self.imitation: Objective | None = None
         if self.components.imitation is not None:
             weights = replace(config.loss, policy=config.imitation.weight, rate=0.0)
-            self.imitation = Objective.of(self.components.imitating(), weights, config.train)
+            self.imitation = Objective.of(self.components.imitating(), weights, config)
         self.metrics = MetricsLogger(
             self.state,
             log,

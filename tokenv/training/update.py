@@ -14,7 +14,7 @@ from tokenv.core.distributed import all_reduce_sum, use_group
 from tokenv.core.expectations import masked_mean
 from tokenv.env.rescoring import rescore, rescore_head
 from tokenv.training.data_parallel import DataParallelGroup
-from tokenv.training.losses import compute_losses, rollout_metrics, total_loss
+from tokenv.training.losses import TOKEN_COUNTS, compute_losses, rollout_metrics, total_loss
 from tokenv.training.metrics import MetricsBuffer
 from tokenv.training.optimizers import grad_norm, optimizer_step
 
@@ -68,7 +68,9 @@ def accumulate_gradients(
         for number in group.assignment.passes:
             td, losses = backward(partial(one_pass, number), components, weights, passes=passes)
             for name, value in rollout_metrics(td, losses, components).items():
-                sums[name] = sums.get(name, 0) + value / (1 if name.startswith("tokens") else passes)
+                if name not in TOKEN_COUNTS:
+                    value = value / passes
+                sums[name] = sums.get(name, 0) + value
             if components.num_epochs > 1 or components.head_epochs:
                 rollouts.append(td.detach())
     parameters = components.named_parameters()
