@@ -31,7 +31,7 @@ class BPE(Agent):
     Args:
         vocabulary_size: tokens of a tokenizer which is trained on the training data when boundaries are first drawn
             (200,000 in the paper).
-        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.documents.train_bpe`` writes it.
+        tokenizer: file of a tokenizer to use instead, as ``tokenv.data.tokenizer.train_bpe`` writes it.
         train_tokenizer: function from a vocabulary size to such a file; ``tokenv train`` passes it.
 
     Raises:
@@ -50,7 +50,10 @@ class BPE(Agent):
     ) -> None:
         super().__init__()
         if tokenizer is None and train_tokenizer is None:
-            raise ValueError("agent.tokenizer is missing: expected the file of a tokenizer, as train_bpe writes it")
+            raise ValueError(
+                "agent.tokenizer is missing: expected the file of a tokenizer, as tokenv.data.tokenizer.train_bpe "
+                "writes it"
+            )
         self.vocabulary_size, self._train_tokenizer = vocabulary_size, train_tokenizer
         self._tokenizer = None if tokenizer is None else _read_tokenizer(Path(tokenizer))
 
@@ -116,6 +119,6 @@ def _parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
     if missing:
         raise ValueError(
             f"{origin} has no token for byte {missing[0]}: expected one whose symbols are the characters 0 to 255, one "
-            "for each byte: train it with tokenv.data.documents.train_bpe"
+            "for each byte: train it with tokenv.data.tokenizer.train_bpe"
         )
     return tokenizer

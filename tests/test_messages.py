@@ -86,6 +86,16 @@ def said(monkeypatch, capsys):
         ("evaluate with run=run data=3", "data = 3: expected a section"),
         ("evaluate with run=run sequences=0", "sequences = 0: expected a whole number of at least 1"),
         ("forecast with run=series-run quantiles=[0.5,nan]", "quantiles = "),
+        ("segment with run=run file=texts", "file = 'texts' is a folder: expected one file"),
+        (
+            "train with estimator.num_samples=3",
+            "estimator.num_samples is no option of estimator 'reinforce': known are",
+        ),
+        (
+            "train with agent.name=mytrick:mine",
+            "mytrick.py in the current folder write PYTHONPATH=. before the command",
+        ),
+        ("forecast with run=series-run csv=texts", "csv = 'texts' is a folder: expected one file"),
         ("forecast with run=series-run csv=none.csv", "csv = 'none.csv': there is no such file"),
         ("generate with run=run text=a temperature=nan", "temperature = 'nan': expected a"),
         ("generate with run=run text=a temperature=-1", "temperature = -1.0: expected 0"),
@@ -116,6 +126,16 @@ def test_null_is_null_and_true_is_true(place, monkeypatch, capsys):  # noqa: F81
     cli.main()
     assert not Path("null").exists()
     assert "true" in capsys.readouterr().out.replace("│", "")
+
+
+def test_a_text_is_read_from_standard_input_and_from_packed_files(place, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.chdir(place)
+    Path("packed.txt.gz").write_bytes(gzip.compress(b"from a file"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
+    for file, text in (("-", "from a pipe"), ("packed.txt.gz", "from a file")):
+        monkeypatch.setattr(sys, "argv", ["tokenv", "segment", "-u", "with", "run=run", f"file={file}", "out=null"])
+        cli.main()
+        assert text in capsys.readouterr().out.replace("│", "")
 
 
 def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, caplog):  # noqa: F811

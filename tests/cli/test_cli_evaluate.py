@@ -15,7 +15,9 @@ def test_evaluate_and_generate(trained: Path, capsys: pytest.CaptureFixture[str]
     Path("other.txt").write_bytes(b"abc" * 100)
     elsewhere = ["with", f"run={trained}", "data.validation_source=other.txt", "sequences=6", "json=found.json"]
     other = run_command("evaluate", elsewhere)["sampled"]
-    assert "No standard error: all sequences are of one document" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "No standard error: all sequences are of one document" in printed
+    assert "nan" not in printed
     told = json.loads(Path("found.json").read_text())["sampled"]
     assert told["standard_error"] is None
     assert told["bits_per_byte"] == other["bits_per_byte"]

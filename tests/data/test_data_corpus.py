@@ -88,6 +88,23 @@ def test_a_single_text_file_is_one_document(tmp_path, name):
     assert [(document.name, document.content) for document in read(tmp_path / name)] == [(name, b"\x80text")]
 
 
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_packed_text_is_read_as_text(tmp_path, suffix):
+    (tmp_path / f"a.txt{suffix}").write_bytes(PACKERS[suffix](b"\x80text"))
+    (document,) = read(tmp_path / f"a.txt{suffix}")
+    assert (document.name, document.content) == (f"a.txt{suffix}", b"\x80text")
+    assert read(tmp_path) == [document]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_packed_text_cut_short_is_named(tmp_path, suffix):
+    file = tmp_path / f"a.txt{suffix}"
+    for content in (PACKERS[suffix](b"text" * 100)[:-5], b"neither packed"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"a.txt{suffix} cannot be decompressed: .*: repair it"):
+            read(file)
+
+
 def test_an_empty_table_has_no_documents(tmp_path):
     assert read(write_jsonl(tmp_path / "a.jsonl", [])) == []
 
@@ -177,6 +194,15 @@ def test_a_document_too_short_for_both_sides_is_refused(tmp_path):
 def test_too_few_bytes_are_counted(tmp_path):
     with pytest.raises(ValueError, match=r"60 non-empty documents, \d+ bytes.*data\.seq_len 4096"):
         load_corpus(DataConfig(source=write_jsonl(tmp_path / "a.jsonl"), seq_len=4096))
+
+
+def test_duplicates_are_called_duplicates(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", ["the same text, again and again " * 30] * 200)
+    with pytest.raises(ValueError, match=r"200 non-empty documents.* 199 documents are duplicates of others.* differ"):
+        load_corpus(DataConfig(source=source, seq_len=64))
+    (tmp_path / "b.txt").write_text("the same text, again and again " * 30)
+    with pytest.raises(ValueError, match="200 documents are duplicates of others"):  # all of those to train on
+        load_corpus(DataConfig(source=source, seq_len=64, validation_source=str(tmp_path / "b.txt")))
 
 
 def test_document_cut_tells_the_longest_document(tmp_path):

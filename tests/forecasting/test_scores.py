@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from tokenv.data.windows import Series, SplitBorders
 from tokenv.forecasting.contexts import ContextBatch
-from tokenv.forecasting.report import warnings_of
+from tokenv.forecasting.report import score_rows, warnings_of
 from tokenv.forecasting.scores import ParametricForecast, SampleForecast, ScoreAccumulator
 from tokenv.lm.codecs.series import SeriesCodec
 
@@ -97,6 +97,18 @@ def test_too_few_windows_are_reported():
     assert warnings_of(found, 6) == []
     one = added(law, batch_of(truth_BHC, clusters=[0] * 6), {"far": near + 50}, [slice(None)])
     assert "from far" in warnings_of(one, 100)[0]
+
+
+def test_what_is_unknown_is_not_written_as_a_number():
+    """A single window has no standard error, a baseline without error no skill, and no window no score."""
+    truth_BHC = np.ones((1, 4, 1))
+    law = SampleForecast(np.random.default_rng(0).normal(size=(1, 3, 4, 1)))
+    one = score_rows(added(law, batch_of(truth_BHC), {"perfect": truth_BHC}, [slice(None)]), 9, 4)
+    none = score_rows(added(law, batch_of(truth_BHC * np.nan), {}, [slice(None)]), 9, 4)
+    assert "nan" not in f"{one} {none}"
+    assert "±" not in f"{one} {none}"
+    assert one["against perfect"] == "0.0000, 0.0000; – – –"
+    assert none["MSE"] == "–"
 
 
 def test_no_windows_score_nan():

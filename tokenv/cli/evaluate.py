@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -50,7 +51,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         result = results[name] = evaluate(trained.components, held_out, way).metrics()
         if name == "calibrated":
             result["logit_bias"] = way.logit_bias
-        rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None}
+        rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None and not math.isnan(value)}
         for task, questions in tasks.items():
             score = score_task(trained.components, questions, way, seq_len=trained.config.data.seq_len)
             result[task] = {key: value for key, value in asdict(score).items() if value is not None}

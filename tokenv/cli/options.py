@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from tokenv.core.errors import COUNT, SEED, MissingFileError, UserError, at_leas
 from tokenv.core.rates import REQUESTED_RATE, check_rates
 from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
+from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.task_formats import check_tasks
 
+STANDARD_INPUT = "-"
 MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy
 FLOPS = bounds("floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0)
 TEMPERATURE = bounds("0 (the most probable byte) or more", lambda value: value >= 0)
@@ -91,7 +94,7 @@ class TextOptions(JsonOutputOptions):
 
     Args:
         text: text, if there is no file.
-        file: file with the text (UTF-8 or any bytes).
+        file: file with the text (UTF-8 or any bytes; .gz, .xz and .zst are decompressed); - for standard input.
         rate: boundaries per byte. A run which was trained for a range of rates is given the rate; for any other,
             segment shifts the logits until this text has it. null for the run's own.
     """
@@ -104,12 +107,20 @@ class TextOptions(JsonOutputOptions):
         super().__post_init__()
         if (self.text is None) == (self.file is None):
             raise UserError('expected one of text="..." and file=PATH')
-        if self.file is not None and not Path(self.file).is_file():
-            raise MissingFileError(f"file = {self.file!r}: there is no such file")
+        if self.file != STANDARD_INPUT:
+            check_input("file", self.file)
 
     def read(self) -> bytes:
-        """Return the bytes of the text."""
-        return Path(self.file).read_bytes() if self.file is not None else encode(self.text or "")
+        """Return the bytes of the text.
+
+        Raises:
+            UserError: the file is compressed and damaged.
+        """
+        if self.file is None:
+            return encode(self.text or "")
+        if self.file == STANDARD_INPUT:
+            return sys.stdin.buffer.read()
+        return read_unpacked(Path(self.file))
 
 
 @dataclass(frozen=True)
@@ -305,8 +316,7 @@ class ForecastOptions(JsonOutputOptions):
         check_output("out", self.out, ".csv", ".png")
         if self.peers and self.csv is not None:
             raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
-        if self.csv is not None and not Path(self.csv).is_file():
-            raise MissingFileError(f"csv = {self.csv!r}: there is no such file")
+        check_input("csv", self.csv)
         inside = all(isinstance(q, float) and 0 < q < 1 for q in self.quantiles)
         if not self.quantiles or not inside or list(self.quantiles) != sorted(set(self.quantiles)):
             raise UserError(f"quantiles = {self.quantiles!r}: expected ascending numbers in (0, 1), as [0.1,0.5,0.9]")
@@ -324,6 +334,20 @@ def resolve_options(kind: type, names: list[str], updates: dict[str, Any]) -> An
     options: Any = from_dict(kind, updates)
     run_folders.find(options.run, options.checkpoint)  # checked before anything is stored
     return options
+
+
+def check_input(key: str, path: str | None) -> None:
+    """Raise an error unless the file in the option ``key`` exists, or none is given.
+
+    Raises:
+        MissingFileError: there is no such file.
+        UserError: it is a folder.
+    """
+    if path is None or Path(path).is_file():
+        return
+    if Path(path).is_dir():
+        raise UserError(f"{key} = {path!r} is a folder: expected one file, such as one of those in it")
+    raise MissingFileError(f"{key} = {path!r}: there is no such file")
 
 
 def encode(text: str) -> bytes:

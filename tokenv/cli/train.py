@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ from tokenv.evaluation.text_report import (
 )
 from tokenv.plotting.characters import Character, warn
 from tokenv.plotting.console import console, summary_table
-from tokenv.plotting.theme import TERMINOLOGY, in_words
+from tokenv.plotting.theme import TERMINOLOGY, in_words, with_error
 from tokenv.training.checkpointing import check_checkpoint
 from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun
 from tokenv.training.trainer import train
@@ -216,8 +217,11 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
     words, unit = TERMINOLOGY[config.data.kind], in_words(last.unit)
     missed = ", which it misses" if off_target(config, last.boundary_rate) else ""
+    spread = f"± over {words.document}s; of one seed"
+    if math.isnan(last.standard_error):
+        spread = f"of one seed and one {words.document}, without a standard error"
     rows = {
-        "validation": f"{last.loss:.4f} ± {last.standard_error:.4f} {unit} (± over {words.document}s; of one seed)",
+        "validation": f"{with_error(last.loss, last.standard_error)} {unit} ({spread})",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
         "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",

@@ -103,6 +103,8 @@ def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
         reason = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
         if getattr(error, "name", None) in ("agents", "estimators"):
             reason += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
+        elif isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:
+            reason += f": for {error.name}.py in the current folder write PYTHONPATH=. before the command"
         raise UserError(f"{kind}.name = {name!r} cannot be imported: {reason}") from error
     if not _may_build(target_object, table.base()):
         raise UserError(f"{kind}.name = {name!r} is {target_object!r}: {_expected(kind, table)}")

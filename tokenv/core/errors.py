@@ -25,7 +25,7 @@ class RunFailedError(RuntimeError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a hint for a mistyped name: the nearest known name, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
 
 

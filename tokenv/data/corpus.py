@@ -22,7 +22,7 @@ from tokenv.data.chunks import Document, chunk_documents
 from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
-from tokenv.data.split import Split, split_documents, split_from
+from tokenv.data.split import Split, digest, split_documents, split_from
 from tokenv.data.stream import InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 from tokenv.data.windows import SeriesData, load_series
 
@@ -62,7 +62,8 @@ class InMemoryDataset:
 
 
 def _describe_too_small(split: Split, config: DataConfig) -> str:
-    lengths = [len(document.content) for document in split.train + split.validation]
+    documents = split.train + split.validation
+    lengths = [len(document.content) for document in documents]
     if not lengths:
         return f"data source {config.source!r} holds no document with a byte in it: point to data with text"
     validation_bytes = sum(len(document.content) for document in split.validation)
@@ -71,6 +72,13 @@ def _describe_too_small(split: Split, config: DataConfig) -> str:
         f"which {len(split.validation)} documents, {validation_bytes} bytes, are for validation; expected at least one "
         f"sequence of data.seq_len {config.seq_len} bytes on either side. "
     )
+    different = {digest(document.content, config.seed) for document in documents}
+    duplicates = len(documents) - len(different) + split.excluded
+    if duplicates:
+        return message + (
+            f"{duplicates} documents are duplicates of others and can only be on the same side as these: give "
+            "documents that differ, or set data.validation_source to other data"
+        )
     if config.cut == "document":
         return message + (
             f"data.cut 'document' needs whole documents that long, the longest has {max(lengths)} bytes: "

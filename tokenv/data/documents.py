@@ -17,15 +17,17 @@ from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data.builtin import prose_documents, python_documents, synthetic_documents
 from tokenv.data.chunks import Document
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, DataConfig
+from tokenv.data.packed import PACKED, read_unpacked
 from tokenv.data.rows import json_rows, parquet_rows
 
-TEXT_SUFFIXES = (".txt", ".py", ".md", ".rst")
-JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".xz", ".zst"))
+TEXTS = (".txt", ".py", ".md", ".rst")
+TEXT_SUFFIXES = tuple(kind + packed for kind in TEXTS for packed in ("", *PACKED))
+JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", *PACKED))
 PARQUET_SUFFIXES = (".parquet",)
 COLUMN, ROWS_PER_GROUP = "text", 1000  # of files which are written
 ACCEPTED = (
-    f"one of {', '.join(BUILT_IN)}; a file or folder of {' '.join(TEXT_SUFFIXES)}, "
-    f".jsonl or .json (also .gz .xz .zst) or .parquet; or {HUB_PREFIX}owner/name"
+    f"one of {', '.join(BUILT_IN)}; a file or folder of {' '.join(TEXTS)}, "
+    f".jsonl or .json (also {' '.join(PACKED)}) or .parquet; or {HUB_PREFIX}owner/name"
 )
 
 
@@ -56,7 +58,8 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         root = Path(source).expanduser()
         for path in _find_files(source, root):
             if path.name.endswith(TEXT_SUFFIXES):
-                yield Document(path.relative_to(root).as_posix() if path != root else path.name, path.read_bytes())
+                name = path.name if path == root else path.relative_to(root).as_posix()
+                yield Document(name, read_unpacked(path))
             else:
                 yield from _read_table(path, config.column)
 
@@ -104,7 +107,7 @@ def _find_files(source: str, root: Path) -> list[Path]:
     parquet = [path for path in files if path.name.endswith(PARQUET_SUFFIXES)]
     tables = parquet or [path for path in files if path.name.endswith(JSON_SUFFIXES)]
     # Published data sets carry a README, and often their description as .json, beside their tables.
-    chosen = tables if tables and all(path.stem.upper() == "README" for path in texts) else texts
+    chosen = tables if tables and all(path.name.upper().startswith("README.") for path in texts) else texts
     if not chosen:
         raise UserError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
     return chosen

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import json
-import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import datasets
-import zstandard
 from datasets import logging as datasets_logging
 from datasets.io.parquet import ParquetDatasetReader
 
 from tokenv.core import trust
 from tokenv.core.errors import UserError
+from tokenv.data.packed import DAMAGED, unpacked_chunks
 
 datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
-CHUNK_BYTES = 2**20
-DAMAGED = (zlib.error, lzma.LZMAError, zstandard.ZstdError)
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
 
 
 def iterate_rows(open_rows: Callable[[], Iterable[Row]], failure: str, advice: str) -> Iterator[Row]:
@@ -96,20 +90,16 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """
     number = 0
     try:
-        for number, line in enumerate(_lines(_chunks(path)), 1):
-            is_list = number == 1 and line.lstrip().startswith(b"[")
-            rows = json.loads(b"".join(_chunks(path))) if is_list else [json.loads(line)] if line.strip() else []
-            for row in rows:
-                if not isinstance(row, dict):
-                    raise UserError(
-                        f'{path} line {number} holds {str(row)[:80]!r}; expected an object such as {{"text": "..."}}'
-                    )
-                yield row
-            if is_list:
+        for number, line in enumerate(_lines(unpacked_chunks(path)), 1):
+            if number == 1 and line.lstrip().startswith(b"["):
+                whole = b"".join(unpacked_chunks(path))
+                yield from (_object(row, path, number) for row in json.loads(whole))
                 return
+            if line.strip():
+                yield _object(json.loads(line), path, number)
     except UserError:
         raise
-    except (EOFError, RecursionError, ValueError, OSError, *DAMAGED) as error:
+    except (RecursionError, ValueError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
@@ -118,27 +108,16 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        shown = str(row)[:80]
+        raise UserError(f'{path} line {number} holds {shown!r}; expected an object such as {{"text": "..."}}')
+    return row
+
+
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
     yield rest
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with OPENERS.get(path.suffix, Path.open)(path, "rb") as file:  # type: ignore[call-arg]
-        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-        yield from _decompress(chunks) if path.suffix == ".zst" else chunks
-
-
-def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress successive Zstandard frames; unlike the library's own reader, notice a truncated last frame."""
-    frame = None
-    for packed in chunks:
-        while packed:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(packed)
-            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("the file ends before its last frame does")

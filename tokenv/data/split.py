@@ -52,12 +52,14 @@ class Split:
         validation: held-out documents.
         digests: digests of both, for the fingerprint.
         overlap: share of the held-out 32-byte windows which also occur in training text: see `WindowSample.overlap`.
+        excluded: number of documents on neither side, because they are duplicates of held-out ones.
     """
 
     train: list[Document]
     validation: list[Document]
     digests: tuple[bytes, bytes]
     overlap: float = float("nan")
+    excluded: int = 0
 
 
 def split_documents(documents: Iterable[Document], config: DataConfig) -> Split:
@@ -163,12 +165,14 @@ def _split(
     train_D: np.ndarray[Any, Any],
     windows: WindowSample,
 ) -> Split:
-    train, validation = ([ranked[d] for d in np.flatnonzero(side_D)] for side_D in (train_D, validation_D))
+    train = [ranked[d] for d in np.flatnonzero(train_D)]
+    validation = [ranked[d] for d in np.flatnonzero(validation_D)]
     return Split(
         train=[document for _, document in train],
         validation=[document for _, document in validation],
         digests=(b"".join(key for key, _ in train), b"".join(key for key, _ in validation)),
         overlap=windows.overlap(validation_D, train_D),
+        excluded=len(ranked) - len(train) - len(validation),
     )
 
 

@@ -22,7 +22,7 @@ from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, ENTROPY_WEIGH
 from tokenv.plotting import figures
 from tokenv.plotting.characters import escape
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words
+from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words, with_error
 
 
 class _Panel(NamedTuple):
@@ -196,16 +196,18 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
     right = [Column(name, justify="right") for name in [*names, *(["difference ±"] if weighted else [])]]
     table = Table("run", "way", *right, title=Text(escape(title)), title_justify="left")
     for point in points:
-        known = point.difference is not None
+        differences = [""] * weighted
+        if point.difference is not None:
+            differences = [with_error(point.difference, point.difference_error, "+.4f")]
         table.add_row(
             Text(escape(point.run)),
             _describe_way(point),
             f"{point.target_rate:.3f}",
             f"{point.boundary_rate:.4f}",
-            f"{point.loss:.4f} ± {point.standard_error:.4f}",
+            with_error(point.loss, point.standard_error),
             f"{point.flops:,.0f}",
             "" if point.way == CONDITIONED else f"{point.logit_bias:+.3f}",
-            *([f"{point.difference:+.4f} ± {point.difference_error:.4f}" if known else ""] if weighted else []),
+            *differences,
         )
     return table
 

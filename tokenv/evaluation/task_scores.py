@@ -14,6 +14,7 @@ from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode
 from tokenv.evaluation.task_formats import Question
+from tokenv.plotting.theme import with_error
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class TaskScore:
     accuracy_standard_error: float | None = None
 
     def __str__(self) -> str:
-        bits = f"{self.bits_per_byte:.4f} ± {self.standard_error:.4f} bits per byte"
+        bits = f"{with_error(self.bits_per_byte, self.standard_error)} bits per byte"
         if self.accuracy is None:
             return bits
-        return f"{bits}, accuracy {self.accuracy:.3f} ± {self.accuracy_standard_error:.3f}"
+        return f"{bits}, accuracy {with_error(self.accuracy, self.accuracy_standard_error, '.3f')}"
 
 
 def score_task(

@@ -15,7 +15,7 @@ from tokenv.forecasting.forecaster import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import date_labels, draw_values, save_png, titled_figure
-from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY
+from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY, with_error
 
 _TRUTH = "0.15"
 _BASELINES = (GREEN, SKY, PINK, "0.5")
@@ -163,18 +163,19 @@ def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]
         horizon: number of steps of each.
     """
     rows = {
-        name: f"{getattr(score, name.lower()):.4f} ± {getattr(score, f'{name.lower()}_error'):.4f}"
-        for name in ("MSE", "MAE", "CRPS")
+        "MSE": with_error(score.mse, score.mse_error),
+        "MAE": with_error(score.mae, score.mae_error),
+        "CRPS": with_error(score.crps, score.crps_error),
     }
     low, high = score.quantiles[0], score.quantiles[-1]
     if low < high:
-        coverage = f"holds {score.inside:.1%} ± {score.inside_error:.1%}"
-        rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = coverage
-    below = ", ".join(f"{q:g}: {share:.1%}" for q, share in zip(score.quantiles, score.below, strict=True))
-    rows["values at most a quantile"] = below
+        coverage = with_error(score.inside, score.inside_error, ".1%")
+        rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = f"holds {coverage}"
+    shares = zip(score.quantiles, score.below, strict=True)
+    rows["values at most a quantile"] = ", ".join(f"{q:g}: {with_error(share, None, '.1%')}" for q, share in shares)
     for name, peer in score.against.items():
-        skills = f"{peer.skill_mse:+.3f} {peer.skill_mae:+.3f} {peer.skill_crps:+.3f}"
-        rows[f"against {name}"] = f"{peer.mse:.4f}, {peer.mae:.4f}; {skills}"
+        skills = [with_error(skill, None, "+.3f") for skill in (peer.skill_mse, peer.skill_mae, peer.skill_crps)]
+        rows[f"against {name}"] = f"{peer.mse:.4f}, {peer.mae:.4f}; {' '.join(skills)}"
     rows["against"] = "MSE, MAE; skill: 1 - the model's MSE, MAE, CRPS / its"
     rows["of"] = f"{score.windows:,} of {total:,} windows, {horizon} steps, standardised"
     return rows

@@ -22,6 +22,7 @@ from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, sc
 from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
+from tokenv.plotting.theme import with_error
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes
@@ -349,7 +350,7 @@ class Model(SeriesMethods):
             "agent": f"{config.agent['name']}, rate {config.rate:g}",
         }
         if state.validation is not None:
-            facts[state.unit.replace("_", " ")] = f"{state.validation.loss:.4f} ± {state.validation.standard_error:.4f}"
+            facts[state.unit.replace("_", " ")] = with_error(state.validation.loss, state.validation.standard_error)
         return facts
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,3 +144,12 @@ TERMINOLOGY = {"text": TEXT, "series": SERIES}  # by data.kind
 def in_words(unit: str) -> str:
     """Return a unit in words: ``bits per byte`` for ``bits_per_byte``."""
     return unit.replace("_", " ")
+
+
+def with_error(value: float, error: float | None, form: str = ".4f") -> str:
+    """Return a value and its standard error: without an error (None or NaN) the value alone, a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    if error is None or math.isnan(error):
+        return format(value, form)
+    return f"{value:{form}} ± {error:{form}}"
