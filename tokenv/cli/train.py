@@ -217,6 +217,8 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
     words, unit = TERMINOLOGY[config.data.kind], in_words(last.unit)
     missed = ", which it misses" if off_target(config, last.boundary_rate) else ""
+    symbols, flops = (values[-1] for values in history["train/flops"])
+    linear = history["train/flops_linear"][1][-1]
     spread = f"± over {words.document}s; of one seed"
     if math.isnan(last.standard_error):
         spread = f"of one seed and one {words.document}, without a standard error"
@@ -224,7 +226,7 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
         "validation": f"{with_error(last.loss, last.standard_error)} {unit} ({spread})",
         "boundary rate": f"{last.boundary_rate:.4f} (target {config.rate:g}{missed})",
         "policy entropy": f"{last.entropy:.4f} nats per decision",
-        "training": f"{history['train/flops'][0][-1]:,} {words.symbol}s, {history['train/flops'][1][-1]:.3g} FLOPs",
+        "training": f"{symbols:,} {words.symbol}s, {flops:.3g} FLOPs ({linear:.3g} without attention)",
     }
     if last.imitation_bits is not None:
         rows["imitation"] = f"{last.imitation_bits:.4f} bits per {words.symbol}"
