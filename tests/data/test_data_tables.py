@@ -1,17 +1,26 @@
 """Long tables and data frames are read as wide files are, and dates go on."""
 
+from datetime import date, datetime
+from itertools import count, takewhile
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from test_data_series import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
 from tokenv.data.config import SeriesConfig
-from tokenv.data.tables import extend_dates, read_csv, read_dates, read_frame, read_table
+from tokenv.data.tables import check_dates, extend_dates, parse_date, read_csv, read_frame, read_table
 from tokenv.data.windows import load_series
+
+
+def read_dates(contents):
+    return check_dates([parse_date("here", content, "ds") for content in contents], "ds")
 
 
 def long_rows(**lengths):
@@ -64,14 +73,94 @@ def test_wide_frames_are_read_as_files_are(tmp_path):
 def test_dates_go_on_at_their_frequency(frequency, after):
     """As pandas would; the calendar's own frequencies, too."""
     every = pd.date_range("2020-01-01", periods=12, freq=frequency)
-    read = read_dates([("here", str(date)) for date in every[:5]], "ds")
+    read = read_dates(map(str, every[:5]))
     assert extend_dates(read, 7) == list(every[5:])
     assert after is None or extend_dates(read, 1)[0] == pd.Timestamp(after)
 
 
 def test_numbers_go_on_as_they_step():
-    assert extend_dates(read_dates([("", 3), ("", 5), ("", 7)], "ds"), 2) == [9, 11]
-    assert_allclose(extend_dates(read_dates([("", f"0.{i}") for i in range(1, 8)], "ds"), 2), [0.8, 0.9])
+    assert extend_dates(read_dates([3, 5, 7]), 2) == [9, 11]
+    assert extend_dates(read_dates(["1949", "1950"]), 2) == [1951, 1952]
+    assert_allclose(extend_dates(read_dates([f"0.{i}" for i in range(1, 8)]), 2), [0.8, 0.9])
+    months = read_dates([f"{1949 + i / 12:.3f}" for i in range(24)])  # as R writes them
+    assert_allclose(extend_dates(months, 2), [1951, 1951 + 1 / 12], atol=2e-3)
+
+
+FORMS = (lambda each: each, str, lambda each: each.isoformat())
+
+
+@given(
+    st.datetimes(datetime(1, 1, 1), datetime(9000, 1, 1)),
+    st.sampled_from(["h", "D", "W", "MS", "ME", "QS", "YS", "B"]),
+    st.integers(8, 40),
+    st.sampled_from(FORMS),
+)
+def test_dates_of_all_years_go_on_at_their_frequency(first, frequency, count, form):
+    every = pd.date_range(pd.Timestamp(first.replace(microsecond=0)), periods=count + 3, freq=frequency)
+    read = read_dates(map(form, every[:count]))
+    assert read == list(every[:count])
+    assert extend_dates(read, 3) == list(every[count:])
+
+
+@given(st.data())
+def test_business_days_may_lack_holidays(data):
+    """Up to a seventh of the days, and seven in a row; the dates go on from Monday to Friday."""
+    first = data.draw(st.dates(date(1900, 1, 1), date(2100, 1, 1)))
+    days = pd.bdate_range(first, periods=data.draw(st.integers(20, 80)))
+    dropped = data.draw(st.sets(st.integers(1, len(days) - 2), max_size=int(0.15 * len(days))))
+    kept = [day for number, day in enumerate(days) if number not in dropped]
+    run = longest_run(dropped)
+    if run > 7:
+        with pytest.raises(UserError, match="after that of the row before; expected"):
+            read_dates(kept)
+    else:
+        assert extend_dates(read_dates(kept), 5) == list(pd.bdate_range(days[-1], periods=6)[1:])
+
+
+def longest_run(numbers):
+    return max((sum(1 for _ in takewhile(lambda i: i in numbers, count(n))) for n in numbers), default=0)
+
+
+def test_other_gaps_are_no_holidays():
+    days = pd.bdate_range("2024-01-01", periods=60)
+    weekend = sorted([*days.delete(5), pd.Timestamp("2024-01-06")])
+    times = [*days[:30], *(days[31:] + pd.Timedelta(hours=1))]
+    for dates in (
+        days[days.day_of_week != 2],
+        days[::5].delete(4),
+        weekend,
+        times,
+        pd.date_range(*days[:2]).append(days[10:]),
+    ):
+        with pytest.raises(UserError, match="after that of the row before; expected"):
+            read_dates(dates)
+
+
+ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC")
+
+
+@given(st.sampled_from(ZONES), st.integers(0, 900), st.sampled_from(["h", "30min", "15min"]), st.booleans())
+def test_an_hour_may_be_repeated_if_its_offset_is_written(zone, hours, step, text):
+    """Local times alone are told what to do; both changes of the clocks of 2024 lie in some of the spans."""
+    first = pd.Timestamp("2024-03-01" if hours % 2 else "2024-10-01", tz="UTC") + pd.Timedelta(hours=hours)
+    every = pd.date_range(first, periods=300, freq=step).tz_convert(zone)
+    known = [str(each) if text else each for each in every[:-3]]
+    assert extend_dates(read_dates(known), 3) == list(every[-3:])
+    local = every.tz_localize(None)
+    steps = set(np.diff(local))
+    if len(steps) == 1:
+        assert read_dates(local) == list(local)
+    else:
+        with pytest.raises(UserError, match="where clocks were changed, write dates in UTC or with their offset"):
+            read_dates(local)
+
+
+@pytest.mark.parametrize("frequency", ["D", "MS"])
+def test_days_and_months_of_local_time_go_on(frequency):
+    every = pd.date_range("2024-03-01", periods=60, freq=frequency, tz="Europe/Berlin")
+    for each in (every[:50], map(str, every[:50])):
+        found = extend_dates(read_dates(each), 10)
+        assert [day.replace(tzinfo=None) for day in found] == list(every[50:].tz_localize(None))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +168,7 @@ def test_numbers_go_on_as_they_step():
     [
         (
             lambda: long_rows(a=30, b=30) | {"ds": ["2020-01-01", "2020-01-02"] * 30},
-            r"x.csv line 4, series 'a': the date 2020-01-01 is earlier than that of the row before: sort",
+            r"x.csv line 4, series 'a': the date 2020-01-01 is that of the row before: sort",
         ),
         (
             lambda: long_rows(a=30) | {"ds": ["2020-01-01"] * 30},
@@ -114,3 +203,22 @@ def test_a_nameless_column_is_no_series(tmp_path, name):
         read_csv(tmp_path / "a.csv", SeriesConfig())
     (found,) = read_csv(tmp_path / "a.csv", SeriesConfig(columns=["a"]))
     assert found.value_LC[:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["timestamp", "Date", "datetime", "ds"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_the_date_column_is_recognised(tmp_path, name, kind):
+    """As of the Numenta Anomaly Benchmark, whose files have the columns timestamp and value."""
+    columns = {name: ["2014-04-01 00:00:00", "2014-04-01 00:05:00"], "value": [1.0, 2.0]}
+    if kind == "csv":
+        path = write_csv(tmp_path / "x.csv", columns)
+    else:
+        path = tmp_path / "x.parquet"
+        pq.write_table(pa.table(columns), path)
+    (found,) = read_table(path, SeriesConfig())
+    assert found.columns == ["value"]
+    assert found.date_L == [datetime(2014, 4, 1), datetime(2014, 4, 1, 0, 5)]
+    (found,) = read_table(path, SeriesConfig(date=name))
+    assert found.columns == ["value"]
+    with pytest.raises(UserError, match="is no number"):
+        read_table(path, SeriesConfig(date=None))

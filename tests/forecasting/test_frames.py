@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from utilsforecast.evaluation import evaluate
 from utilsforecast.losses import coverage, mse
 
@@ -16,12 +18,12 @@ from tokenv.training.trainer import train
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from tiny import settings
+    from tiny import settings as tiny_settings
 
     folder = tmp_path_factory.mktemp("run")
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
-    of = settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}
+    of = tiny_settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}
     train(resolve([], of), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
 
@@ -66,14 +68,48 @@ def test_wide_frames_and_those_without_dates(model):
     assert np.isfinite(found[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
 
 
+@given(st.permutations(range(90)), st.sampled_from(["int64", "int32", "float64", "object", "category", "str"]))
+@settings(max_examples=12, deadline=None)
+def test_rows_in_any_order_and_names_of_any_type(model, order, kind):
+    """A shuffled frame is forecast as the sorted one is; the series come in its order, with names of its type."""
+    frame = long(**{"3": 30, "12": 30, "7": 30}).astype({"unique_id": "int64"}).astype({"unique_id": kind})
+    shuffled = frame.iloc[order]
+    for method, options in ((model.forecast, {}), (model.cross_validate, {"windows": 2})):
+        expected, found = method(frame, 5, samples=4, **options), method(shuffled, 5, samples=4, **options)
+        assert found["unique_id"].dtype == expected["unique_id"].dtype == frame["unique_id"].dtype
+        assert found["unique_id"].unique().tolist() == shuffled["unique_id"].unique().tolist()
+        by = ["unique_id", *(["cutoff"] if options else []), "ds"]
+        a, b = (each.sort_values(by, ignore_index=True)[by] for each in (expected, found))
+        pd.testing.assert_frame_equal(a, b)
+
+
+def test_names_and_dates_may_be_an_index(model):
+    frame = long(b=60, a=20).assign(unique_id=[2] * 60 + [1] * 20)
+    expected = model.forecast(frame, 5)
+    for index in ("unique_id", "ds", ["unique_id", "ds"]):
+        pd.testing.assert_frame_equal(model.forecast(frame.set_index(index), 5), expected)
+    wide = long(b=60, a=60).pivot(index="ds", columns="unique_id", values="y").set_axis([1, 2], axis=1)
+    expected = model.forecast(wide, 5)
+    assert expected["unique_id"].tolist() == [1] * 5 + [2] * 5
+    for name in ("date", "ds", "timestamp", "Datetime"):  # as of the Numenta Anomaly Benchmark
+        named = wide.rename_axis(name)
+        pd.testing.assert_frame_equal(model.forecast(named, 5), expected)
+        pd.testing.assert_frame_equal(model.forecast(named.reset_index(), 5), expected)
+
+
 def test_mistakes_are_reported(model):
     frame = long(a=40, b=40)
+    wide = frame.pivot(index="ds", columns="unique_id", values="y").reset_index()
     gap = frame.drop(index=10)
     twice = pd.concat([frame, frame.iloc[[45]]], ignore_index=True).sort_values(["unique_id", "ds"])
     cases = [
         (gap, {}, "series 'a': the date .* is 2 days.* after that of the row before; expected 1 day"),
         (twice, {}, "series 'b': the date .* is that of the row before"),
-        (frame.iloc[::-1], {}, "series 'b': the date .* is earlier than that of the row before"),
+        (wide.iloc[::-1], {}, "frame row 1: the date .* is earlier than that of the row before"),
+        (wide.set_index("ds").iloc[[0, 0, *range(1, 40)]], {}, "frame row 1: the date .* is that of the row before"),
+        ({"a": [1]}, {}, "frame is a dict: expected a pandas.DataFrame"),
+        (frame["y"], {}, "frame is a Series: expected a pandas.DataFrame"),
+        (frame, {"future": [1]}, "future is a list: expected a pandas.DataFrame"),
         (long(a=40, b=3), {}, "b has 3 rows: expected more than the data.series.context = 4"),
         (frame.assign(y=np.nan), {}, "series 'a' holds no value"),
         (frame.assign(y="x"), {}, "frame row 0, series 'a', column 'y': 'x' is no number"),
@@ -89,6 +125,8 @@ def test_mistakes_are_reported(model):
     for each, options, message in cases:
         with pytest.raises(UserError, match=message):
             model.forecast(each, **{"horizon": 5} | options)
+    with pytest.raises(UserError, match="frame is a dict: expected"):
+        model.cross_validate({"a": [1]}, 5)
     with pytest.raises(UserError, match="expected a model of text; forecast does these"):
         model.tokens("x")
 
@@ -200,11 +238,11 @@ def test_conformal_mistakes_are_reported():
 
 
 def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
-    from tiny import settings
+    from tiny import settings as tiny_settings
 
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series | {"context": 26}}
-    of = settings(model={"horizon": 6, "direct": True}, loss={"early": 0.0})
+    of = tiny_settings(model={"horizon": 6, "direct": True}, loss={"early": 0.0})
     of |= {"data": data, "codec": {"name": "series"}}
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
     model, frame = tokenv.load(tmp_path), long(a=60)

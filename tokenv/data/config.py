@@ -39,7 +39,8 @@ class SeriesConfig:
         context: Leading steps of every sequence, whose mean and standard deviation normalise it; they earn no
             likelihood themselves.
         columns: Value columns, in a list or with commas between; an empty list means all but the date column.
-        date: The date column, by which rows must be sorted; null where there is none.
+        date: The date column, by which rows must be sorted; null where there is none. A table without the default may
+            have `timestamp`, `datetime` or `ds` in its place.
         joint: Whether a symbol holds all columns of a step; if not, every column is a series of its own.
         past_covariates: Columns which are read beside every series but not predicted, and are known up to the present.
         future_covariates: The same, known for the next `future_steps` steps, such as a calendar, a price or a plan.

@@ -1,7 +1,8 @@
 """Read series from CSV and parquet files, from data frames and from the Hugging Face hub.
 
 A table has a row for every step, and is wide or long: a wide one has a column for every series (or channel), a long one
-the columns ``unique_id``, ``ds`` and ``y``, as Nixtla's libraries name them: the series, date and value of a row.
+the columns ``unique_id``, ``ds`` and ``y``, as Nixtla's libraries name them: the series, date and value of a row. As
+there, the rows of a long table may have any order.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,9 +32,14 @@ from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
 MAX_VALUE = 1e100
 DELIMITERS = ",;\t"
 DECIMAL_COMMA = re.compile(r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$")
+WHOLE = re.compile(r"[+-]?\d{1,18}$")  # such as a year; longer ones are read as floats
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
 IDENTIFIER, DATE, TARGET = LONG_COLUMNS = ("unique_id", "ds", "y")
-DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y")
+DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y", "%Y-%m")
+DATE_NAMES = ("date", "timestamp", "datetime", DATE)  # of a date column, in any case, where no option names another
+MOST_HOLIDAYS, LONGEST_HOLIDAYS = 0.15, 7  # share of the business days, and days in a row
+ROUNDED_STEP = 0.01  # share of a step by which numbers such as 1949.083 may be rounded
+HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Recording:
         name: description of its origin, or the name of a long table's series.
         columns: names of the C channels; an empty one if `name` suffices.
         value_LC: values, float64 [L, C], NaN where missing.
-        date_L: dates of the rows, see `read_dates`; None if there are none.
+        date_L: dates of the rows, see `check_dates`; None if there are none.
         gold_L: True at the last step before a change, bool [L]; None if unknown.
         covariate_MK: values of the covariates, those of the past first, float64 [M, K]; None if there are none. M is L
             and the rows after it in which only future covariates are known.
@@ -108,6 +114,18 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
     return _steps(path.name, str(path), header, cells, config)
 
 
+def check_frame(name: str, frame: Any) -> pd.DataFrame:
+    """Return a data frame whose series' names and dates are columns: a `DatetimeIndex` or another named index, too.
+
+    Raises:
+        UserError: it is no data frame.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(f"{name} is a {type(frame).__name__}: expected a pandas.DataFrame, with a row for every step")
+    named = {*frame.index.names} - {*frame.columns}
+    return frame.reset_index() if named & {*LONG_COLUMNS, *DATE_NAMES} else frame
+
+
 def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
     """Read a data frame, wide or long; a `DatetimeIndex` holds its dates.
 
@@ -136,6 +154,7 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
 
 def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
     header = list(rows[0]) if rows else []
+    config = _with_date_column(header, config)
     channels = [] if _is_long(header) else _value_columns(origin, header, config, dated=False)
     columns = [*channels, *config.covariates] if channels else []
     if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
@@ -182,6 +201,15 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
     return columns
 
 
+def _with_date_column(header: Sequence[str], config: SeriesConfig) -> SeriesConfig:
+    """Return the options with the date column which a table without ``data.series.date`` seems to have."""
+    if config.date != SeriesConfig.date or config.date in header:
+        return config
+    named = {*config.columns, *config.covariates}
+    found = [column for column in header if column.lower() in DATE_NAMES and column not in named]
+    return replace(config, date=found[0]) if found else config
+
+
 def _is_long(header: list[str]) -> bool:
     return set(LONG_COLUMNS) <= set(header)
 
@@ -190,35 +218,45 @@ def _steps(
     name: str, origin: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
 ) -> list[Recording]:
     """Return the series in a table's rows, each of which is a step."""
-    long, date_column = _is_long(header), config.date
+    long, dated = _is_long(header), config.date is not None
     if long:
-        date_column = None if date_column is None else DATE
         chosen = [column for column in config.columns if column in header or config.joint]
         config = replace(config, date=DATE, columns=chosen or [TARGET])
+    config = _with_date_column(header, config)
+    date_column = str(config.date)
     channels = _value_columns(origin, header, config)
     columns = [*channels, *config.covariates]
-    dates: dict[str, list[tuple[str, Any]]] = {} if long else {name: []}
+    dates: dict[str, list[DateCell]] = {} if long else {name: []}
     values: dict[str, list[list[float]]] = {} if long else {name: []}
     for location, row in cells:
         series = name
         if long:
             series = _identifier(row[IDENTIFIER], location)
             location = f"{location}, series {series!r}"
-        if date_column is not None:
-            dates.setdefault(series, []).append((location, row[date_column]))
+        if dated:
+            dates.setdefault(series, []).append(parse_date(location, row[date_column], date_column))
         values.setdefault(series, []).append([_number(row[column], location, column) for column in columns])
     if not values:
         raise UserError(f"{origin} has no row: expected one for every step of every series")
-    return [
-        _recording(
-            series,
-            [""] if channels == [TARGET] and long else channels,
-            np.array(steps, dtype=np.float64).reshape(-1, len(columns)),
-            config,
-            read_dates(dates[series], str(date_column)) if dates.get(series) else None,
-        )
-        for series, steps in values.items()
-    ]
+    titles = [""] if channels == [TARGET] and long else channels
+    recordings = []
+    for series, steps in values.items():
+        value_MC = np.array(steps, dtype=np.float64).reshape(-1, len(columns))
+        date_M = None
+        if dates.get(series):
+            order_M = _order_of(dates[series]) if long else range(len(steps))
+            date_M = check_dates([dates[series][row] for row in order_M], date_column)
+            value_MC = value_MC[order_M]
+        recordings.append(_recording(series, titles, value_MC, config, date_M))
+    return recordings
+
+
+def _order_of(cells: Sequence[DateCell]) -> list[int]:
+    """Return the rows by date; as they are, if their dates are of several kinds, which ``check_dates`` reports."""
+    try:
+        return sorted(range(len(cells)), key=lambda row: cells[row].date)
+    except TypeError:
+        return list(range(len(cells)))
 
 
 def _recording(
@@ -241,8 +279,13 @@ def _recording(
     )
 
 
+def identifier_text(value: Any) -> str:
+    """Return the name of a series as text."""
+    return "" if value is None else str(value).strip()
+
+
 def _identifier(value: Any, location: str) -> str:
-    name = "" if value is None else str(value).strip()
+    name = identifier_text(value)
     if not name:
         raise UserError(f"{location}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in")
     return name
@@ -268,53 +311,85 @@ def _number(value: Any, location: str, column: str) -> float:
     return number
 
 
-def read_dates(cells: Sequence[tuple[str, Any]], column: str) -> list[Any]:
-    """Parse the dates, or numbers, of a series' rows.
+class DateCell(NamedTuple):
+    """Cell of a date column.
 
-    Args:
-        cells: location, for messages, and content of each date's cell.
-        column: name of the date column.
+    Attributes:
+        location: its row, for messages.
+        content: what it holds.
+        date: that as datetime, date or number.
+    """
 
-    Returns:
-        As many datetimes, dates or numbers, all of one kind, increasing and evenly spaced (or spaced as calendar
-        months, business days and similar units are).
+    location: str
+    content: Any
+    date: Any
+
+
+def parse_date(location: str, content: Any, column: str) -> DateCell:
+    """Parse a cell of the date column.
 
     Raises:
-        UserError: a cell is no date, or the dates are unsorted, repeated, of several kinds or irregular.
+        UserError: it holds no date.
     """
-    dates: list[Any] = []
+    timestamp = _parse_timestamp(content)
+    if timestamp is None:
+        raise UserError(f"{location}, column {column!r}: {content!r} is no date; expected such as 2016-07-01 00:00:00")
+    return DateCell(location, content, timestamp)
+
+
+def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
+    """Return the dates of a series' rows.
+
+    Args:
+        cells: cells of the date column.
+        column: its name.
+
+    Returns:
+        As many datetimes, dates or numbers, all of one kind, increasing and evenly spaced, or spaced as calendar
+        months, business days with or without holidays, and similar units are.
+
+    Raises:
+        UserError: the dates are unsorted, repeated, of several kinds or irregular.
+    """
     advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
-    for location, value in cells:
-        timestamp = _parse_timestamp(value)
-        if timestamp is None:
-            raise UserError(
-                f"{location}, column {column!r}: {value!r} is no date; expected such as 2016-07-01 00:00:00"
-            )
+    for before, cell in pairwise(cells):
         try:
-            if dates and timestamp == dates[-1]:
-                raise UserError(f"{location}: the date {value} is that of the row before: {advice}")
-            if dates and timestamp < dates[-1]:
-                raise UserError(f"{location}: the date {value} is earlier than that of the row before: {advice}")
+            if cell.date > before.date:
+                continue
         except TypeError:  # a number after a date, or a time zone after none
-            raise UserError(f"{location}: the date {value} is of another kind than that of the row before") from None
-        dates.append(timestamp)
+            raise UserError(
+                f"{cell.location}: the date {cell.content} is of another kind than that of the row before"
+            ) from None
+        relation = "that" if cell.date == before.date else "earlier than that"
+        raise UserError(
+            f"{cell.location}: the date {cell.content} is {relation} of the row before: {advice}{_clock_advice(cell)}"
+        )
+    dates = [cell.date for cell in cells]
     if len(dates) > 1 and _date_step(dates) is None:
         gaps = [after - before for before, after in pairwise(dates)]
         usual = Counter(gaps).most_common(1)[0][0]
         row = next(row for row, gap in enumerate(gaps, 1) if gap != usual)
+        cell = cells[row]
+        changed = isinstance(usual, timedelta) and abs(gaps[row - 1] - usual) <= HOUR
         raise UserError(
-            f"{cells[row][0]}: the date {cells[row][1]} is {gaps[row - 1]} after that of the row before; expected "
+            f"{cell.location}: the date {cell.content} is {gaps[row - 1]} after that of the row before; expected "
             f"{usual}, as between most rows: give every step a row, with empty cells where values are missing, or set "
-            "data.series.date=null to take the rows as they come"
+            f"data.series.date=null to take the rows as they come{_clock_advice(cell) if changed else ''}"
         )
     return dates
+
+
+def _clock_advice(cell: DateCell) -> str:
+    """Return what to do if clocks were changed at a time of the day; nothing for a date alone or with an offset."""
+    local = isinstance(cell.date, datetime) and cell.date.tzinfo is None and cell.date.time() != time()
+    return "; where clocks were changed, write dates in UTC or with their offset, as 02:00+01:00" if local else ""
 
 
 def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
     """Return the dates of the following steps at the frequency of the given ones.
 
     Args:
-        dates: dates from `read_dates`.
+        dates: dates from `check_dates`.
         steps: number of following dates.
 
     Raises:
@@ -336,18 +411,37 @@ def _date_step(dates: Sequence[Any]) -> Any:
     first = dates[1] - dates[0]
     if isinstance(first, float):  # such as 0.1, 0.2, 0.3, whose differences are not equal
         mean = (dates[-1] - dates[0]) / (len(dates) - 1)
-        return mean if np.allclose(np.diff(dates), mean, rtol=1e-6, atol=0.0) else None
+        return mean if np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0) else None
     if all(after - before == first for before, after in pairwise(dates)):
         return first
     if isinstance(first, int) or len(dates) < 3:
         return None
+    # A day or a month of local time may be an hour longer or shorter than another one.
+    local = [each.replace(tzinfo=None) if isinstance(each, datetime) else each for each in dates]
+    frequency = _calendar_frequency(local)
+    if frequency is not None:
+        return pd.tseries.frequencies.to_offset(frequency)
+    return pd.offsets.BusinessDay() if _are_business_days(local) else None
+
+
+def _calendar_frequency(dates: Sequence[Any]) -> str | None:
+    """Return the name of the calendar's unit by which dates follow one another; None if there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pandas 3.1 announces that 4 will return an offset, which works, too
-            frequency = pd.infer_freq(pd.DatetimeIndex(dates))
-        return None if frequency is None else pd.tseries.frequencies.to_offset(frequency)
+            return pd.infer_freq(pd.DatetimeIndex(dates))
     except (ValueError, OverflowError, TypeError):  # outside of pandas' range
         return None
+
+
+def _are_business_days(dates: Sequence[Any]) -> bool:
+    """Return whether dates are the days from Monday to Friday but for holidays, all at one time of the day."""
+    if len({each.time() for each in dates if isinstance(each, datetime)}) > 1:
+        return False
+    day_L = np.array([each.isoformat()[:10] for each in dates], "datetime64[D]")
+    missing_G = np.busday_count(day_L[:-1], day_L[1:]) - 1
+    few = missing_G.sum() <= MOST_HOLIDAYS * (len(dates) + missing_G.sum())
+    return bool(few and missing_G.max() <= LONGEST_HOLIDAYS and np.is_busday(day_L).all())
 
 
 def _parse_timestamp(value: Any) -> Any:
@@ -362,6 +456,8 @@ def _parse_timestamp(value: Any) -> Any:
     for layout in DATE_FORMATS:
         with suppress(ValueError):
             return datetime.strptime(text, layout)
+    if WHOLE.match(text):
+        return int(text)
     with suppress(ValueError):
         number = float(text)
         return number if np.isfinite(number) else None

@@ -12,7 +12,7 @@ import pandas as pd
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import SAMPLES, Config
 from tokenv.core.errors import COUNT, UserError, check_value
-from tokenv.data.tables import DATE, IDENTIFIER, TARGET, read_frame
+from tokenv.data.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, last_windows
@@ -41,6 +41,20 @@ def _channel_frames(
     ]
 
 
+def _with_identifiers_of(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return forecasts whose ``unique_id`` has the values and the type of the frame's, or of its columns' names."""
+    long = IDENTIFIER in frame
+    given = frame[IDENTIFIER].unique() if long else frame.columns
+    value_of = {identifier_text(value): value for value in given}
+    names = table[IDENTIFIER]
+    if not set(names) <= set(value_of):  # channels of a long frame's series
+        return table
+    identifiers = names.map(value_of)
+    if long:
+        identifiers = identifiers.astype(frame[IDENTIFIER].dtype)
+    return table.assign(**{IDENTIFIER: identifiers})
+
+
 class SeriesMethods:
     """Forecasts by a loaded model of series; ``tokenv.library.model.Model`` inherits them."""
 
@@ -64,7 +78,8 @@ class SeriesMethods:
         Args:
             frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
                 a column for each series (those in the run's ``data.series.columns``, or all) besides the dates, which
-                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length.
+                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length, and the rows
+                of a long table may have any order.
             horizon: number of steps to forecast.
             quantiles: probabilities in (0, 1), ascending.
             samples: number of continuations per forecast if values are sampled one after another.
@@ -76,18 +91,20 @@ class SeriesMethods:
                 those of ``frame``, without values. Past covariates are further columns of ``frame``.
 
         Returns:
-            A row for each series and step: ``unique_id``, ``ds`` (following dates at the series' frequency, or numbers
-            of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile. The series are in the
-            frame's order.
+            A row for each series and step: ``unique_id`` (of the frame's type), ``ds`` (following dates at the series'
+            frequency, or numbers of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile.
+            The series are in the frame's order.
 
         Raises:
             UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
-                frame lacks columns, repeats or disorders dates, has irregular steps, or has too short a series, or
-                future covariates are missing.
+                frame lacks columns, repeats dates or (a wide one) disorders them, has irregular steps or too short a
+                series, or future covariates are missing.
         """
         direct = self._check(horizon, quantiles, samples, direct)
         options = self.config.data.series
+        frame = check_frame("frame", frame)
         if future is not None:
+            future = check_frame("future", future)
             expected = options.future_covariates
             missing = [column for column in expected if column not in future]
             if missing or not expected:
@@ -97,7 +114,8 @@ class SeriesMethods:
                 )
             frame = pd.concat([frame, future])
         contexts = last_windows(read_frame(frame, options), self.config, horizon)
-        return self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
+        table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
+        return _with_identifiers_of(frame, table)
 
     def cross_validate(
         self,
@@ -140,9 +158,11 @@ class SeriesMethods:
         check_value("windows", windows, COUNT)
         step = horizon if step is None else step
         check_value("step", step, COUNT)
+        frame = check_frame("frame", frame)
         recordings = read_frame(frame, self.config.data.series)
         contexts = last_windows(recordings, self.config, horizon, windows=windows, step=step)
-        return self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
+        table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
+        return _with_identifiers_of(frame, table)
 
     def _check(self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None) -> bool:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
