@@ -1,31 +1,25 @@
 """Compiled loops of incremental decoding on a CPU, where single operations of torch cost more than their arithmetic.
 
 numba compiles them for each precision when they are first called, which takes seconds, and stores the result beside
-this file, or in ``NUMBA_CACHE_DIR``. They compute what the modules of ``tokenv.lm.layers`` do, up to rounding.
+this file, or in ``NUMBA_CACHE_DIR`` (``tokenv.lm.kernel_cache``). They compute what the modules of ``tokenv.lm.layers``
+do, up to rounding.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 
+from tokenv.lm.kernel_cache import Function, compiled
 from tokenv.lm.layers import EPSILON  # what numba has stored notices changes of this file alone
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 GELU_SCALE, GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
 # Sums may be computed in any order, which vectorises them; not-a-number stays what it is.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def _compiled(function: Function) -> Function:
-    options = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy"}
-    try:
-        compiled: Function = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder in which the result could be stored can be written
-        compiled = numba.njit(**options)(function)
-    return compiled
+    return compiled(function, nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
 @_compiled
