@@ -6,6 +6,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
+from tokenv.core.rewards import relative_log_likelihood
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import leave_one_out_mean, log_explained_variance
 
@@ -39,8 +40,8 @@ class EarlyExit(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``("next", "reward")``: [.., T, 1] in nats."""
-        reward = tensordict[keys.LOG_LIKELIHOOD] - tensordict[keys.LOG_LIKELIHOOD_EARLY]
-        return tensordict.set(keys.REWARD, reward.detach().unsqueeze(-1))
+        reward = relative_log_likelihood(tensordict[keys.LOG_LIKELIHOOD], tensordict[keys.LOG_LIKELIHOOD_EARLY])
+        return tensordict.set(keys.REWARD, reward)
 
 
 def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:

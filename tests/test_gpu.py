@@ -14,7 +14,6 @@ from tokenv.core import checkpoints, keys
 from tokenv.core.contracts import Sampling
 from tokenv.data.corpus import TensorSource, stage_batch
 from tokenv.env.rollout import rollout
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention
 from tokenv.lm.config import UNetConfig
@@ -246,14 +245,16 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
             return stage_batch(super().next(count), torch.device("cuda"))
 
     source = Pinned(torch.randint(256, (8, config.data.seq_len)))
-    env = TokenizationEnv(parts.lm, source, config.train.batch_size, window=parts.agent.window)
+    step = update.TrainingStep(parts, config.loss)
     parameters = parts.named_parameters()
     optimizer = optimizers.make_optimizer(config.train, parameters)
 
     def one_update():
-        figures, _ = update.accumulate_gradients(
-            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
-        )
+        batches = []
+        for number in team.assignment.passes:
+            batch = source.next(config.train.batch_size)
+            batches.append(update.PassInput(batch.symbols_on(torch.device("cuda")), number))
+        figures, _ = update.accumulate_gradients(step, batches, team)
         with optimizers.skip_if_nonfinite(optimizer, figures.found_inf):
             optimizers.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 

@@ -1,7 +1,6 @@
 """Rate-conditioned models: configuration, training, storage, evaluation and calibration at several rates."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.corpus import TensorSource, load_corpus
-from tokenv.env.stepping import TokenizationEnv
+from tokenv.data.corpus import load_corpus
 from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts
@@ -25,7 +23,7 @@ from tokenv.lm.flops import reading_flops
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
-from tokenv.training.update import accumulate_gradients
+from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients
 
 RATES = {"rate": {"min": 0.1, "max": 0.6}}
 TOLD = {"learned", "strict", "uniform", "random"}
@@ -151,11 +149,9 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
         parts.estimator.double()
         team = DataParallelGroup.create(Ranks(), config.train, split_each_pass=parts.has_cross_step_state)
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
-        env = TokenizationEnv(parts.lm, TensorSource(symbols), 4, window=0, rates=parts.agent.rates)
-        env.set_seed(5)
         parts.train()
-        one_pass = partial(env.one_pass, parts.agent, parts.sampling)
-        figures, _ = accumulate_gradients(lambda _, draw=one_pass: draw(), parts, config.loss, team)
+        batches = [PassInput(each, seed=5) for each in symbols.split(4)]
+        figures, _ = accumulate_gradients(TrainingStep(parts, config.loss), batches, team)
         grads = {name: p.grad for name, p in parts.named_parameters().items() if p.grad is not None}
         found.append((figures.read(), grads))
     (metrics, grads), (other, more) = found

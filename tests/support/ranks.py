@@ -18,12 +18,11 @@ from tokenv.config.components import build_components
 from tokenv.config.files import resolve
 from tokenv.core.distributed import gather_full_tensors
 from tokenv.data.corpus import load_corpus
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.training import data_parallel
 from tokenv.training.data_parallel import DataParallelGroup, RankStream
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import init_from_torchrun
-from tokenv.training.update import accumulate_gradients, micro_batch_seed, policy_epochs
+from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients, micro_batch_seed, policy_epochs
 
 
 def in_processes(count, function, folder, *arguments):
@@ -82,29 +81,27 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
     parts.lm.requires_grad_(not frozen)
     team = DataParallelGroup.create(ranks, config.train, split_each_pass=parts.has_cross_step_state)
     source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.assignment)
-    rows, agent = len(team.assignment.rows), parts.agent
-    env = TokenizationEnv(parts.lm, source, rows, window=agent.window, rates=agent.rates)
+    step_module = TrainingStep(parts, config.loss)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.fsdp_size > 1 and ranks.size > 1:
-        optimizer = data_parallel.apply_fsdp(parts, optimizer, config, ranks)
+        optimizer = data_parallel.apply_fsdp(step_module, parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
     found = []
     for step in range(steps):
-
-        def one_pass(number, step=step):
-            env.set_seed(micro_batch_seed(config.seed, step, number))
+        batches = []
+        for number in team.assignment.passes:
+            symbol_BN = source.next(len(team.assignment.rows)).symbols_on(torch.device("cpu"))
             length_B = None
             if ragged:
                 lengths = np.random.default_rng([step, number]).integers(5, 33, config.train.batch_size)
                 length_B = torch.from_numpy(lengths)[team.assignment.rows.start : team.assignment.rows.stop]
-            return env.one_pass(parts.agent, parts.sampling, length_B=length_B)
-
-        figures, rollouts = accumulate_gradients(one_pass, parts, config.loss, team)
+            batches.append(PassInput(symbol_BN, micro_batch_seed(config.seed, step, number), length_B))
+        figures, rollouts = accumulate_gradients(step_module, batches, team)
         gradients = gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
-        further = policy_epochs(optimizer, rollouts, parts, config, team)
+        further = policy_epochs(step_module, optimizer, rollouts, team, config.train.max_grad_norm)
         found.append((figures.read() | ({} if further is None else further.read()), gradients))
     return found, {name: tensor.detach().clone() for name, tensor in gather_full_tensors(parts.state_dict()).items()}
 

@@ -15,8 +15,6 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.data.corpus import TensorSource
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators.baselines import LinearCritic
 from tokenv.lm import flops, unet
 from tokenv.lm.attention import reference_attention
@@ -27,7 +25,7 @@ from tokenv.training.metrics import UpdateFlops
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
-from tokenv.training.update import accumulate_gradients, policy_epochs
+from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients, policy_epochs
 
 BATCH, LENGTH = 4, 32
 
@@ -56,17 +54,15 @@ def one_update(config: Config) -> tuple[Components, dict[str, int], int]:
     parts = parts if parts.imitation is None else parts.imitating()
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
-    env = TokenizationEnv(parts.lm, TensorSource(symbol_BN), BATCH, window=parts.agent.window, rates=parts.agent.rates)
+    step = TrainingStep(parts, config.loss)
     optimizer, team = (
         make_optimizer(config.train, parts.named_parameters()),
         DataParallelGroup.create(Ranks(), config.train, split_each_pass=False),
     )
     with FlopCounterMode(display=False) as counter:
-        figures, kept = accumulate_gradients(
-            lambda _: env.one_pass(parts.agent, parts.sampling), parts, config.loss, team
-        )
+        figures, kept = accumulate_gradients(step, [PassInput(symbol_BN, seed=0)], team)
         optimizer_step(optimizer, parts.named_parameters(), config.train.max_grad_norm)
-        policy_epochs(optimizer, kept, parts, config, team)
+        policy_epochs(step, optimizer, kept, team, config.train.max_grad_norm)
     counted = UpdateFlops(parts, Batch(BATCH, LENGTH), optimizer_flops(config.train, parts))
     return parts, counted.take(figures.read()), counter.get_total_flops()
 

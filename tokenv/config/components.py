@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -35,10 +33,6 @@ from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Pa
 from tokenv.lm.unet import UNet
 
 
-def _call(work: Callable[[], Any]) -> Any:
-    return work()
-
-
 @dataclass
 class Components:
     """The components of a run.
@@ -52,8 +46,6 @@ class Components:
         frozen: whether the U-Net is not trained.
         early_exit: whether a pass computes the early exit's likelihoods.
         trains_early_exit: whether the early exit's loss has a weight.
-        with_full_parameters: function which runs a pass with all parameters of the U-Net gathered; see
-            ``tokenv.training.data_parallel``.
     """
 
     lm: UNet
@@ -64,7 +56,6 @@ class Components:
     frozen: bool = False
     early_exit: bool = True
     trains_early_exit: bool = True
-    with_full_parameters: Callable[[Callable[[], Any]], Any] = _call
 
     def imitating(self) -> Components:
         """Return the same components with the imitation in place of the estimator and of the rate target."""
@@ -85,6 +76,11 @@ class Components:
     def head_epochs(self) -> int:
         """Number of further gradient steps of the policy alone on the encodings of one rollout."""
         return 0 if self.estimator is None else self.estimator.head_epochs
+
+    @property
+    def further_steps(self) -> list[bool]:
+        """Further gradient steps on one rollout: whether each is of the policy alone."""
+        return [False] * (self.num_epochs - 1) + [True] * self.head_epochs
 
     @property
     def passes(self) -> Passes:

@@ -35,6 +35,13 @@ class SequenceBatch:
         gold_BN = None if self.gold_BN is None else self.gold_BN[rows]
         return SequenceBatch(self.symbol_BN[rows], self.origin[rows], gold_BN, self.document_B[rows])
 
+    def symbols_on(self, device: torch.device) -> Tensor:
+        """Return the symbols on a device, as a model reads them: bytes as int64."""
+        symbol_BN = self.symbol_BN.to(device, non_blocking=True)
+        if symbol_BN.dtype == torch.uint8:
+            return symbol_BN.long()
+        return symbol_BN
+
     @staticmethod
     def join(batches: Sequence[SequenceBatch]) -> SequenceBatch:
         """Concatenate at least one batch of one corpus."""

@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent, Sampling, check_causal
+from tokenv.core.rewards import relative_log_likelihood
 from tokenv.env.observation import Observer
 from tokenv.env.random_inputs import couple_noise, rate_or_mean, resolve_target_rate
 from tokenv.lm.unet import UNet
@@ -199,7 +200,7 @@ def _record(
     following = observation[..., 1:].update({"done": done, "terminated": done})
     if len(observed) == len(OBSERVED_LIKELIHOODS):
         log_prob, early = (predicted[name] for name in OBSERVED_LIKELIHOODS)
-        following.set("reward", (log_prob - early).detach().unsqueeze(-1))
+        following.set("reward", relative_log_likelihood(log_prob, early))
     following.update({name: x for name, x in predicted.items() if name not in OBSERVED_LIKELIHOODS})
     root = observation[..., :-1].detach().update(drawn)
     root.update({"done": torch.zeros_like(done), "terminated": torch.zeros_like(done)})

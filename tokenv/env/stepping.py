@@ -18,6 +18,7 @@ from torchrl.envs import EnvBase
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent, Sampling
 from tokenv.core.rates import Rate
+from tokenv.core.rewards import relative_log_likelihood
 from tokenv.core.sequences import Source, SourceOrFactory
 from tokenv.env.observation import Observer
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
@@ -149,8 +150,7 @@ class TokenizationEnv(EnvBase):
         batch = self.source.next(len(rows))
         new = dict(zip(rows, batch.origin, strict=True))
         self.origin = [new.get(row, old) for row, old in enumerate(self.origin)]
-        symbol_BN = batch.symbol_BN.to(self.device, non_blocking=True)
-        return symbol_BN.long() if symbol_BN.dtype == torch.uint8 else symbol_BN
+        return batch.symbols_on(self.device)
 
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, log_prob_B: Tensor, early_B: Tensor) -> TensorDict:
         """Read symbols in the rows which are True, and return the observations at them."""
@@ -194,9 +194,9 @@ class TokenizationEnv(EnvBase):
         self._history = self.observer.append_action(self._history, action_B)
         done = (decoder.position_B == self.source.seq_len - 1).unsqueeze(-1)
         every_row_B = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
-        return self._observe(symbol_B, every_row_B, log_prob_B, early_B).update(
-            {"reward": (log_prob_B - early_B).unsqueeze(-1), "done": done, "terminated": done.clone()}
-        )
+        following = self._observe(symbol_B, every_row_B, log_prob_B, early_B)
+        reward_B1 = relative_log_likelihood(log_prob_B, early_B)
+        return following.update({"reward": reward_B1, "done": done, "terminated": done.clone()})
 
     def _set_seed(self, seed: int | None) -> None:
         self.generator.manual_seed(0 if seed is None else seed)

@@ -5,8 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -154,22 +152,20 @@ class EvalSampler:
         noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
         if self._options.entropy_weight:
             lm = components.lm
-            entropy_BN: Tensor = components.with_full_parameters(lambda: lm.early_entropy(lm.encode(symbol_BN)))
+            entropy_BN = lm.early_entropy(lm.encode(symbol_BN))
             noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
         sampling = Sampling(early_exit=components.early_exit)
         if self._options.imitation and components.imitation is not None:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
-        inputs: dict[str, Any] = {"noise": noise, "length_B": length_B, "rate": rate_B}
-        work = partial(rollout, components.lm, components.agent, symbol_BN, sampling, **inputs)
-        return components.with_full_parameters(work)
+        lm, agent = components.lm, components.agent
+        return rollout(lm, agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B)
 
     @torch.no_grad()
     def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:
         """Return the observations and the noise of a rollout of the same symbols; only the encoder runs."""
         components, symbol_BN = self._components, symbol_BN.to(self._device)
         noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
-        work = partial(observe, components.lm, components.agent, symbol_BN, rate=rate_B)
-        td: TensorDictBase = components.with_full_parameters(work)
+        td = observe(components.lm, components.agent, symbol_BN, rate=rate_B)
         return td.set(keys.NOISE, noise)
 
     def skip(self, symbol_BN: Tensor) -> None:

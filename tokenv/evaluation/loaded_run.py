@@ -336,7 +336,5 @@ def score_texts(
 def _most_probable(components: Components, td: TensorDictBase) -> Tensor:
     """Return whether the symbol after each step of a rollout is the model's most probable one: bool [B, T]."""
     lm = components.lm
-    parameters = components.with_full_parameters(
-        lambda: lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None))
-    )
+    parameters = lm.decode(td[keys.ENCODING], td[keys.ACTION], td.get(keys.BOUNDARY, None))
     return lm.codec.sample(parameters, temperature=0) == td["next", keys.SYMBOL]

@@ -21,15 +21,12 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare
 from tokenv.config.schema import LossConfig
 from tokenv.core.devices import device_module, has_own_memory, is_accelerator
-from tokenv.core.sequences import TensorSource
-from tokenv.env.rollout import rollout
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import Batch, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import Ranks, init_from_torchrun
-from tokenv.training.update import accumulate_gradients, backward, rescored_rollouts
+from tokenv.training.update import PassInput, StoredPass, TrainingStep, accumulate_gradients
 
 WARMUP_ROUNDS = 2
 
@@ -126,8 +123,7 @@ def measure_costs(
     variants = {label: replace(components, estimator=estimator) for label, estimator in estimators.items()}
     batch = Batch(symbol_BN.shape[0], symbol_BN.shape[1])
     policy = policy_flops(components.agent)
-    generator = torch.Generator(symbol_BN.device).manual_seed(0)
-    updates = {label: partial(_update, variant, symbol_BN, generator) for label, variant in variants.items()}
+    updates = {label: partial(_update, variant, PassInput(symbol_BN, seed=0)) for label, variant in variants.items()}
     memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
     seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress)
     return {
@@ -142,13 +138,13 @@ def measure_costs(
     }
 
 
-def _update(components: Components, symbol_BN: Tensor, generator: torch.Generator) -> None:
+def _update(components: Components, batch: PassInput) -> None:
     """Make one update without the optimizer's step."""
-    one_pass = partial(rollout, components.lm, components.agent, symbol_BN, components.sampling, generator=generator)
-    td, _ = backward(one_pass, components, LossConfig())
-    for rollouts in rescored_rollouts(components, [td.detach()]):
-        for rescored in rollouts:
-            backward(rescored, components, LossConfig())
+    step = TrainingStep(components, LossConfig())
+    losses = step(batch)
+    losses.total.backward()
+    for head_only in components.further_steps:
+        step(StoredPass(losses.rollout, head_only)).total.backward()
     for module in components.modules.values():
         module.zero_grad(set_to_none=True)
 
@@ -204,19 +200,18 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     components.train()
     ranks.broadcast_parameters(components.modules.values())
     optimizer: torch.optim.Optimizer = make_optimizer(config.train, components.named_parameters())
+    step = TrainingStep(components, config.loss)
     if ranks.size > 1 and config.hardware.fsdp_size > 1:
-        optimizer = apply_fsdp(components, optimizer, config, ranks)
+        optimizer = apply_fsdp(step, components, optimizer, config, ranks)
     parameters = components.named_parameters()
     group = DataParallelGroup.create(ranks, config.train, split_each_pass=components.has_cross_step_state)
-    rows, agent = len(group.assignment.rows), components.agent
-    source = TensorSource(torch.randint(0, 256, (rows, config.data.seq_len)))
-    env = TokenizationEnv(components.lm, source, rows, window=agent.window)
+    rows, device = len(group.assignment.rows), components.lm.head.weight.device
+    batch = PassInput(torch.randint(0, 256, (rows, config.data.seq_len), device=device), seed=0)
 
     def update() -> None:
-        accumulate_gradients(lambda _: env.one_pass(agent, components.sampling), components, config.loss, group)
+        accumulate_gradients(step, [batch] * len(group.assignment.passes), group)
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
-    device = components.lm.head.weight.device
     seconds = interleave({"update": update}, options.repeats, device)["update"]
     memory = sum(ranks.cpu_group.all_gather_object(peak_memory(device)))
     symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len

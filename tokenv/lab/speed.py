@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ from tokenv.lm.flops import Batch, Passes, early_exit_share, policy_flops, polic
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
-from tokenv.training.update import backward
+from tokenv.training.update import PassInput, TrainingStep
 
 STAGES = {
     "encoding": keys.ENCODING,
@@ -117,6 +118,8 @@ class UpdateWork:
         agent, rows, length = components.agent, config.train.batch_size, config.data.seq_len
         source = TensorSource(torch.randint(0, 256, (rows, length)))
         self.env = TokenizationEnv(components.lm, source, rows, window=agent.window, rates=agent.rates)
+        self._step = TrainingStep(components, config.loss)
+        self._seeds = itertools.count()
         self._parameters = components.named_parameters()
         self._optimizer = make_optimizer(config.train, self._parameters)
         self.symbol_BN = source.symbol_BN.to(device)
@@ -132,10 +135,9 @@ class UpdateWork:
 
     def backward(self, noise: Tensor | None = None) -> None:
         """Compute gradients, and keep the boundaries, so that an update with given boundaries is as much work."""
-        components = self.components
-        one_pass = partial(self.env.one_pass, components.agent, components.sampling, noise=noise)
-        td, _ = backward(one_pass, components, self.config.loss)
-        self.action_BT = td[keys.ACTION].detach().view(-1, *self.action_BT.shape)[0]
+        losses = self._step(PassInput(self.symbol_BN, next(self._seeds), noise=noise))
+        losses.total.backward()
+        self.action_BT = losses.rollout[keys.ACTION].view(-1, *self.action_BT.shape)[0]
 
     def step(self) -> None:
         """Make the optimizer's step, which clears the gradients."""

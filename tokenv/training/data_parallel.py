@@ -5,17 +5,18 @@ make the same update. ``tokenv.core.distributed`` computes the statistics of a b
 
 Fully sharded data parallelism is torch's FSDP2: parameters, gradients and moments are sharded over processes. FSDP
 gathers the parameters of a module when its ``forward`` begins, and reduces gradients after its backward pass. One pass
-of this project calls many methods of the model, so the root is a module whose ``forward`` runs a whole pass, including
-its losses; in addition, each layer gathers its own parameters.
+of this project calls many methods of the model, so the root is ``tokenv.training.update.TrainingStep``, whose
+``forward`` runs a whole pass, including its losses; in addition, each layer gathers its own parameters.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,6 @@ from tokenv.training.optimizers import make_optimizer
 from tokenv.training.process_group import Ranks
 
 BUCKET_SIZE = 2**25  # gradient entries sent at a time
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -176,24 +176,32 @@ class RankStream:
         self._position[stream] = position
 
 
-class _RootModule(nn.Module):
-    """Run a function while the parameters of the model are gathered."""
+@contextmanager
+def unsharded(step: nn.Module) -> Iterator[None]:
+    """Gather the parameters outside of decoder layers for the calls in this context; each layer gathers its own.
 
-    def __init__(self, lm: nn.Module) -> None:
-        super().__init__()
-        self.lm = lm
-
-    def forward(self, work: Callable[[], Any]) -> Any:
-        return work()
+    Args:
+        step: what ``apply_fsdp`` has sharded, after its first forward pass; another module is left alone.
+    """
+    if not isinstance(step, FSDPModule):
+        yield
+        return
+    step.unshard()
+    try:
+        yield
+    finally:
+        step.reshard()
 
 
 def apply_fsdp(
-    components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
+    step: nn.Module, components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
 ) -> torch.optim.Optimizer:
     """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks call this together.
 
     Args:
-        components: components with the full model, which is sharded in place.
+        step: module whose forward pass is a pass of an update: ``tokenv.training.update.TrainingStep``. The language
+            model is its only submodule, which is sharded in place.
+        components: components with the full model.
         optimizer: optimizer with the full moments; of no use afterwards.
         config: configuration of the run.
         ranks: processes of the run.
@@ -208,20 +216,11 @@ def apply_fsdp(
     mesh = init_device_mesh(lm.head.weight.device.type, shape, mesh_dim_names=names)
     for layer in (*lm.down, *lm.mid, *lm.up):
         fully_shard(layer, mesh=mesh)
-    root = _RootModule(lm)
-    fully_shard(root, mesh=mesh)
-    for module in root.modules():
+    fully_shard(step, mesh=mesh)
+    for module in step.modules():
         if isinstance(module, FSDPModule):  # a rank's loss is its share of the batch's: gradients are summed
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-    def run_with_full_parameters(work: Callable[[], T]) -> T:
-        result: T = root(work)
-        if not torch.is_grad_enabled():  # otherwise the backward pass reshards
-            cast(FSDPModule, root).reshard()
-        return result
-
-    components.with_full_parameters = run_with_full_parameters
     parameters = components.named_parameters()
     sharded = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from tensordict import TensorDictBase
 
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig
 from tokenv.core import checkpoints
-from tokenv.core.contracts import Sampling
 from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.core.processes import GracefulStop
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import PrefetchedSource, ResumableSource, load_corpus
 from tokenv.data.stream import Streams
-from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
@@ -31,7 +29,7 @@ from tokenv.forecasting.baseline_models import fit_to_training_steps
 from tokenv.forecasting.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
 from tokenv.lm.flops import Batch
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
-from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp
+from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp, unsharded
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
 from tokenv.training.optimizers import (
     learning_rate,
@@ -42,7 +40,7 @@ from tokenv.training.optimizers import (
     skip_if_nonfinite,
 )
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import accumulate_gradients, micro_batch_seed, policy_epochs
+from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients, micro_batch_seed, policy_epochs
 
 
 def train(
@@ -140,8 +138,9 @@ class Trainer:
         ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
         ranks.broadcast_parameters(self.components.modules.values())
         self.fsdp_size = config.hardware.fsdp_size if ranks.size > 1 else 1
+        self.step = TrainingStep(self.components, config.loss)
         if self.fsdp_size > 1:
-            self.optimizer = apply_fsdp(self.components, self.optimizer, config, ranks)
+            self.optimizer = apply_fsdp(self.step, self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
         self.group = DataParallelGroup.create(ranks, config.train, split_each_pass=self.components.has_cross_step_state)
         self.symbols_per_update = (
@@ -197,8 +196,6 @@ class Trainer:
         """Train to the end; return the last validation and all metrics."""
         self.components.train()
         with self.metrics, self.open_source() as self.source, GracefulStop() as stop:
-            agent, rows = self.components.agent, len(self.group.assignment.rows)
-            self.env = TokenizationEnv(self.components.lm, self.source, rows, window=agent.window, rates=agent.rates)
             if self.finished:  # the run was killed after its last update, before its end was recorded
                 self.save()
             while not self.finished:
@@ -239,15 +236,16 @@ class Trainer:
         rate = learning_rate(train, symbols)
         set_learning_rate(self.optimizer, rate)
         objective = self.current_objective()
-        components, one_pass = objective.components, partial(self.rollout, objective.components.sampling)
-        values, rollouts = accumulate_gradients(one_pass, components, objective.loss, self.group)
+        self.step.components = objective.components
+        self.step.weights = objective.loss
+        values, rollouts = accumulate_gradients(self.step, self.passes(), self.group)
         self.metrics.flush()  # the update before this one, while the device computes
-        update = PendingUpdate(state.step, symbols, rate, values, objective.flops, self.env.origin)
+        update = PendingUpdate(state.step, symbols, rate, values, objective.flops, self.origin)
         if not self.asynchronous:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
-            update.further = policy_epochs(self.optimizer, rollouts, components, self.config, self.group)
+            update.further = policy_epochs(self.step, self.optimizer, rollouts, self.group, train.max_grad_norm)
         state.step, state.symbols = state.step + 1, symbols
         update.seconds = time.perf_counter() - started
         self.metrics.add(update)
@@ -259,10 +257,14 @@ class Trainer:
         until = self.config.imitation.symbols(self.config.train.symbols)
         return self.objective if self.imitation is None or self.state.symbols >= until else self.imitation
 
-    def rollout(self, sampling: Sampling, number: int) -> TensorDictBase:
-        """Return the rollout of one pass of the present update, with the noise which belongs to it."""
-        self.env.set_seed(micro_batch_seed(self.config.seed, self.state.step, number))
-        return self.env.one_pass(self.components.agent, sampling)
+    def passes(self) -> Iterator[PassInput]:
+        """Read the sequences of this rank's passes of the present update, with the noise which belongs to them."""
+        assignment = self.group.assignment
+        for number in assignment.passes:
+            batch = self.source.next(len(assignment.rows))
+            self.origin = batch.origin
+            seed = micro_batch_seed(self.config.seed, self.state.step, number)
+            yield PassInput(batch.symbols_on(self.device), seed)
 
     def shrink(self) -> None:
         """Shrink the model's correction of its linear path, by the squared error on validation windows."""
@@ -275,12 +277,16 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate on held-out sequences, and once more calibrated to the target rate if ``calibrate`` is set."""
         self.metrics.flush()
-        self.state.validation = self.evaluate()
-        self.state.record("validation", self.state.validation.metrics(), self.log)
-        if self.calibration is None:
-            return
+        with unsharded(self.step):
+            self.state.validation = self.evaluate()
+            self.state.record("validation", self.state.validation.metrics(), self.log)
+            if self.calibration is not None:
+                self.validate_calibrated(self.calibration)
+
+    def validate_calibrated(self, calibration: SequenceBatch) -> None:
+        """Evaluate with the logit bias which gives held-out sequences the target rate."""
         options = EvalOptions(self.config.validation.batch_size)
-        find_bias = partial(calibrate, self.components, self.calibration, self.config.rate, options)
+        find_bias = partial(calibrate, self.components, calibration, self.config.rate, options)
         bias = self.ranks.from_rank0(find_bias, run_on_all=self.fsdp_size > 1)
         calibrated = self.evaluate(bias or 0.0)
         self.state.record("calibrated", calibrated.metrics() | {"logit_bias": bias}, self.log)
