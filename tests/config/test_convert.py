@@ -1,5 +1,6 @@
 """Conversion of values to the types of annotations."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.config.conversion import Limit, Plain, Section, convert, from_dict
+from tokenv.config.conversion import Limit, Plain, Section, convert, from_dict, parameters
 from tokenv.core.errors import UserError
 
 HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]
@@ -118,3 +119,30 @@ def test_dataclasses_are_built_from_sections() -> None:
         from_dict(Outer, {"inner": 3})
     with pytest.raises(UserError, match=r"inner\.size = 'big': expected a whole number"):
         from_dict(Outer, {"inner": {"size": "big"}})
+
+
+class Anything:
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Anything":
+        return super().__new__(cls)
+
+
+class Rated(Anything):
+    def __init__(self, rate: float, bias: bool = True) -> None:
+        self.rate = rate
+        self.bias = bias
+
+
+def test_parameters_of_a_class_are_those_of_its_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = inspect.signature
+
+    def signature_of_python_3_11_2(target: Callable[..., Any], **options: Any) -> inspect.Signature:
+        if target is Rated:
+            return newest(Anything.__new__, **options)
+        return newest(target, **options)
+
+    monkeypatch.setattr(inspect, "signature", signature_of_python_3_11_2)
+    found = parameters(Rated)
+    assert list(found) == ["rate", "bias"]
+    assert found["rate"].annotation is float
+    assert found["bias"].default is True
+    assert list(parameters(lambda width, rate: None)) == ["width", "rate"]

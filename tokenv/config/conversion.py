@@ -156,11 +156,22 @@ def hint_at(kind: type, key: str) -> Any:
 
 
 def parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function by name, with annotations resolved where possible."""
+    """Return the parameters of a class or function by name, with annotations resolved where possible.
+
+    Those of a class are those of its ``__init__``: before Python 3.11.4, ``inspect.signature`` prefers an inherited
+    ``__new__``, such as that of a TensorDictModule, which takes anything.
+    """
+    if isinstance(target, type) and target.__init__ is not object.__init__:
+        constructor = _signature(target.__init__).parameters
+        return dict(list(constructor.items())[1:])
+    return _signature(target).parameters
+
+
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(target, eval_str=True).parameters
+        return inspect.signature(target, eval_str=True)
     except (NameError, AttributeError, SyntaxError, TypeError):  # names which only type checkers import
-        return inspect.signature(target).parameters
+        return inspect.signature(target)
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config import registry
+from tokenv.config.conversion import parameters
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_compatible
 from tokenv.core.expectations import all_boundaries, forcing_noise, mean_over_decisions, policy_objective
@@ -80,7 +80,7 @@ def _reason_for_bias(checker: Checker) -> str:
     function = checker.component
     if isinstance(function, str):
         function = registry.find("estimator", function, registry.ESTIMATORS)
-    if "gamma" in inspect.signature(function).parameters and checker.options.get("gamma") != 1.0:
+    if "gamma" in parameters(function) and checker.options.get("gamma") != 1.0:
         options = dict(checker.options) | {"gamma": 1.0}
         if Checker("estimator", checker.component, registry.ESTIMATORS, options, CONTEXT).build().unbiased:
             return "for discounting biases it: check it with gamma=1.0, too"
