@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -19,6 +19,7 @@ from tokenv.core.rates import highest_rate
 from tokenv.data.config import SYNTHETIC_SERIES
 from tokenv.lm.config import UNetConfig
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MAX_LOAD = 1.25  # threads and processes per core; more causes a warning
 
 
@@ -40,13 +41,29 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return a precision by name; ``auto`` is bfloat16 where the hardware multiplies it fast, else float32."""
+    """Return a precision by name; ``auto`` is bfloat16 where the hardware multiplies it fast, else float32.
+
+    Raises:
+        UserError: no precision has this name.
+    """
+    if name in PRECISIONS:
+        return PRECISIONS[name]
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[name]
+        names = ", ".join(["auto", *PRECISIONS])
+        raise UserError(f"hardware.precision = {name!r}: expected one of {names}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def for_inference(config: HardwareConfig) -> HardwareConfig:
+    """Return the hardware with which a stored run is read: on a CPU, ``auto`` is float32 there.
+
+    In bfloat16 the result of a row depends visibly on the other rows of its batch.
+    """
+    on_cpu = not is_accelerator(resolve_device(config.device))
+    return replace(config, precision="float32") if on_cpu and config.precision == "auto" else config
 
 
 def prepare(config: HardwareConfig) -> None:

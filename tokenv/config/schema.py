@@ -209,8 +209,8 @@ class HardwareConfig:
 
     Args:
         device: ``auto`` (CUDA if it is available), ``cpu``, ``cuda`` or ``cuda:1``.
-        precision: precision of activations: ``auto`` (bfloat16 if the hardware supports it), ``float32``, ``bfloat16``
-            or ``float64`` (of parameters, too).
+        precision: precision of activations: ``auto`` (bfloat16 if the hardware supports it; float32 where a CPU reads
+            a stored run), ``float32``, ``bfloat16`` or ``float64`` (of parameters, too).
         compile: whether layers, exits and the policy's draws are compiled, with the same results except for rounding:
             ``auto`` (on CUDA), ``on`` or ``off``.
         activation_checkpointing: whether the backward pass computes the layers' activations again instead of saving

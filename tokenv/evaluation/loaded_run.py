@@ -2,9 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config.components import Components, build_components
-from tokenv.config.hardware import check_generation
+from tokenv.config.hardware import check_generation, for_inference
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints, keys
 from tokenv.core.errors import COUNT, UserError, check_value
@@ -68,7 +69,14 @@ class Segmentation:
     logit_bias: float = 0.0
 
 
-def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: str | None = None) -> LoadedRun:
+def load_run(
+    run: str,
+    which: str = "best",
+    *,
+    fall_back: bool = True,
+    device: str | None = None,
+    precision: str | None = None,
+) -> LoadedRun:
     """Load a run's model.
 
     Args:
@@ -76,6 +84,8 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
         which: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
         fall_back: if the checkpoint of a run folder is damaged, load the newest intact one and warn.
         device: device as in ``hardware.device``; None for the one which the run's configuration names.
+        precision: precision as in ``hardware.precision``; None for that of the run's configuration, of which ``auto``
+            is float32 on a CPU.
 
     Raises:
         DamagedError: if the checkpoint is damaged and must not or cannot be replaced.
@@ -83,22 +93,23 @@ def load_run(run: str, which: str = "best", *, fall_back: bool = True, device: s
         UserError: if the run names code which the user does not trust (see ``tokenv.core.trust``), or the
             checkpoint does not match its configuration.
     """
+    settings = {"device": device, "precision": precision}
+    hardware = {key: value for key, value in settings.items() if value is not None}
     try:
-        return _load(checkpoints.find(run, which), device)
+        return _load(checkpoints.find(run, which), hardware)
     except checkpoints.DamagedError as error:
         if not fall_back or error.intact is None or (Path(run) / checkpoints.STATE).is_file():
             raise
         warn(f"{error.problem}; this goes on with {error.intact}")
-        return _load(error.intact, device)
+        return _load(error.intact, hardware)
 
 
-def _load(path: Path, device: str | None) -> LoadedRun:
+def _load(path: Path, hardware: Mapping[str, Any]) -> LoadedRun:
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
-    config = state.settings
-    if device is not None:
-        config = replace(config, hardware=replace(config.hardware, device=device))
-    components = build_components(config, pretrained=False)
+    config = replace(state.settings, hardware=replace(state.settings.hardware, **hardware))
+    built = replace(config, hardware=for_inference(config.hardware))
+    components = build_components(built, pretrained=False)
     checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
     components.load_state_dict(tensors)
     components.train(False)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from huggingface_hub import HfApi
 
@@ -52,6 +52,7 @@ def load(
     *,
     checkpoint: str = "best",
     device: str | None = None,
+    precision: Literal["auto", "float32", "bfloat16", "float64"] | None = None,
     trust_code: bool | str | list[str] = False,
     revision: str | None = None,
     token: str | None = None,
@@ -64,6 +65,8 @@ def load(
         checkpoint: checkpoint of a run folder: ``best`` by validation loss, or ``latest``.
         device: device of the model: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``; None for the device
             which its run's configuration names.
+        precision: precision of activations, ``float32``, ``bfloat16`` or ``auto`` (float32 on a CPU), or ``float64``
+            (of parameters, too); None for that of the run's configuration.
         trust_code: name of code of your own which the model names, such as ``mytrick:mine``, several names, or True for
             all. No other code is imported. The permission ends with this call.
         revision: branch, tag or commit of a model on the Hub.
@@ -75,7 +78,7 @@ def load(
     """
     folder = model_hub.locate(name, revision=revision, token=token)
     with allowing(trust_code):
-        return Model(load_run(str(folder), checkpoint, device=device))
+        return Model(load_run(str(folder), checkpoint, device=device, precision=precision))
 
 
 class Model(SeriesMethods):

@@ -197,9 +197,12 @@ class MeanChunking(Chunking):
         self.norm = nn.LayerNorm(width)
 
     def normalise(self, token: Tensor) -> Tensor:
-        """Apply LayerNorm in the precision of its input: [.., D] -> [.., D]."""
-        weight, bias = self.norm.weight.to(token.dtype), self.norm.bias.to(token.dtype)
-        return F.layer_norm(token, (self.width,), weight, bias, self.norm.eps)
+        """Apply LayerNorm in float32 or finer, in which its gradients are summed: [.., D] -> [.., D]."""
+        fine = torch.promote_types(token.dtype, torch.float32)
+        weight = self.norm.weight.to(fine)
+        bias = self.norm.bias.to(fine)
+        normal = F.layer_norm(token.to(fine), (self.width,), weight, bias, self.norm.eps)
+        return normal.to(token.dtype)
 
     def forward(
         self,
