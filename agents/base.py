@@ -250,6 +250,9 @@ class Agent(TensorDictModuleBase, ABC):
         in_keys: observation keys which it reads.
         window: number w of earlier actions which it reads; 0 for a policy which ignores its past.
         trainable: whether it has a policy which an estimator can train.
+        stochastic: whether it learns a distribution, by which ``score`` gives any boundaries a log-probability.
+            Without one all log-probabilities are 0, which is no likelihood: it cannot imitate.
+        fixed_count: whether all sequences of one length have as many boundaries, so that others have probability 0.
         pooling: the ``model.pooling`` which it requires; None for any.
         rates: range of target rates which it is trained for, if ``target_rate`` is among its ``in_keys``; else None. A
             constructor with an argument ``rates`` receives the run's range.
@@ -263,6 +266,8 @@ class Agent(TensorDictModuleBase, ABC):
     out_keys = [keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY]
     window: int = 0
     trainable: bool = False
+    stochastic: bool = False
+    fixed_count: bool = False
     pooling: str | None = None
     rates: RateRange | None = None
     non_causal: bool = False
@@ -342,6 +347,7 @@ class Policy(Agent):
     dist_sample_keys = [keys.ACTION]  # key of the actions in TorchRL's losses,
     log_prob_keys = [keys.ACTION_LOG_PROB]  # and of their log-probabilities
     trainable = True
+    stochastic = True
 
     @abstractmethod
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:

@@ -61,6 +61,7 @@ class ExactCount(Learned):
     """
 
     in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK, keys.TOKEN_COUNT]
+    fixed_count = True
 
     def __init__(
         self,
@@ -207,6 +208,7 @@ class ConditionalBernoulli(Policy):
 
     in_keys = [keys.ENCODING, keys.POSITION, keys.DECISION_MASK]
     non_causal = True
+    fixed_count = True
 
     def __init__(
         self, width: int, seq_len: int, rate: float = 0.2, reach: int = 8, hidden: int = 32, softcap: float = 10.0

@@ -56,6 +56,7 @@ class _Fixed(Agent):
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
         self.rounding, self.mean = rounding, self.num_positions * rate
+        self.fixed_count = rounding == "down" and rates is None
         self._state = StepState()
         if rates is not None:
             self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]

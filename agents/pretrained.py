@@ -58,6 +58,7 @@ class PretrainedAgent(Agent):
         self.out_keys = list(agent.out_keys)
         self.window, self.pooling, self.non_causal = agent.window, agent.pooling, agent.non_causal
         self.rates, self.reads_ahead = agent.rates, agent.reads_ahead
+        self.stochastic, self.fixed_count = agent.stochastic, agent.fixed_count
         self.trainable = agent.trainable and not frozen
         self._make_reader, self._reader = reader, (0, reader(0))
         self._order = StepState()

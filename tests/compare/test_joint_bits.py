@@ -51,9 +51,18 @@ def test_joint_bits_add_the_boundaries_by_the_best_policy_which_imitates_them() 
         a_student("at first", 0.02, fraction=0.5),
     ]
     comparison = a_comparison([bpe, uniform, a_student("worse", 0.2), a_student("causal", 0.125), *others])
-    assert comparison.joint_loss(bpe) == pytest.approx(bpe.loss + 0.125)
-    assert comparison.joint_loss(uniform) == uniform.loss
-    assert math.isnan(a_comparison([bpe, uniform, *others]).joint_loss(bpe))
+    assert comparison.joint_loss(bpe) == (pytest.approx(bpe.loss + 0.125), "causal")
+    assert comparison.joint_loss(uniform) == (uniform.loss, "")
+    assert math.isnan(a_comparison([bpe, uniform, *others]).joint_loss(bpe).loss)
+
+
+@pytest.mark.parametrize("agent", ["hnet", "strict", "uniform"])
+def test_no_joint_bits_by_an_agent_without_a_law_or_with_a_fixed_count(agent: str) -> None:
+    """H-Net's log-probabilities are 0: by them, BPE's boundaries would cost nothing."""
+    bpe, causal, lawless = a_bpe(), a_student("causal", 0.125), a_student("lawless", 0.0)
+    runs = [replace(run, config=replace(run.config, agent={"name": agent})) for run in lawless.runs]
+    comparison = a_comparison([bpe, causal, replace(lawless, runs=runs)])
+    assert comparison.joint_loss(bpe) == (pytest.approx(bpe.loss + 0.125), "causal")
 
 
 def test_tables_mark_what_reads_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,13 +72,14 @@ def test_tables_mark_what_reads_ahead(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "(reads" in shown
     assert "joint" in shown
     cells = [method_cells(comparison, method)["joint bits"] for method in comparison.methods]
-    assert cells == [f"{comparison.methods[0].loss + 0.125:.4f}", f"{comparison.methods[1].loss:.4f}"]
+    assert cells == [f"{comparison.methods[0].loss + 0.125:.4f} (by causal)", f"{comparison.methods[1].loss:.4f}"]
     assert "bpe reads ahead: such bits per byte are not a causal model's." in describe_result(comparison)
     assert cells[0] in Page(comparison_page(comparison, {})).cells
     write_tables(comparison, tmp_path)
     first, second = rows(tmp_path / "methods.csv")
     assert (first["reads_ahead"], second["reads_ahead"]) == ("True", "False")
-    assert float(first["joint_bits_per_byte"]) == comparison.joint_loss(comparison.methods[0])
+    assert float(first["joint_bits_per_byte"]) == comparison.joint_loss(comparison.methods[0]).loss
+    assert (first["imitator"], second["imitator"]) == ("causal", "")
     causal = a_comparison([a_method("a"), a_method("b")])
     assert "joint bits" not in method_cells(causal, causal.methods[0])
     write_tables(causal, tmp_path)

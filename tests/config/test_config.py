@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tokenv.config.build import is_trainable
+from tokenv.config.build import can_imitate, is_trainable
 from tokenv.config.components import build_components, check_components
 from tokenv.config.files import config_path, load_yaml, named_configs, resolve
 from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config, ImitationConfig
@@ -138,6 +138,18 @@ def test_messages_for_wrong_files(tmp_path: Path) -> None:
         ({"agent": {"name": "bpe", "tokenizer": 5}}, r"agent.tokenizer = 5: expected text, a path or null"),
         ({"agent": {"name": "hnet"}, "model": {"pooling": "mean"}}, r"expected model.pooling=smooth"),
         ({"rate_target": {"name": "pressure"}}, r"rate_target.name = 'pressure' is unknown"),
+        (
+            {"agent": {"name": "strict"}, "imitation": {"teacher": {"name": "whitespace"}}},
+            r"imitation.teacher with agent.name = 'strict', and to an agent ExactCount any other number .* impossible",
+        ),
+        (
+            {"agent": {"name": "hnet"}, "model": {"pooling": "smooth"}, "imitation": {"teacher": {"name": "entropy"}}},
+            r"imitation.teacher with agent.name = 'hnet', and an agent HNet draws from no distribution",
+        ),
+        (
+            {"agent": {"name": "strict"}, "estimator": {"name": "off_policy"}},
+            r"draws boundaries in the agent's place, and to an agent ExactCount",
+        ),
     ],
 )
 def test_messages_for_wrong_names_and_options(updates: dict[str, Any], message: str) -> None:
@@ -213,7 +225,9 @@ def test_roles_of_keys() -> None:
 def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None:
     pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})
-    assert is_trainable(config.agent) is build_components(config, torch.device("meta")).agent.trainable
+    agent = build_components(config, torch.device("meta")).agent
+    assert is_trainable(config.agent) is agent.trainable
+    assert can_imitate(config.agent) is (agent.stochastic and not agent.fixed_count)
     trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
     loaded = {"name": "loaded", "pretrained": "runs/1", "frozen": False, "trained": trained}
     assert is_trainable(loaded) is is_trainable(config.agent)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from tokenv.compare.robust_statistics import RobustTable
 from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
 from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
-from tokenv.config.build import is_trainable, reads_ahead
+from tokenv.config.build import can_imitate, is_trainable, reads_ahead
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
@@ -109,13 +109,20 @@ class ComparedMethod:
         """Return the bits per symbol at which its policy predicts an agent's boundaries from the past, mean over runs.
 
         Returns:
-            NaN unless it imitates this agent throughout.
+            NaN unless it imitates this agent throughout, with a law by which boundaries have a log-probability.
         """
-        imitation = self.runs[0].config.imitation
-        if imitation.fraction < 1 or imitation.teacher != agent:
+        config = self.runs[0].config
+        if config.imitation.fraction < 1 or config.imitation.teacher != agent or not can_imitate(config.agent):
             return math.nan
         curves = (run.history.get("validation/imitation_bits", ((), ()))[1] for run in self.runs)
         return finite_mean(curve[-1] for curve in curves if curve)
+
+
+class JointLoss(NamedTuple):
+    """Loss of symbols and boundaries, and the method whose policy predicts the boundaries; empty if they cost none."""
+
+    loss: float
+    imitator: str
 
 
 @dataclass(frozen=True)
@@ -184,16 +191,20 @@ class Comparison:
         every = (name for m in self.methods for run in m.runs for name in run.evaluation.agreement)
         return list(dict.fromkeys(every))
 
-    def joint_loss(self, method: ComparedMethod) -> float:
+    def joint_loss(self, method: ComparedMethod) -> JointLoss:
         """Return the mean loss of symbols and boundaries, both predicted from the past.
 
         It is the loss of a causal method. To that of a method which reads ahead it adds the bits of its boundaries by
         the best method which imitates it throughout; NaN without any.
         """
         if not method.reads_ahead:
-            return method.loss
-        bits = [other.imitation_bits(method.runs[0].config.agent) for other in self.methods]
-        return method.loss + min((each for each in bits if each >= 0), default=math.nan)
+            return JointLoss(method.loss, "")
+        best = JointLoss(math.nan, "")
+        for other in self.methods:
+            loss = method.loss + other.imitation_bits(method.runs[0].config.agent)
+            if not loss >= best.loss and math.isfinite(loss):
+                best = JointLoss(loss, other.name)
+        return best
 
     @cached_property
     def robust(self) -> RobustTable:

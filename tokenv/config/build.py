@@ -87,6 +87,21 @@ def reads_ahead(section: Mapping[str, Any]) -> bool:
     return _declares(section, "reads_ahead", unknown=False)
 
 
+def can_imitate(section: Mapping[str, Any]) -> bool:
+    """Return whether an agent gives any boundaries a log-probability (``check_scores``); nothing is built.
+
+    Args:
+        section: see ``build_agent``.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    if section["name"] == LOADED:
+        return can_imitate(LoadedAgent.of(section).trained.agent)
+    has_law = _declares(section, "stochastic", unknown=True)
+    return has_law and not _declares(section, "fixed_count", unknown=False)
+
+
 def _declares(section: Mapping[str, Any], attribute: str, *, unknown: bool) -> bool:
     """Return an attribute of the class of an agent; ``unknown`` for a function which builds one and cannot say."""
     return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), attribute, unknown))

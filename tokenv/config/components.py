@@ -20,7 +20,7 @@ from tokenv.config.hardware import (
 )
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling, check_causal, check_compatible
+from tokenv.core.contracts import Sampling, check_causal, check_compatible, check_scores
 from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
@@ -351,6 +351,10 @@ def _build_learners(
         return agent, None, None, None
     imitation = None
     if config.imitation.teacher:
+        try:
+            check_scores(agent, f"imitation.teacher with agent.name = {config.agent['name']!r}")
+        except ValueError as error:
+            raise UserError(str(error)) from error
         imitation = chain(Imitation(build_agent(config.imitation.teacher, **of_agents)))
     return agent, estimator, rate_target, imitation
 

@@ -90,6 +90,8 @@ class BoundaryAgent(ObservationReader, Protocol):
     """Requirements of a rollout on an agent; see ``tokenv.agents.base.Agent``."""
 
     non_causal: bool
+    stochastic: bool
+    fixed_count: bool
 
     @property
     def autoregressive(self) -> bool:
@@ -147,8 +149,32 @@ def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -
             f"{type(agent).__name__} agent's do: give the learned agent window=0, or choose an estimator that is "
             "valid for every policy, such as rloo or branch"
         )
+    if estimator.sampling.propose is not None:
+        check_scores(agent, "this estimator draws boundaries in the agent's place")
     if estimator.sampling.relaxations is not None and pooling != "select":
         raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need 'select'")
+
+
+def check_scores(agent: BoundaryAgent, why: str) -> None:
+    """Raise an error unless an agent gives the boundaries which another one has drawn a log-probability.
+
+    Args:
+        agent: agent which is to score them.
+        why: reason to score them, the beginning of the message.
+
+    Raises:
+        ValueError: it draws from no distribution, or one number of boundaries alone has a positive probability.
+    """
+    name = type(agent).__name__
+    if not agent.stochastic:
+        problem = f"an agent {name} draws from no distribution in which they have a probability"
+    elif agent.fixed_count:
+        problem = f"to an agent {name} any other number of boundaries than its own is impossible"
+    else:
+        return
+    raise ValueError(
+        f"{why}, and {problem}: expected an agent with a stochastic policy and a free count, such as learned or nawrot"
+    )
 
 
 def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:

@@ -242,6 +242,10 @@ def _check_policy(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -
         scored = agent.score(observation, drawn[keys.ACTION])
     for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY):
         checker.require(_close(scored[key], drawn[key]), f"score() of drawn boundaries gives another {key} than draw()")
+    checker.require(
+        agent.stochastic or not drawn[keys.ACTION_LOG_PROB].any(),
+        "has log-probabilities other than 0, but does not declare stochastic = True, so that it may not imitate",
+    )
     carriers = [drawn[key] for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY, keys.BOUNDARY_LOGITS) if key in drawn]
     total = sum((each.square().sum() for each in carriers), torch.zeros(()))
     checker.require(

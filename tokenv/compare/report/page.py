@@ -35,7 +35,7 @@ from tokenv.plotting.theme import SERIES, Terminology, in_words
 _NOTES_ON_TEXT = (
     "BPE guidance reads ahead: the end of a BPE token depends on bytes which are not yet predicted, even with its "
     "boundaries moved right by one. Joint bits add what such boundaries cost where a policy which imitates them "
-    "throughout predicts them from the past; of causal methods they are the bits per byte.",
+    "throughout, named beside, predicts them from the past; of causal methods they are the bits per byte.",
 )
 _NOTES_ON_SERIES = (
     "Methods are ordered by the loss on validation windows, which come before the test windows in time: choose by "

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Column, Table
 from rich.text import Text
 
-from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
+from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, JointLoss, finite_mean
 from tokenv.compare.report.aggregate import (
     compute_length_shares,
     compute_test_error,
@@ -51,6 +51,12 @@ def difference_cell(first: str, second: str, difference: Difference, unit: str) 
     return Cell(format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip)
 
 
+def format_joint(joint: JointLoss) -> str:
+    """Return a joint loss for people, with the method which predicts the boundaries from the past."""
+    value = format_number(joint.loss)
+    return f"{value} (by {escape_line(joint.imitator)})" if joint.imitator else value
+
+
 def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
     """Return header and text of the cells on a method's losses, rate and cost."""
 
@@ -60,7 +66,7 @@ def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, st
     cells = {
         f"{escape(comparison.unit_in_words)} ± seeds": format_with_error(method.loss, method.seed_error),
         f"error over {comparison.words.document}s": format_number(method.document_error),
-        **({"joint bits": format_number(comparison.joint_loss(method))} if find_look_ahead(comparison) else {}),
+        **({"joint bits": format_joint(comparison.joint_loss(method))} if find_look_ahead(comparison) else {}),
         "each seed": " ".join(format_number(run.loss) for run in method.runs),
     }
     if comparison.has_test:
@@ -300,7 +306,9 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     }
     if find_look_ahead(comparison):
         own["reads_ahead"] = [method.reads_ahead for method in methods]
-        own[f"joint_{unit}"] = [comparison.joint_loss(method) for method in methods]
+        joint = [comparison.joint_loss(method) for method in methods]
+        own[f"joint_{unit}"] = [each.loss for each in joint]
+        own["imitator"] = [each.imitator for each in joint]
     means = _blank_missing(comparison.means.loc[order, list(names)], compared).rename(columns=names)
     runs = _blank_missing(comparison.runs.set_index("method").loc[order].reset_index(), compared)
     pairs = tabulate_differences(comparison.differences).join(comparison.robust.pairs).reset_index()
