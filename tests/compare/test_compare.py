@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenv.cli.compare import COMMAND
 from tokenv.cli.main import run_command
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
@@ -65,7 +66,7 @@ def test_from_nothing_to_the_report_and_again(comparison, capsys):
         told = {row["method"]: float(row["bits_per_byte"]) for row in csv.DictReader(rows)}
     assert told == pytest.approx({one["method"]: one["loss"] for one in first})
 
-    assert run_command("compare", ["with", "both.yaml", "-F", "elsewhere"]) == first
+    assert run_command("compare", ["with", "both.yaml", "store=runs", "-F", "elsewhere"]) == first
     assert len(runs(comparison)) == 3
     trained = [str(path.parent) for path in runs(comparison) if statuses[path.parent.name] == "tokenv-train"]
     again = run_command("compare", ["with", f"runs={trained}", "passages=2", "bpe_vocabulary=260", "-u"])
@@ -238,6 +239,8 @@ def test_mistakes_are_told(comparison):
         (["both.yaml", "jobs=0"], "jobs = 0: expected a whole number of at least 1"),
         (["both.yaml", "seeds=[]"], "seeds is empty"),
         (["both.yaml", "seeds=['a']"], "expected whole numbers"),
+        (["both.yaml", "seeds=3"], r"seeds=3: expected a list, such as seeds=\[0,1,2\]; seeds=\[3\] is one seed"),
+        (["both.yaml", "tune_seeds=7"], r"tune_seeds=7: expected a list"),
         (["both.yaml", "only=other"], "only names 'other'"),
         (["both.yaml", "metods.a.rate=0.1"], "unknown key metods: did you mean 'methods'"),
         (["both.yaml", "methods.learned.agent.windw=3"], "methods.learned: agent.windw is no option"),
@@ -250,6 +253,14 @@ def test_bad_options_are_told_before_work_starts(comparison, words, message):
     with pytest.raises(ValueError, match=message):
         run_command("compare", ["with", *words, "-u"])
     assert not (comparison / "runs").exists()
+
+
+@pytest.mark.parametrize(("more", "store"), [([], "elsewhere"), (["store=named"], "named")])
+def test_runs_go_where_the_flag_says_unless_a_store_is_named(comparison, monkeypatch, more, store):
+    seen = []
+    monkeypatch.setattr(COMMAND, "work", lambda options, _: seen.append(options.store))
+    run_command("compare", ["with", "both.yaml", *more, "-F", "elsewhere"])
+    assert seen == [store]
 
 
 def test_a_comparison_is_no_training_run(comparison):

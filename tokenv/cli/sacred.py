@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,13 +126,19 @@ class Command:
     shortcut: Callable[[Any], Callable[[], Any] | None] = lambda _: None
     read: Callable[[list[str], type], Words] = read_words
 
-    def options(self, words: list[str]) -> Any:
+    def options(self, words: list[str], store: str | None = None) -> Any:
         """Return the options for the words after ``with``.
+
+        Args:
+            words: configurations and ``key=value``.
+            store: folder of ``-F``, for a command whose option ``store`` says where the runs which it starts go.
 
         Raises:
             UserError: ``resolve`` rejects them.
         """
         updates, names = self.read(words, self.kind)
+        if store is not None and any(option.name == "store" for option in fields(self.kind)):
+            updates = {"store": store, **updates}
         if "trust" in updates:
             raise UserError("trust is now called trust_code: write that instead")
         trust.allow(updates.pop("trust_code", False))
@@ -183,7 +189,7 @@ class Command:
             UserError: the arguments do not follow Sacred's grammar, or ``resolve`` rejects them.
         """
         flags = _parse_flags(self.name, arguments)
-        options = self.options(flags["UPDATE"])
+        options = self.options(flags["UPDATE"], flags["--file_storage"])
         works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
         shortcut = self.shortcut(options) if works else None
         if shortcut is not None:

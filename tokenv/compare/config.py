@@ -15,7 +15,8 @@ from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
 from tokenv.core.rates import check_rates
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
-LISTS = ("base", "seeds", "only", "skip", "runs", "tune_seeds", "only_protocols", "rates")
+LISTS = ("base", "only", "skip", "runs", "only_protocols", "rates")  # a single value stands for a list of one
+SEEDS = ("seeds", "tune_seeds")  # where a single value would be taken for a number of seeds
 
 EXECUTOR = bounds(
     "local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or slurm:FILE (a YAML file of submitit's parameters)",
@@ -315,8 +316,16 @@ def _storable(methods: Mapping[str, Any] | None, tune: Mapping[str, Any] | None)
 
 
 def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with single values as lists where a list is expected, and names as text."""
+    """Return the values with single values as lists where a list is expected, and names as text.
+
+    Raises:
+        UserError: a single number stands for seeds: seed 3, or three of them?
+    """
     values = dict(values)
+    for key in SEEDS:
+        seeds = values.get(key, [])
+        if isinstance(seeds, int):
+            raise UserError(f"{key}={seeds}: expected a list, such as {key}=[0,1,2]; {key}=[{seeds}] is one seed")
     for key in LISTS:
         if key in values and not isinstance(values[key], list | tuple):
             values[key] = [values[key]]
