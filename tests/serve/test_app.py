@@ -47,6 +47,9 @@ def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None
     assert status == 200
     assert "script-src 'self'" in headers["content-security-policy"]
     assert Page(text).headings[-1] == "Token boundaries as you type"
+    # On a phone one thing stands below the other: what is changed right below its slider.
+    places = [text.index(part) for part in ('id="text"', 'id="rate"', 'id="runs"', 'class="choice"', 'class="drawn"')]
+    assert places == sorted(places)
     status, headers, text = ask(app, "/page.js")
     assert (status, headers["content-type"].partition(";")[0]) == (200, "text/javascript")
     status, _, text = ask(app, "/runs")
@@ -259,6 +262,8 @@ def test_sigterm_ends_it_while_many_wait(tiny_run: Path) -> None:
 def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_run, other)
+    for earlier in sorted((other / "checkpoints").glob("step-*"))[:-1]:
+        shutil.rmtree(earlier)
 
     def dom(address: str, **wanted: Any) -> str:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--timeout=30000"]
@@ -276,3 +281,4 @@ def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
         assert f"<dd>{first.rate:.3f}</dd>" in moved
         assert "1,024 bytes of training" in moved
         assert "expected at most 10,000" in dom(address, text="a" * 10_001)
+        assert len(re.findall(r'<input type="range"[^>]* hidden=""', found)) == 1

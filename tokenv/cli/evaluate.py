@@ -89,7 +89,8 @@ def _evaluate_at_rates(
     if options.out is not None:
         table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
         write_rates(points, table)
-        draw_rates(points, picture, unit=unit, title=f"{options.run}, {title}", trained=trained.config.rate)
+        above = f"{options.run}, {title}" if options.title is None else options.title
+        draw_rates(points, picture, unit=unit, title=above, trained=trained.config.rate)
         console().print(f"rates: {table}, {picture}")
     result = {"unit": unit, "points": [asdict(point) for point in points]}
     write_json_output(options.json, result)

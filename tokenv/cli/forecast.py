@@ -58,7 +58,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     forecasts = _Forecasts(options, trained, contexts, naive_baselines(horizon, season) | points)
     table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
     write_forecasts(forecasts.generate(), options.quantiles, table)
-    title = f"{options.run}, {horizon} steps"
+    title = f"{options.run}, {horizon} steps" if options.title is None else options.title
     pictured, source = forecasts.pictured, forecasts.source
     draw_forecasts(pictured, options.quantiles, source, picture, title=title, context=config.data.series.context)
     result: dict[str, Any] = {}

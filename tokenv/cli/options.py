@@ -130,10 +130,12 @@ class TrainOptions:
     Args:
         config: configuration of the run.
         resume: run folder or checkpoint to resume from; None for a new run.
+        title: title of the run's pictures; empty for none, null for its number.
     """
 
     config: Config
     resume: str | None = None
+    title: str | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class EvaluateOptions(JsonOutputOptions):
             exit's entropy and calibrated to the same rate: as many tokens, but more of them where it is uncertain.
         other_runs: further runs to evaluate at these rates, on the same sequences and in the same picture.
         out: name of the files with the results at rates, without their endings .csv and .png; null for none.
+        title: title of the picture; empty for none, null for one which names the run.
     """
 
     data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
@@ -228,6 +231,7 @@ class EvaluateOptions(JsonOutputOptions):
     entropy_weight: list[float] = field(default_factory=list, metadata={"was": "doubt"})
     other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
     out: str | None = "rates"
+    title: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,6 +300,7 @@ class ForecastOptions(JsonOutputOptions):
         peers: further models to compare with: ``dlinear``, trained on the training windows.
         quantiles: probabilities, ascending; the first and the last bound the interval in the picture.
         out: name of the output files, without their endings .csv and .png.
+        title: title of the picture; empty for none, null for one which names the run.
     """
 
     csv: str | None = None
@@ -308,6 +313,7 @@ class ForecastOptions(JsonOutputOptions):
     peers: list[str] | str = field(default_factory=list, metadata=PEER_NAMES)
     quantiles: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     out: str = "forecast"
+    title: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.peers, str):

@@ -79,11 +79,14 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
         UserError: an unknown key or value, or one which may not change when a run is resumed.
         FileNotFoundError: there is no such run.
     """
-    resume = take_own(TrainOptions, updates).get("resume")
+    own = take_own(TrainOptions, updates)
+    resume, title = own.get("resume"), own.get("title")
+    if title is not None:
+        title = str(title)  # such as 2024
     if resume is None:
         config = resolve(names, updates)
         check_components(config, world)
-        return TrainOptions(config)
+        return TrainOptions(config, title=title)
     path, base = stored_config("resume", str(resume), names)
     check_keys(updates, COMMAND_LINE, Config)
     changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
@@ -94,7 +97,7 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
         )
     config = resolve([], updates, base=base)
     check_checkpoint(checkpoints.load(path), config.train, build_components(config, torch.device("meta"), world=world))
-    return TrainOptions(config, str(path))
+    return TrainOptions(config, str(path), title)
 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
@@ -132,7 +135,8 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
         message = f"{work_folder}: cannot be written to ({error.strerror}); {_resume_hint(folder)}"
         raise UserError(message) from error
     seconds = time.perf_counter() - started
-    for picture in _show(str(work_folder), config, last, history, record.scratch, record.title):
+    title = record.title if options.title is None else options.title
+    for picture in _show(str(work_folder), config, last, history, record.scratch, title):
         record.add(picture)
     rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
     _print_summary(config, last, history, rows if folder is None else rows | {"stored in": _stored_in(config, folder)})

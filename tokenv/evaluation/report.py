@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogFormatter
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -76,7 +75,7 @@ def draw_curves(
     Args:
         metrics: curves by name: numbers of training symbols, and as many values; names of no panel are ignored.
         path: PNG file in an existing folder; it is replaced atomically.
-        title: title of the figure, without markup.
+        title: title of the figure, without markup; none if it is empty.
         target_rate: target boundaries per symbol, drawn as a dashed line; for a range its mean.
         unit: unit of the losses, as in the names of their metrics.
 
@@ -93,43 +92,37 @@ def draw_curves(
         if len(x) != len(y):
             raise ValueError(f"metric {name}: {len(x)} positions but {len(y)} values")
 
-    figure = figures.titled_figure(12, 8, dpi=120, title=title)
-    for axes, panel in zip(figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True):
-        _draw_panel(axes, panel, metrics, target_rate)
+    def draw(figure: Figure) -> None:
+        for axes, panel in zip(figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True):
+            _draw_panel(axes, panel, metrics, target_rate)
 
-    return figures.save_png(figure, path)
+    return figures.draw_picture(path, 4.8, title, draw)
 
 
 def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, figures.Curve], target_rate: Rate | None) -> None:
-    drawn = [
-        figures.draw_curve(
-            axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=key.startswith("validation/")
-        )
-        for key, label, colour in panel.lines
-        if key in metrics
-    ]
+    recorded = [line for line in panel.lines if line[0] in metrics]
+    drawn = False
+    for key, label, colour in recorded:
+        sparse = key.startswith("validation/")
+        drawn |= figures.draw_curve(axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=sparse)
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel("training symbols")
-    axes.spines[["top", "right"]].set_visible(False)
-    if not any(drawn):
-        message = "nothing finite to draw" if drawn else "not recorded"
+    if not drawn:
+        message = "nothing finite to draw" if recorded else "not recorded"
         axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="0.4")
         axes.set(xticks=[], yticks=[])
         return
     if panel.has_target and target_rate is not None:
-        label = f"{'mean of targets' if isinstance(target_rate, RateRange) else 'target'} {target_rate:g}"
-        axes.axhline(mean_rate(target_rate), color="0.25", linestyle="--", linewidth=1, label=label)
+        name = "mean of targets" if isinstance(target_rate, RateRange) else "target"
+        rate = mean_rate(target_rate)
+        axes.axhline(rate, color="0.25", linestyle="--", linewidth=1, label=f"{name} {target_rate:g}")
     if panel.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     # The legend is above the panel: inside it may hide a curve, and matplotlib's search for the best place is slow.
-    _add_grid(axes)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
-
-
-def _add_grid(axes: Axes) -> None:
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), borderaxespad=0.1)
 
 
 def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
@@ -138,7 +131,7 @@ def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, c
     Args:
         excerpts: series, from top to bottom.
         path: PNG file in an existing folder; it is replaced atomically.
-        title: title of the figure, without markup.
+        title: title of the figure, without markup; none if it is empty.
         context: number of leading steps which are not predicted.
 
     Returns:
@@ -150,13 +143,15 @@ def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, c
     """
     if not excerpts:
         raise ValueError("no series to draw")
-    figure = figures.titled_figure(13, 0.9 + 2.9 * len(excerpts), dpi=110, title=title)
-    handles = draw_windows(figure, excerpts, context)
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    return figures.save_png(figure, path)
+
+    def draw(figure: Figure) -> None:
+        entries = draw_windows(figure, excerpts, context)
+        figures.legend_below(figure, list(entries.values()), list(entries))
+
+    return figures.draw_picture(path, 0.8 + 1.7 * len(excerpts), title, draw)
 
 
-def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> list[Patch | Line2D]:
+def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> dict[str, Any]:
     """Fill an empty figure with series, from top to bottom, each above its boundary probabilities.
 
     Args:
@@ -165,7 +160,7 @@ def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int
         context: number of leading steps which are not predicted.
 
     Returns:
-        The handles of the legend.
+        The handles of the legend by name.
     """
     axes = figure.subplots(2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False)[:, 0]
     longest = max(len(excerpt.value) for excerpt in excerpts)
@@ -177,7 +172,10 @@ def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int
         each.set_xlim(-0.5, longest - 0.5)
         each.tick_params(labelbottom=each is axes[-1])
     axes[-1].set_xlabel("step")
-    return figures.legend_handles(context=context > 0, gold=any(excerpt.gold is not None for excerpt in excerpts))
+    entries = figures.series_legend(context=context > 0) | {"boundary probability": Patch(color=BLUE)}
+    if any(excerpt.gold is not None for excerpt in excerpts):
+        entries["true change"] = figures.change_handle()
+    return entries
 
 
 STYLES = {CONDITIONED: "o-", CALIBRATED: "s--", ENTROPY_WEIGHTED: "^:"}
@@ -228,42 +226,52 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         points: at least one point.
         path: PNG file in an existing folder; it is replaced atomically.
         unit: unit of the losses.
-        title: title of the figure, without markup.
+        title: title of the figure, without markup; none if it is empty.
         trained: rates for which the first model was trained.
 
     Raises:
         OSError: if the file cannot be written.
     """
-    figure = figures.titled_figure(11, 4.4, dpi=120, title=title)
-    left, right = figure.subplots(1, 2)
     several_runs = len({point.run for point in points}) > 1
-    colours = list(dict.fromkeys((point.run, point.entropy_weight) for point in points))
-    for run, way, weight in dict.fromkeys((point.run, point.way, point.entropy_weight) for point in points):
-        line = [p for p in points if (p.run, p.way, p.entropy_weight) == (run, way, weight)]
-        line.sort(key=lambda point: point.boundary_rate)
-        name = _describe_way(line[0])
-        look: dict[str, Any] = {
-            "color": LINES[colours.index((run, weight)) % len(LINES)],
-            "label": f"{figures.short(run)} {name}" if several_runs else name,
-            "markersize": 4,
-            "linewidth": 1.2,
-        }
-        losses, errors = [point.loss for point in line], [point.standard_error for point in line]
-        left.errorbar([p.flops for p in line], losses, errors, fmt=STYLES[way], elinewidth=0.4, **look)
-        right.plot([p.target_rate for p in line], [p.boundary_rate for p in line], STYLES[way], **look)
-        for p in line if not several_runs and way == points[0].way else ():
-            place = {"xytext": (4, 5), "textcoords": "offset points", "fontsize": "x-small"}
-            left.annotate(f"{p.boundary_rate:.2f}", (p.flops, p.loss), **place)
-    left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
-    right.set(xlabel="target: boundaries per symbol", ylabel="drawn")
-    ends = min(p.target_rate for p in points), max(p.target_rate for p in points)
-    right.plot(ends, ends, color="0.5", linestyle="--", linewidth=1, label="target = drawn")
-    if isinstance(trained, RateRange):
-        right.axvspan(trained.min, trained.max, color="0.94", zorder=0, label="trained for")
-    elif trained is not None:
-        right.axvline(trained, color="0.8", linewidth=4, zorder=0, label="trained for")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        _add_grid(axes)
-        axes.legend(frameon=False, fontsize="small")
-    return figures.save_png(figure, path)
+    lines: dict[Any, list[RatePoint]] = {}
+    for point in points:
+        lines.setdefault((point.run, point.way, point.entropy_weight), []).append(point)
+    colours = list(dict.fromkeys((run, weight) for run, _, weight in lines))
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        entries = {}
+        for (run, way, weight), unsorted in lines.items():
+            line = sorted(unsorted, key=lambda point: point.boundary_rate)
+            name = f"{figures.short(run)} {_describe_way(line[0])}" if several_runs else _describe_way(line[0])
+            colour = LINES[colours.index((run, weight)) % len(LINES)]
+            losses = [point.loss for point in line]
+            errors = [point.standard_error for point in line]
+            flops = [point.flops for point in line]
+            look: dict[str, Any] = {"color": colour, "markersize": 4, "linewidth": 1.2}
+            entries[name] = left.errorbar(flops, losses, errors, fmt=STYLES[way], elinewidth=0.6, **look)
+            right.plot([p.target_rate for p in line], [p.boundary_rate for p in line], STYLES[way], **look)
+            if not several_runs and way == points[0].way:
+                _label_rates(left, line)
+        left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
+        left.xaxis.set_major_formatter(EngFormatter(sep=""))
+        right.set(xlabel="target: boundaries per symbol", ylabel="drawn")
+        targets = [point.target_rate for point in points]
+        ends = (min(targets), max(targets))
+        (entries["target = drawn"],) = right.plot(ends, ends, color="0.5", linestyle="--", linewidth=1)
+        if isinstance(trained, RateRange):
+            entries["trained for"] = right.axvspan(trained.min, trained.max, color="0.94", zorder=0)
+        elif trained is not None:
+            entries["trained for"] = right.axvline(trained, color="0.8", linewidth=4, zorder=0)
+        figures.legend_below(figure, list(entries.values()), list(entries))
+
+    return figures.draw_picture(path, 3.4, title, draw)
+
+
+def _label_rates(axes: Axes, line: Sequence[RatePoint]) -> None:
+    """Write the drawn rates beside their points."""
+    for point in line:
+        place = (point.flops, point.loss)
+        axes.annotate(
+            f"{point.boundary_rate:.2f}", place, xytext=(4, 5), textcoords="offset points", fontsize="x-small"
+        )

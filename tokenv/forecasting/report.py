@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tokenv.forecasting.contexts import Array
 from tokenv.forecasting.forecaster import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.figures import date_labels, draw_values, save_png, titled_figure
+from tokenv.plotting.figures import date_labels, draw_picture, draw_values, legend_below, series_legend
 from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY, with_error
 
 _TRUTH = "0.15"
@@ -102,21 +103,27 @@ def draw_forecasts(
         quantiles: probabilities of the Q quantiles, ascending.
         source: description of where the quantiles come from.
         path: PNG to write, in an existing folder; it is replaced in one step.
-        title: title above the picture, taken literally.
+        title: title above the picture, taken literally; none if it is empty.
         context: leading steps of the histories which are not predicted.
 
     Raises:
         OSError: the file cannot be written.
     """
-    figure = titled_figure(13, 0.9 + 2.6 * len(excerpts), dpi=110, title=title)
-    for each, axes in zip(excerpts, figure.subplots(len(excerpts), 1, squeeze=False)[:, 0], strict=True):
-        draw_values(axes, each.history_LC, each.boundary_L, title=each.title, context=context)
-        _draw_horizon(axes, each, quantiles, source)
-        if each.date_N is not None:
-            axes.set_xticks(*date_labels(each.date_N), fontsize="small")
-    axes.set_xlabel("bands are patches of the history" if each.date_N else "step; bands are patches of the history")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return save_png(figure, path)
+
+    def draw(figure: Figure) -> None:
+        entries = series_legend(context=context > 0)
+        for each, axes in zip(excerpts, figure.subplots(len(excerpts), 1, squeeze=False)[:, 0], strict=True):
+            draw_values(axes, each.history_LC, each.boundary_L, title=each.title, context=context)
+            _draw_horizon(axes, each, quantiles, source)
+            if each.date_N is not None:
+                axes.set_xticks(*date_labels(each.date_N, 6), fontsize="small")
+            drawn, names = axes.get_legend_handles_labels()
+            entries |= dict(zip(names, drawn, strict=True))
+        if excerpts[-1].date_N is None:
+            axes.set_xlabel("step")
+        legend_below(figure, list(entries.values()), list(entries))
+
+    return draw_picture(path, 0.8 + 1.4 * len(excerpts), title, draw)
 
 
 def _draw_horizon(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:

@@ -147,7 +147,7 @@ function place(run, number) {
   slider.id = label.htmlFor = section.querySelector("output").htmlFor = `checkpoint-${number}`;
   slider.max = run.checkpoints.length - 1;
   slider.value = Math.max(at, 0);
-  slider.disabled = run.checkpoints.length < 2;
+  slider.hidden = run.checkpoints.length < 2;
   slider.addEventListener("input", changed);
   element("runs").append(section);
   cards.push({

@@ -14,29 +14,25 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
 from tokenv.core.atomic import write_atomically
 from tokenv.plotting.characters import escape_line
-from tokenv.plotting.theme import AMBER, BLUE, DARK, GREEN, LIGHT, ORANGE, PINK, SKY, style
+from tokenv.plotting.theme import AMBER, BLUE, DARK, GREEN, LIGHT, ORANGE, PINK, SKY, Page, style
 
 Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]  # training symbols and values
 
 _WIDTH, _DPI, _LETTER = 5.6, 180, 0.062  # inches, dots per inch, inches per letter of a legend
+PAPER_WIDTH, PAPER_DPI = 7.2, 200
 _MAX_NAME = 30  # letters of a name in a picture
 _SMOOTHING = 50  # the running mean of a curve spans this fraction of it
 _HUGE = 1e100  # Matplotlib's arithmetic on axis limits overflows far below the largest float
 _BANDS = ((BLUE, 0.14), (AMBER, 0.2))  # transparent, for light and dark pages
+_DASHED = (0, (4, 2))
 _CHANNEL_COLOURS = (GREEN, PINK, SKY, AMBER)  # of channels after the first, which has the colour of text
-
-
-def titled_figure(width: float, height: float, *, dpi: int, title: str) -> Figure:
-    """Return an empty figure of this size in inches, with a title which is printed literally."""
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
-    figure.suptitle(title, parse_math=False)
-    return figure
 
 
 def png(figure: Figure) -> bytes:
@@ -88,32 +84,58 @@ def draw_both(name: str, caption: str, height: float, draw: Callable[[Figure], N
         height: height in inches.
         draw: function which fills an empty figure; ``mpl.rcParams["text.color"]`` is the page's colour of text.
     """
-    images = []
-    for page in (LIGHT, DARK):
-        with mpl.rc_context(style(page)), warnings.catch_warnings():
-            # A name in a script which the fonts lack is drawn as boxes; the page itself shows the name.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-            draw(figure)
-            images.append(png(figure))
-    return Picture(name, caption, *images)
+    light, dark = (_draw_page(page, _WIDTH, height, _DPI, draw) for page in (LIGHT, DARK))
+    return Picture(name, caption, light, dark)
+
+
+def draw_picture(path: Path, height: float, title: str, draw: Callable[[Figure], None]) -> Path:
+    """Draw a picture as wide as the text of a paper, whose letters of 8 to 11 points can be read there.
+
+    Args:
+        path: PNG file in an existing folder; an old one is replaced in one step.
+        height: height in inches.
+        title: title above the picture, printed literally; none if it is empty.
+        draw: function which fills an empty figure.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def draw_titled(figure: Figure) -> None:
+        if title:
+            figure.suptitle(title)
+        draw(figure)
+
+    write_atomically(path, _draw_page(LIGHT, PAPER_WIDTH, height, PAPER_DPI, draw_titled))
+    return path
+
+
+def _draw_page(page: Page, width: float, height: float, dpi: int, draw: Callable[[Figure], None]) -> bytes:
+    with mpl.rc_context(style(page)), warnings.catch_warnings():
+        # A name in a script which the fonts lack is drawn as boxes; the page itself shows the name.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+        draw(figure)
+        return png(figure)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Draw a legend below everything, in as many columns as fit."""
-    columns = legend_columns(names)
+    """Draw a legend below everything, in as many columns as fit; a tuple of handles is drawn side by side."""
+    columns = legend_columns(names, figure.get_figwidth())
+    side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
     # Matplotlib omits labels which begin with an underscore: the names are set afterwards.
-    legend = figure.legend(handles, ["x"] * len(names), loc="outside lower center", ncols=columns)
+    labels = ["x"] * len(names)
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, handler_map=side_by_side)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)
 
 
-def legend_columns(names: Sequence[str]) -> int:
-    """Return as many columns as fit, whose lengths differ by one at most."""
+def legend_columns(names: Sequence[str], width: float = _WIDTH) -> int:
+    """Return as many columns as fit into a width in inches, whose lengths differ by one at most."""
     for rows in range(1, len(names)):
         columns = math.ceil(len(names) / rows)
         widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
-        if sum(0.55 + _LETTER * letters for letters in widest) <= _WIDTH:
+        if sum(0.55 + _LETTER * letters for letters in widest) <= width:
             return columns
     return 1
 
@@ -157,8 +179,10 @@ def draw_curve(axes: Axes, curve: Curve, *, label: str, colour: str, log: bool =
         axes.plot(x, y, color=colour, marker=".", markersize=3, linewidth=1.2, label=label)
     else:
         axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
-        label = f"{label}, {'geometric mean' if log else 'mean'} of {span} (faint: raw)"
-        mean = np.exp(running_mean(np.log(y), span)) if log else running_mean(y, span)
+        if log:
+            mean, label = np.exp(running_mean(np.log(y), span)), f"{label}, geometric mean of {span}"
+        else:
+            mean, label = running_mean(y, span), f"{label}, mean of {span}"
         axes.plot(x, mean, color=colour, linewidth=1.8, label=label)
     return True
 
@@ -191,13 +215,12 @@ def draw_values(
         axes.plot(value_N, color=colours[number % len(colours)], linewidth=1.1, marker=".", markersize=2.5)
     if gold_N is not None:
         for step in np.flatnonzero(gold_N):
-            axes.axvline(step + 0.5, color=ORANGE, linewidth=1.3, linestyle=(0, (4, 2)))
+            axes.axvline(step + 0.5, color=ORANGE, linewidth=1.3, linestyle=_DASHED)
     if context:
         axes.axvspan(-0.5, context - 0.5, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, alpha=0.5)
     axes.set_title(title, loc="left", fontsize="small", parse_math=False)
     axes.set(xlim=(-0.5, length - 0.5))
     axes.grid(visible=False)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def date_labels(date_N: Sequence[Any], count: int = 8) -> tuple[list[int], list[str]]:
@@ -221,18 +244,20 @@ def draw_probabilities(axes: Axes, probability_T: ArrayLike) -> None:
     axes.bar(np.arange(len(heights)), heights, width=1.0, color=BLUE)
     axes.set(ylim=(0, 1), yticks=[0, 1])
     axes.grid(visible=False)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_handles(*, context: bool, gold: bool) -> list[Patch | Line2D]:
-    """Return the entries of a legend of series, with the context and true changes where there are any."""
-    handles: list[Patch | Line2D] = [
-        Patch(color=_BANDS[0], label="a patch"),
-        Patch(color=_BANDS[1], label="the next one"),
-        Patch(color=BLUE, label="boundary probability"),
-    ]
-    if gold:
-        handles.append(Line2D([], [], color=ORANGE, linestyle=(0, (4, 2)), label="true change"))
+def series_legend(*, context: bool) -> dict[str, Any]:
+    """Return the entries of a legend of what ``draw_values`` draws: handles by name."""
+    bands = tuple(Patch(color=colour, alpha=alpha, linewidth=0) for colour, alpha in _BANDS)
+    entries: dict[str, Any] = {
+        "values": Line2D([], [], color=mpl.rcParams["text.color"], linewidth=1.1, marker=".", markersize=2.5),
+        "patches": bands,
+    }
     if context:
-        handles.append(Patch(facecolor="none", edgecolor="0.6", hatch="//", label="context, not predicted"))
-    return handles
+        entries["context, not predicted"] = Patch(facecolor="none", edgecolor="0.6", hatch="//", linewidth=0)
+    return entries
+
+
+def change_handle() -> Line2D:
+    """Return the entry of a legend for the true changes which ``draw_values`` draws."""
+    return Line2D([], [], color=ORANGE, linewidth=1.3, linestyle=_DASHED)

@@ -152,4 +152,4 @@ def with_error(value: float, error: float | None, form: str = ".4f") -> str:
         return "–"
     if error is None or math.isnan(error):
         return format(value, form)
-    return f"{value:{form}} ± {error:{form}}"
+    return f"{value:{form}} ± {error:{form.removeprefix('+')}}"

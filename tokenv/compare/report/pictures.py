@@ -342,8 +342,8 @@ def _draw_windows(comparison: Comparison) -> Iterator[Picture]:
         rows = [replace(window, name=short(name)) for name, window in known.items()]
 
         def draw(figure: Figure, rows: list[SeriesExcerpt] = rows) -> None:
-            handles = draw_windows(figure, rows, context)
-            legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
+            entries = draw_windows(figure, rows, context)
+            legend_below(figure, list(entries.values()), list(entries))
 
         caption = (
             f"{escape_line(next(iter(known.values())).name)}, as the first seed of each method cuts it: bands are "
