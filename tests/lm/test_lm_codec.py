@@ -106,3 +106,21 @@ def test_draws_follow_the_generator(codec):
 def test_impossible_options_are_refused(codec, options, name):
     with pytest.raises(ValueError, match=name):
         codec.sample(torch.randn(1, 4), **options)
+
+
+def test_rounding_changes_a_draw_only_where_two_symbols_are_nearly_tied():
+    """Symbols are drawn by rank: of two with nearly equal probabilities, rounding decides which has which noise."""
+    codec, difference = ByteCodec(8), 1e-4
+    parameters = torch.randn(4000, 256)
+    noise = codec.sample_noise(len(parameters), None)
+    rounded = parameters + difference / 10 * torch.randn_like(parameters)
+    compiled = codec.sample(parameters, noise=noise)
+    by_torch = codec.sample(rounded.double(), noise=noise)
+    differ = compiled != by_torch
+    assert 0 < differ.sum() < 100
+    prob = codec.logits(rounded.double()).softmax(-1)
+    ratio = prob.sort(descending=True).values / -torch.log1p(-noise)
+    best, second = ratio.topk(2).values.T
+    first_p, second_p = (prob.gather(1, symbol[:, None])[:, 0] for symbol in (compiled, by_torch))
+    tied = ((first_p / second_p).log().abs() < difference) | ((best / second).log() < difference)
+    assert tied[differ].all()

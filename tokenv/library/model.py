@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 from huggingface_hub import HfApi
 
 from tokenv.config.schema import Config
-from tokenv.core.errors import UserError
+from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
@@ -21,7 +21,7 @@ from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
 from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
-from tokenv.library.spans import PreTokenizer, Spans, fast_tokenizer
+from tokenv.library.spans import PreTokenizer, Spans
 from tokenv.plotting.theme import with_error
 
 Text = TypeVar("Text", str, bytes)
@@ -163,24 +163,30 @@ class Model(SeriesMethods):
 
         Args:
             texts: texts to train the vocabulary on; None for training text of the run.
-            vocab_size: number of entries, including the 256 bytes.
+            vocab_size: number of entries, including the 256 bytes and the special tokens.
             sequences: number of the run's training sequences to train on if no ``texts`` are given.
             rate: see ``spans``.
-            **options: options of ``transformers.PreTrainedTokenizerFast``, such as ``eos_token="</s>"``.
+            **options: options of ``transformers.PreTrainedTokenizerFast``, such as ``eos_token="</s>"``; the
+                ``pad_token`` is ``<pad>`` by default.
 
         Returns:
-            A ``transformers.PreTrainedTokenizerFast``. Its ``save_pretrained`` cannot store the model's boundaries,
-            which are computed in Python: call this method again to load it elsewhere.
+            A ``transformers.PreTrainedTokenizerFast``. Its ``save_pretrained`` stores this model, too, so that
+            ``AutoTokenizer.from_pretrained(folder, trust_remote_code=True)`` and ``tokenv.load(folder)`` read it.
 
         Raises:
             MissingFileError: if transformers is not installed.
             UserError: if the model is one of series.
         """
-        pre_tokenizer = self.pre_tokenizer(rate=rate)
+        self._text_model()
+        try:
+            from tokenv.library.hf_tokenizer import ModelTokenizer
+        except ImportError:
+            raise MissingFileError("tokenizer() needs the package transformers: pip install transformers") from None
         if texts is None:
             batch = CorpusFactory(self.config.data)(0).next(sequences)
             texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
-        return fast_tokenizer(pre_tokenizer, texts, vocab_size, **options)
+        options.setdefault("pad_token", "<pad>")
+        return ModelTokenizer.train(self, texts, vocab_size, rate=rate, **options)
 
     @overload
     def log_likelihood(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> float: ...

@@ -9,9 +9,6 @@ from html import escape
 from itertools import pairwise
 from typing import Any, overload
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from tokenv.core.errors import MissingFileError
 from tokenv.evaluation.loaded_run import Segmentation
 from tokenv.evaluation.text_report import passage_page, to_passage
 
@@ -132,7 +129,8 @@ class PreTokenizer:
     """Splits text at a model's boundaries.
 
     ``tokenizers.pre_tokenizers.PreTokenizer.custom(model.pre_tokenizer())`` makes it a pre-tokenizer of that library: a
-    tokenizer with it learns a vocabulary within the model's tokens. Like all custom ones, it is not saved.
+    tokenizer with it learns a vocabulary within the model's tokens. Like all custom ones, it is not saved
+    (``Model.tokenizer`` returns a tokenizer which is).
 
     Args:
         spans: function which segments a text of at least one character.
@@ -163,36 +161,3 @@ class PreTokenizer:
             if not ends.isdisjoint(range(before + 1, position + 1)):
                 offsets.append(i)
         return offsets
-
-
-def fast_tokenizer(pre_tokenizer: PreTokenizer, texts: Iterable[str], vocab_size: int, **options: Any) -> Any:
-    """Train a byte-level BPE vocabulary within a pre-tokenizer's pieces.
-
-    Args:
-        pre_tokenizer: pre-tokenizer which splits text first.
-        texts: texts to train the vocabulary on.
-        vocab_size: number of entries, including the 256 bytes.
-        **options: options of ``transformers.PreTrainedTokenizerFast``.
-
-    Returns:
-        A ``transformers.PreTrainedTokenizerFast``.
-
-    Raises:
-        MissingFileError: if transformers is not installed.
-    """
-    try:
-        from transformers import PreTrainedTokenizerFast
-    except ImportError:
-        raise MissingFileError("tokenizer() needs the package transformers: pip install transformers") from None
-    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    both = pre_tokenizers.Sequence([pre_tokenizers.PreTokenizer.custom(pre_tokenizer), in_bytes])
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = both, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = in_bytes  # transformers copies the tokenizer, which is impossible with one in Python
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
-    fast.backend_tokenizer.pre_tokenizer = both
-    return fast

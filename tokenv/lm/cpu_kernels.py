@@ -2,7 +2,7 @@
 
 numba compiles them for each precision when they are first called, which takes seconds, and stores the result beside
 this file, or in ``NUMBA_CACHE_DIR`` (``tokenv.lm.kernel_cache``). They compute what the modules of ``tokenv.lm.layers``
-do, up to rounding.
+do, up to rounding, which rarely changes a drawn symbol (``ByteCodec.sample_noise``).
 """
 
 import math
