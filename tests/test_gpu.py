@@ -12,7 +12,8 @@ from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
 from tokenv.core.contracts import Sampling
-from tokenv.data.corpus import TensorSource, stage_batch
+from tokenv.data.corpus import TensorSource
+from tokenv.data.prefetch import stage_batch
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import reinforce
 from tokenv.lm.attention import flex_attention, reference_attention

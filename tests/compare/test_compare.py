@@ -19,13 +19,13 @@ from tokenv.cli.compare import COMMAND
 from tokenv.cli.main import run_command
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
-from tokenv.compare.config import EvaluationRequest, flatten
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
 from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.conversion import from_dict
-from tokenv.config.files import load_yaml, merge, named_configs, resolve
+from tokenv.config.files import flatten, load_yaml, merge, named_configs, resolve
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import write_json
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tokenv.cli.main import run_command
 from tokenv.compare.command import load_compared_run
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.config import EvaluationRequest, flatten
+from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import finished_run
+from tokenv.config.files import flatten
 from tokenv.core import keys
 from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions, held_out_rollouts, sequence_losses

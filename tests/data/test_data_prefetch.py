@@ -9,7 +9,8 @@ import torch
 from tokenv.config.hardware import BatchAssignment
 from tokenv.core.errors import UserError
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import MAX_PREFETCHED, PrefetchedSource, load_corpus, stage_batch
+from tokenv.data.corpus import load_corpus
+from tokenv.data.prefetch import MAX_PREFETCHED, PrefetchedSource, stage_batch
 from tokenv.training.data_parallel import RankStream
 
 CPU = torch.device("cpu")
@@ -117,7 +118,7 @@ def test_the_thread_is_gone_whatever_ends_it(corpus, error):
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
-    monkeypatch.setattr("tokenv.data.corpus.JOIN_TIMEOUT", 0.05)
+    monkeypatch.setattr("tokenv.data.prefetch.JOIN_TIMEOUT", 0.05)
     released = threading.Event()
 
     class Hangs(Counted):

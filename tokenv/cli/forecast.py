@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,14 @@ from tokenv.forecasting.forecaster import check_forecast, make_forecasts
 from tokenv.forecasting.report import (
     ForecastExcerpt,
     draw_forecasts,
+    forecast_header,
+    forecast_rows,
     iter_series,
     score_rows,
     warnings_of,
-    write_forecasts,
 )
 from tokenv.forecasting.scores import ScoreAccumulator
-from tokenv.plotting.characters import warn
-from tokenv.plotting.console import console, summary_table, write_json_output
+from tokenv.plotting.console import console, csv_rows, summary_table, warn, write_json_output
 
 PICTURE_SERIES = 4  # forecasts in the picture
 MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those in the picture
@@ -55,12 +54,14 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     )
     contexts, points = _load_contexts(options, trained)
     season = options.season or find_season(contexts.series, steps)
-    forecasts = _Forecasts(options, trained, contexts, naive_baselines(horizon, season) | points)
-    table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
-    write_forecasts(forecasts.generate(), options.quantiles, table)
-    title = f"{options.run}, {horizon} steps" if options.title is None else options.title
-    pictured, source = forecasts.pictured, forecasts.source
-    draw_forecasts(pictured, options.quantiles, source, picture, title=title, context=config.data.series.context)
+    table = Path(f"{options.out}.csv")
+    forecasts = _forecast_all(options, trained, contexts, naive_baselines(horizon, season) | points, table)
+    picture = Path(f"{options.out}.png")
+    title = options.title
+    if title is None:
+        title = f"{options.run}, {horizon} steps"
+    context = config.data.series.context
+    draw_forecasts(forecasts.pictured, options.quantiles, forecasts.source, picture, title=title, context=context)
     result: dict[str, Any] = {}
     if contexts.known:
         score = forecasts.scores.result()
@@ -71,8 +72,8 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
             warn(warning)
     if trained.state.missed_rate:
         warn(trained.state.missed_rate)
-    console().print(f"forecasts: {table}, {picture}; quantiles {source}; season {season}")
-    stored = forecasts.first if len(contexts) <= MAX_JSON else pictured
+    console().print(f"forecasts: {table}, {picture}; quantiles {forecasts.source}; season {season}")
+    stored = forecasts.first if len(contexts) <= MAX_JSON else forecasts.pictured
     values = [each.as_dict(options.quantiles) for each in stored]
     write_json_output(options.json, {"scores": result, "forecasts": values})
     return result
@@ -88,51 +89,61 @@ def _load_contexts(options: ForecastOptions, trained: LoadedRun) -> tuple[Foreca
     return contexts, fit_peers(options.peers, data, options.horizon)
 
 
+@dataclass(frozen=True)
 class _Forecasts:
-    """Forecasts of all contexts, computed and scored batch by batch.
+    """What is kept of all forecasts, whose values are in a file.
 
     Attributes:
-        scores: scores of the forecasts so far.
+        scores: scores of the forecasts whose actual values are known.
+        source: source of the quantiles.
         pictured: some forecasts, evenly over all.
         first: the first forecasts.
-        source: source of the quantiles.
     """
 
-    def __init__(
-        self, options: ForecastOptions, trained: LoadedRun, contexts: ForecastContexts, points: Baselines
-    ) -> None:
-        self._options, self._trained, self._contexts, self._points = options, trained, contexts, points
-        self.scores, self.source = ScoreAccumulator(options.quantiles), ""
-        self.pictured: list[ForecastExcerpt] = []
-        self.first: list[ForecastExcerpt] = []
+    scores: ScoreAccumulator
+    source: str
+    pictured: list[ForecastExcerpt]
+    first: list[ForecastExcerpt]
 
-    def generate(self) -> Iterator[ForecastExcerpt]:
-        """Compute the forecasts."""
-        options, components, number = self._options, self._trained.components, 0
-        last = len(self._contexts) - 1
-        pictured = {round(i * last / (PICTURE_SERIES - 1)) for i in range(PICTURE_SERIES)}
-        batches = make_forecasts(
-            components,
-            self._contexts,
-            self._points,
-            options.quantiles,
-            EvalOptions(seed=options.seed, rate=resolve_rate(components, self._trained.config, options.rate)),
-            samples=options.samples,
-            direct=options.direct,
-        )
-        with tqdm(total=last + 1, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar:
-            for batch in batches:
-                self.source = batch.forecast.distribution.source
-                if batch.batch.truth_BHC is not None:
-                    self.scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
-                for each in iter_series(batch):
-                    if number in pictured:
-                        self.pictured.append(each)
-                    if number < MAX_JSON:
-                        self.first.append(each)
-                    number += 1
-                    yield each
-                bar.update(len(batch.batch.names))
+
+def _forecast_all(
+    options: ForecastOptions, trained: LoadedRun, contexts: ForecastContexts, points: Baselines, table: Path
+) -> _Forecasts:
+    """Compute and score all forecasts batch by batch, and write each to ``table``: there may be too many to keep."""
+    components, total = trained.components, len(contexts)
+    rate = resolve_rate(components, trained.config, options.rate)
+    batches = make_forecasts(
+        components,
+        contexts,
+        points,
+        options.quantiles,
+        EvalOptions(seed=options.seed, rate=rate),
+        samples=options.samples,
+        direct=options.direct,
+    )
+    chosen = {round(i * (total - 1) / (PICTURE_SERIES - 1)) for i in range(PICTURE_SERIES)}
+    scores, source = ScoreAccumulator(options.quantiles), ""
+    pictured: list[ForecastExcerpt] = []
+    first: list[ForecastExcerpt] = []
+    number = 0
+    with (
+        csv_rows(table, forecast_header(options.quantiles)) as write,
+        tqdm(total=total, desc="forecast", leave=False, disable=not sys.stderr.isatty()) as bar,
+    ):
+        for batch in batches:
+            source = batch.forecast.distribution.source
+            if batch.batch.truth_BHC is not None:
+                scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+            for each in iter_series(batch):
+                for row in forecast_rows(each):
+                    write(row)
+                if number in chosen:
+                    pictured.append(each)
+                if number < MAX_JSON:
+                    first.append(each)
+                number += 1
+            bar.update(len(batch.batch.names))
+    return _Forecasts(scores, source, pictured, first)
 
 
 COMMAND = Command("forecast", partial(resolve_options, ForecastOptions), forecast_series, ForecastOptions)

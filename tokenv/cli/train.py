@@ -18,10 +18,9 @@ import torch
 from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record, source_files
-from tokenv.compare.config import flatten
 from tokenv.config.components import Components, build_components, check_components
 from tokenv.config.conversion import check_keys
-from tokenv.config.files import COMMAND_LINE, resolve
+from tokenv.config.files import COMMAND_LINE, flatten, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
 from tokenv.config.registry import plugins
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
@@ -47,8 +46,8 @@ from tokenv.evaluation.text_report import (
     training_table,
     write_pages,
 )
-from tokenv.plotting.characters import Character, warn
-from tokenv.plotting.console import console, summary_table
+from tokenv.plotting.characters import Character
+from tokenv.plotting.console import console, summary_table, warn
 from tokenv.plotting.theme import TERMINOLOGY, in_words, with_error
 from tokenv.training.checkpointing import check_checkpoint
 from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun

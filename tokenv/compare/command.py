@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tokenv.compare.comparison import ComparedRun, Comparison, build_comparison, group_into_methods
-from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind, flatten
+from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind
 from tokenv.compare.evaluate_run import check_forecast_request, evaluate_run
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.scheduler import run_all
@@ -20,7 +20,7 @@ from tokenv.compare.store import StoredRun, finished_run
 from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
 from tokenv.config.conversion import check_keys, from_dict
-from tokenv.config.files import COMMAND_LINE, config_path, load_yaml, merge, nest_key
+from tokenv.config.files import COMMAND_LINE, config_path, flatten, load_yaml, merge, nest_key
 from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints

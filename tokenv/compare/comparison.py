@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tokenv.compare.config import flatten
 from tokenv.compare.robust_statistics import RobustTable
 from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
 from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
 from tokenv.config.build import can_imitate, is_trainable, reads_ahead
+from tokenv.config.files import flatten
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate

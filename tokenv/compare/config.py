@@ -335,14 +335,6 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return values | ({"reference": str(values["reference"])} if "reference" in values else {})
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, with dotted keys."""
-    pairs: dict[str, Any] = {}
-    for key, value in values.items():
-        pairs |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return pairs
-
-
 def check_same_kind(configs: Mapping[str, Config]) -> None:
     """Raise an error unless all configurations are of one kind of data.
 

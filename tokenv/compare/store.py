@@ -12,14 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenv.compare.config import flatten
 from tokenv.config.conversion import from_dict, migrate_keys
-from tokenv.config.files import resolve
+from tokenv.config.files import flatten, resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints, processes, trust
 from tokenv.core.errors import UserError
 from tokenv.core.trust import read_json
-from tokenv.plotting.characters import warn
+from tokenv.plotting.console import warn
 
 SILENT_SECONDS = 300.0  # without a heartbeat: machines may see one another's files a minute late
 PROCESS = "process"  # key of a run's host information: see ``tokenv.core.processes``

@@ -277,6 +277,17 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with dotted keys; ``nest_key`` turns one of these back."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            pairs |= flatten(value, f"{prefix}{key}.")
+        else:
+            pairs[f"{prefix}{key}"] = value
+    return pairs
+
+
 def nest_key(key: str, value: Any) -> dict[str, Any]:
     """Return ``{"a": {"b": value}}`` for the key ``a.b``."""
     for part in reversed(key.split(".")):

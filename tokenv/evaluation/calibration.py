@@ -31,7 +31,7 @@ from tokenv.evaluation.evaluator import (
 )
 from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, iterate_batches, resolve_rate, segment, split_text
 from tokenv.lm.flops import reading_flops
-from tokenv.plotting.characters import warn
+from tokenv.plotting.console import warn
 
 LOWEST, HIGHEST = -12.0, 12.0  # initial interval of logit biases; its upper end is doubled up to MAX_BIAS
 MAX_BIAS = 48.0  # float32 resolves noise shifted this far up; near 1 it does not, so the lower end is fixed

@@ -21,7 +21,7 @@ from tokenv.env.generation import generate
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
 from tokenv.evaluation.run_state import RunState
 from tokenv.lm.flops import rate_of_flops, reading_flops
-from tokenv.plotting.characters import warn
+from tokenv.plotting.console import warn
 
 ROWS_PER_PASS = 64  # texts which are continued together
 WINDOWS_PER_PASS = 16  # windows of scored texts in one forward pass where no batch size is set

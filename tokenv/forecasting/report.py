@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from tokenv.forecasting.contexts import Array
 from tokenv.forecasting.forecaster import ForecastBatch
 from tokenv.forecasting.scores import ForecastScore
-from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import date_labels, draw_picture, draw_values, legend_below, series_legend
 from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY, with_error
 
@@ -146,17 +145,19 @@ def _draw_horizon(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float],
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
 
-def write_forecasts(excerpts: Iterable[ForecastExcerpt], quantiles: Sequence[float], path: Path) -> Path:
-    """Write a CSV file with a row for each series, channel and step: date, mean, quantiles and, if known, the truth."""
-    header = ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
-    return write_csv(path, header, (row for each in excerpts for row in _rows(each)))
+def forecast_header(quantiles: Sequence[float]) -> list[str]:
+    """Return the columns of ``forecast_rows``."""
+    return ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
 
 
-def _rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
+def forecast_rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
+    """Yield a row for each channel and step of a forecast, for a CSV file: the truth is empty if it is unknown."""
     dates = [str(date) for date in each.dates_H]
     for channel, column in enumerate(each.columns):
+        truth_H = [""] * len(dates)
+        if each.truth_HC is not None:
+            truth_H = each.truth_HC[:, channel].tolist()
         value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
-        truth_H = [""] * len(dates) if each.truth_HC is None else each.truth_HC[:, channel].tolist()
         for step, (date, values, truth) in enumerate(zip(dates, value_HQ, truth_H, strict=True), 1):
             yield [each.name, column, step, date, *values, truth]
 

@@ -1,6 +1,5 @@
 """Text with boundary decisions as characters, and text escaped for terminals and files."""
 
-import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,8 +91,3 @@ def _escape_character(c: str) -> str:
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def warn(message: str) -> None:
-    """Print a warning on stderr, in one line."""
-    print(escape_line(f"tokenv: warning: {message}"), file=sys.stderr)

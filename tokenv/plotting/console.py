@@ -5,8 +5,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenv.core.atomic import replacing_file, write_atomically
-from tokenv.plotting.characters import Character, escape
+from tokenv.plotting.characters import Character, escape, escape_line
 from tokenv.plotting.theme import PALETTE, ink, level
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width
@@ -40,8 +40,9 @@ def summary_table(rows: Mapping[str, str], title: str) -> Table:
     return table
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a CSV file whose texts are escaped.
+@contextmanager
+def csv_rows(path: Path, header: Sequence[str]) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """Open a CSV file whose texts are escaped, and yield the function which writes a row.
 
     A text which begins with one of ``FORMULA`` gets an apostrophe in front, so that no spreadsheet takes it for a
     formula (OWASP, CSV injection); numbers are not changed.
@@ -49,7 +50,6 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     Args:
         path: file in an existing folder; it is replaced when all rows are written.
         header: names of the columns.
-        rows: rows of as many cells.
     """
     # Names of folders may be invalid Unicode.
     with (
@@ -57,13 +57,29 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         scratch.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         writer = csv.writer(file)
-        for row in chain((header,), rows):  # one at a time: there may be millions
-            writer.writerow([_cell(cell) if isinstance(cell, str) else cell for cell in row])
+
+        def write(row: Sequence[Any]) -> None:
+            writer.writerow(map(_cell, row))
+
+        write(header)
+        yield write
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a CSV file; see ``csv_rows``."""
+    with csv_rows(path, header) as write:
+        for row in rows:  # one at a time: there may be millions
+            write(row)
     return path
 
 
-def _cell(text: str) -> str:
-    return f"'{escape(text)}" if text.startswith(FORMULA) and not _is_number(text) else escape(text)
+def _cell(value: Any) -> Any:
+    """Return what a CSV file stores for a value."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith(FORMULA) and not _is_number(value):
+        return f"'{escape(value)}"
+    return escape(value)
 
 
 def _is_number(text: str) -> bool:
@@ -108,6 +124,11 @@ def console(file: IO[str] | None = None, wide: int | None = None) -> Console:
     if wide is not None and not result.is_terminal:
         result.width = wide
     return result
+
+
+def warn(message: str) -> None:
+    """Print a warning on stderr, in one line."""
+    print(escape_line(f"tokenv: warning: {message}"), file=sys.stderr)
 
 
 _STYLES = tuple(Style(color=ink(colour), bgcolor=colour) for colour in PALETTE)

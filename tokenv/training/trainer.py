@@ -20,7 +20,8 @@ from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.core.processes import GracefulStop
 from tokenv.core.sequences import SequenceBatch
-from tokenv.data.corpus import PrefetchedSource, ResumableSource, load_corpus
+from tokenv.data.corpus import load_corpus
+from tokenv.data.prefetch import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
