@@ -247,3 +247,9 @@ with test_readme_lines.without_extras():
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_block_about_the_environment_runs_alone() -> None:
+    for language, block, _ in pieces((shrunk.ROOT / "docs/environment.md").read_text()):
+        assert language == "python"
+        exec(block, {})
