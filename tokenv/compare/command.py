@@ -25,7 +25,10 @@ from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints
 from tokenv.core.errors import RunFailedError, UserError
+from tokenv.data.corpus import load_corpus
+from tokenv.evaluation.calibration import split_for_calibration
 from tokenv.evaluation.run_state import RunState
+from tokenv.plotting.console import console
 
 OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")  # keys of what learns
 StartFolders = dict[str, Path]  # method to the run which it starts from
@@ -52,7 +55,30 @@ def check_methods(options: CompareOptions) -> None:
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         check_same_kind(configs)
+        check_held_out({f"{where}methods.{task.method}": task.config for task in first}, own)
         make_trials(own, None)
+
+
+def check_held_out(configs: Mapping[str, Config], options: CompareOptions) -> None:
+    """Check that all methods can be measured on the same held-out sequences, of which there are enough.
+
+    Args:
+        configs: name of a method to its configuration, all of one kind of data.
+        options: options of the comparison.
+
+    Raises:
+        UserError: two methods have other data or another number of sequences; or files of the user's own are too small
+            to calibrate on. Other data is counted only when it is measured: reading it takes long.
+    """
+    (first_name, first), *others = configs.items()
+    for name, config in others:
+        if (config.data, config.validation.sequences) != (first.data, first.validation.sequences):
+            raise UserError(
+                f"{first_name} and {name} would be measured on different held-out {first.data.kind}: expected one data "
+                "section and one validation.sequences; change them in base or common"
+            )
+    if (options.calibrate or options.rates) and Path(first.data.source).exists():
+        split_for_calibration(load_corpus(first.data), first.validation.sequences)
 
 
 def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Comparison]:
@@ -73,6 +99,9 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
     if options.runs:
         return {"": _compare_stored(options, progress)}
     protocols = options.split_protocols()
+    for name, own in protocols.items():
+        for sentence in own.options_given_up():
+            console().print(f"{name}: {sentence}".removeprefix(": "))
     starts = _train_shared(protocols, options, progress)
     tuned = _tune(protocols, starts, options, progress)
     tasks = [
@@ -162,7 +191,9 @@ def _compare_protocol(
     if not methods:
         raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in errors.items()))
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
-    return build_comparison(methods, title, errors, reference=options.reference, facts=_facts(options))
+    return build_comparison(
+        methods, title, errors, reference=options.reference, facts=_facts(options), given_up=options.options_given_up()
+    )
 
 
 def _facts(options: CompareOptions) -> dict[str, str]:

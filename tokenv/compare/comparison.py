@@ -21,6 +21,7 @@ from tokenv.compare.run_evaluation import RunEvaluation
 from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
 from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
 from tokenv.config.build import can_imitate, is_trainable, reads_ahead
+from tokenv.config.class_options import with_class_defaults
 from tokenv.config.files import flatten
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
@@ -31,6 +32,7 @@ AGREEMENT = ("precision", "recall", "f1")
 LEARNERS_SETTING = ("estimator", "rate_target")
 LEARNERS_LOSS = ("policy", "rate")
 LONGEST_NAME = 40
+UNEQUAL = 0.05  # relative difference in FLOPs from which methods are not compared at equal compute
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Comparison:
         rates: results at the requested rates: see ``tokenv.compare.score_tables.tabulate_rates``.
         rates_reference: method with which ``rates`` are compared; empty for none.
         forecasts: scores of forecasts of test windows; None if there are none.
+        given_up: sentences on options of the base which methods lose by naming another class.
     """
 
     title: str
@@ -149,6 +152,7 @@ class Comparison:
     rates: pd.DataFrame = field(default_factory=pd.DataFrame)
     rates_reference: str = ""
     forecasts: ForecastComparison | None = None
+    given_up: Sequence[str] = ()
 
     @property
     def unit(self) -> str:
@@ -205,6 +209,17 @@ class Comparison:
             if not loss >= best.loss and math.isfinite(loss):
                 best = JointLoss(loss, other.name)
         return best
+
+    @cached_property
+    def options(self) -> dict[str, dict[str, str]]:
+        """Options in which methods differ, defaults of their classes included: method to dotted key to value."""
+        return differing_options({method.name: method.runs[0].config for method in self.methods})
+
+    @property
+    def equal_flops(self) -> bool:
+        """Whether the FLOPs of the methods' trainings differ by at most ``UNEQUAL``, or are unknown."""
+        flops = self.means.flops
+        return not flops.max() > (1 + UNEQUAL) * flops.min()
 
     @cached_property
     def robust(self) -> RobustTable:
@@ -276,6 +291,7 @@ def build_comparison(
     *,
     reference: str = "",
     facts: Mapping[str, str] | None = None,
+    given_up: Sequence[str] = (),
 ) -> Comparison:
     """Compare methods.
 
@@ -286,6 +302,7 @@ def build_comparison(
         reference: method whose pairs Holm's correction counts, and with which others are compared at requested rates;
             empty, or of no run, for all pairs and the first method with a range of rates.
         facts: facts to show besides those of the runs.
+        given_up: see ``Comparison``.
 
     Raises:
         UserError: runs were measured on different data, or in different units.
@@ -312,6 +329,7 @@ def build_comparison(
         rates=tabulate_rates(evaluations, rates_reference),
         rates_reference=rates_reference,
         forecasts=compare_forecasts(evaluations, reference),
+        given_up=given_up,
     )
 
 
@@ -355,18 +373,29 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
 
 
 def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
-    """Return the settings in which each configuration differs from some other: key to value, as text."""
-    every = {name: _comparable_settings(config) for name, config in configs.items()}
+    """Return the given settings in which each configuration differs from some other: key to value, as text."""
+    return _keep_differing({name: _comparable_settings(config, config.as_dict()) for name, config in configs.items()})
+
+
+def differing_options(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
+    """Return the same as ``differing_settings``, of all options: those which are not given have their defaults."""
+    every = {}
+    for name, config in configs.items():
+        every[name] = _comparable_settings(config, with_class_defaults(config.as_dict()))
+    return _keep_differing(every)
+
+
+def _keep_differing(every: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     keys = dict.fromkeys(itertools.chain.from_iterable(every.values()))
     varying = [key for key in keys if len({repr(values.get(key)) for values in every.values()}) > 1]
     return {name: {key: str(values[key]) for key in varying if key in values} for name, values in every.items()}
 
 
-def _comparable_settings(config: Config) -> dict[str, Any]:
+def _comparable_settings(config: Config, all_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings which have an effect, with dotted keys; an agent which does not learn has no estimator."""
     trainable = is_trainable(config.agent)
     effective = [key for key in SETTINGS if trainable or key not in LEARNERS_SETTING]
-    values = {key: value for key, value in config.as_dict().items() if key in effective}
+    values = {key: value for key, value in all_values.items() if key in effective}
     if not trainable:
         values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
     return flatten(values)

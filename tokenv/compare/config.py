@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tokenv.config.class_options import options_given_up
 from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config, ForecastRequest
@@ -227,6 +228,15 @@ class CompareOptions:
         if self.equal_compute:
             config = with_equal_compute(config)
         return Task(method, config, self.evaluation_request)
+
+    def options_given_up(self) -> list[str]:
+        """Return in sentences which options of the base the methods lose by naming another class."""
+        base = resolve(self.base, merge(self.common, {"init_from": None, "freeze_lm": False})).as_dict()
+        sentences = []
+        for method in self.selected_methods:
+            given_up = options_given_up(base, merge(base, self.methods[method]))
+            sentences += [f"{method}: {sentence}" for sentence in given_up]
+        return sentences
 
     def make_tasks(
         self, starts: Mapping[str, Path] | None = None, changes: Mapping[str, Mapping[str, Any]] | None = None

@@ -72,9 +72,10 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     series = load_series(config.data) if config.data.kind == "series" else None
     corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
     held_out, bias = corpus.validation(config.validation.sequences), None
-    if evaluation_request.calibrate and parts.agent.trainable:
+    if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
-        bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
+        if parts.agent.trainable:
+            bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
     references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
     options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
 

@@ -15,7 +15,7 @@ from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt
 
 FILE = "assessment.json"
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)

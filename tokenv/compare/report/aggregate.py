@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tokenv.compare.comparison import ComparedMethod, Comparison
+from tokenv.compare.comparison import UNEQUAL, ComparedMethod, ComparedRun, Comparison
 from tokenv.compare.robust_statistics import Interval
 from tokenv.plotting.characters import Character, characters, escape_line
 from tokenv.plotting.figures import (
@@ -81,7 +81,8 @@ def describe_result(comparison: Comparison) -> list[str]:
         value = f"{format_with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
         return [f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."]
-    sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}."]
+    ratio = _describe_flops_ratio(comparison, best.name)
+    sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}{ratio}.", *_describe_compute(comparison)]
     pairs = comparison.both_ways
     known = [(escape_line(m.name), pairs[m.name, best.name]) for m in others if (m.name, best.name) in pairs]
     tied = [f"{name} ({format_number(d.mean, '+.4f')})" for name, d in known if d.verdict == "not separable"]
@@ -103,6 +104,79 @@ def describe_result(comparison: Comparison) -> list[str]:
             "Methods with a single seed are separable from no other: how much another would change is unknown."
         )
     return sentences
+
+
+class LossesAtFlops(NamedTuple):
+    """Losses of the methods' trainings at the FLOPs of the cheapest run, and the metric which they are of."""
+
+    flops: float
+    metric: str
+    losses: Mapping[str, float]
+
+
+def find_losses_at_equal_flops(comparison: Comparison) -> LossesAtFlops | None:
+    """Return every method's mean loss at the smallest FLOPs of a run, between the points of its curves.
+
+    Where the training goes on after that, its learning rate is still high there: a training of this length would have
+    reached less.
+
+    Returns:
+        None if FLOPs are equal, or no curve of all runs begins before these FLOPs.
+    """
+    if comparison.equal_flops:
+        return None
+    unit, flops = comparison.unit, float(comparison.runs.flops.min())
+    for metric in (f"calibrated/{unit}", f"validation/{unit}", f"train/{unit}"):
+        losses = {}
+        for method in comparison.methods:
+            losses[method.name] = float(np.mean([_loss_at_flops(run, metric, flops) for run in method.runs]))
+        if all(math.isfinite(loss) for loss in losses.values()):
+            return LossesAtFlops(flops, metric, losses)
+    return None
+
+
+def _loss_at_flops(run: ComparedRun, metric: str, flops: float) -> float:
+    """Return the value of a curve at these FLOPs; NaN where it begins later or has no point."""
+    curve = run.history.get(metric, ((), ()))
+    if metric.startswith("train/"):
+        curve = _smooth(curve)
+    symbols, losses = _clean(curve)
+    spent = run.history.get("train/flops", ((), ()))
+    if not len(symbols) or not len(_clean(spent)[0]):
+        return math.nan
+    return float(np.interp(flops, interpolate_flops(symbols, spent), losses, left=math.nan))
+
+
+def _describe_compute(comparison: Comparison) -> list[str]:
+    """Return a warning if FLOPs are not equal, with the losses at the smallest ones; nothing if they are."""
+    if comparison.equal_flops:
+        return []
+    spent = comparison.means.flops.sort_values()
+    ends = []
+    for name in (spent.index[0], spent.index[-1]):
+        ends.append(f"{format_number(spent[name], '.3g')} ({escape_line(name)})")
+    limit = format_number(100 * UNEQUAL, ".0f")
+    warning = f"Warning: FLOPs differ by more than {limit}%, from {ends[0]} to {ends[1]}; no verdict accounts for that."
+    at_equal = find_losses_at_equal_flops(comparison)
+    if at_equal is None:
+        return [warning]
+    first, *others = sorted(at_equal.losses, key=at_equal.losses.__getitem__)
+    gap = format_number(at_equal.losses[others[0]] - at_equal.losses[first])
+    return [
+        warning,
+        f"With {format_number(at_equal.flops, '.3g')} FLOPs each, {escape_line(first)} was lowest, {gap} below "
+        f"{escape_line(others[0])} ({at_equal.metric}, interpolated; longer schedules were not finished there).",
+    ]
+
+
+def _describe_flops_ratio(comparison: Comparison, name: str) -> str:
+    """Return how the FLOPs of a method compare with those of the others; empty if all are equal."""
+    if comparison.equal_flops:
+        return ""
+    spent = comparison.means.flops
+    ratios = sorted((float(spent[name] / spent[other]), other) for other in spent.index if other != name)
+    texts = [f"{format_number(ratio, '.2f')} times the FLOPs of {escape_line(other)}" for ratio, other in ratios]
+    return ", with " + " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def _describe_correction(comparison: Comparison) -> str:

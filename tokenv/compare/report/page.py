@@ -74,6 +74,8 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         "will seem to. Holm's corrected p-values are: if all pairs with one below 0.05 are taken to differ, the "
         "probability that any of them does not is at most 5%.",
         *(_NOTES_ON_SERIES if words == SERIES else _NOTES_ON_TEXT),
+        "The loss at equal FLOPs is read from the curves where the cheapest run ends. The learning rate of a longer "
+        "training has not come down yet there: a training of that length would have reached less.",
         f"FLOPs are counted by the paper's rule, 6 per matrix parameter for every {words.symbol} or "
         f"{words.token}, and Muon's matrix products; padding is not counted.",
     ]
@@ -114,6 +116,8 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
             comparison, lambda method: (describe_settings(method), report_tables.method_cells(comparison, method))
         ),
         robust=_rows(comparison, lambda method: report_tables.robust_cells(comparison, method)),
+        options=_rows(comparison, lambda method: report_tables.option_cells(comparison, method)),
+        given_up=[escape(sentence) for sentence in comparison.given_up],
         targets=describe_target_rates(comparison),
         matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
         sentences=[

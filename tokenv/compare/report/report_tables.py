@@ -17,6 +17,7 @@ from tokenv.compare.report.aggregate import (
     compute_test_error,
     describe_result,
     find_look_ahead,
+    find_losses_at_equal_flops,
     find_reference,
     format_interval,
     format_number,
@@ -76,7 +77,10 @@ def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, st
     cells[f"boundaries / {comparison.words.symbol}"] = mean("boundary_rate", ".3f")
     if comparison.calibrated:
         cells |= {"before calibration": mean("loss_raw"), "its rate": mean("boundary_rate_raw", ".3f")}
-    return cells | {"FLOPs": mean("flops", ".2e"), "seconds": mean("seconds", ",.0f")}
+    cells["FLOPs"] = mean("flops", ".2e")
+    if (at_equal := find_losses_at_equal_flops(comparison)) is not None:
+        cells[f"at {format_number(at_equal.flops, '.2e')} FLOPs"] = format_number(at_equal.losses[method.name])
+    return cells | {"seconds": mean("seconds", ",.0f")}
 
 
 def robust_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
@@ -233,6 +237,32 @@ def _method_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
+def option_keys(comparison: Comparison) -> list[str]:
+    """Return the dotted keys of the options in which methods differ."""
+    keys: dict[str, None] = {}
+    for own in comparison.options.values():
+        keys |= dict.fromkeys(own)
+    return list(keys)
+
+
+def option_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
+    """Return key and value of the options in which methods differ; a dash for one which the method does not have."""
+    own = comparison.options[method.name]
+    return {escape_line(key): escape_line(own.get(key, "–")) for key in option_keys(comparison)}
+
+
+def options_table(comparison: Comparison) -> Table:
+    """Return a table for a rich console, one line an option: its values, each with the methods which have it."""
+    table = Table("option", "values", title=Text("Options in which the methods differ"), title_justify="left")
+    for key in option_keys(comparison):
+        methods_of: dict[str, list[str]] = {}
+        for name, own in comparison.options.items():
+            methods_of.setdefault(own.get(key, "–"), []).append(escape_line(name))
+        values = [f"{escape_line(value)}: {', '.join(names)}" for value, names in methods_of.items()]
+        table.add_row(Text(escape_line(key)), Text("\n".join(values)))
+    return table
+
+
 def rates_table(comparison: Comparison) -> Table:
     """Return a table for a rich console, one line a method and way."""
     names = [Column(f"at {column}", justify="right") for column in rate_columns(comparison)]
@@ -249,6 +279,8 @@ def print_comparison(comparison: Comparison) -> None:
     terminal.print(_make_table(comparison.title, "method", _method_rows(comparison)))
     robust = [(method.name, robust_cells(comparison, method)) for method in methods]
     terminal.print(_make_table("Robust to exceptional seeds", "method", robust))
+    if option_keys(comparison):
+        terminal.print(options_table(comparison))
     if len(comparison.rates):
         terminal.print(rates_table(comparison))
     for line in describe_result(comparison):
@@ -289,7 +321,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method; ``rates.csv`` if methods were measured at requested rates,
+        ``patch-lengths.csv``), shares by method; ``options.csv``, the options in which methods differ;
+        ``rates.csv`` if methods were measured at requested rates,
         ``forecasts.csv`` and ``forecast-pairs.csv`` if there are forecasts. Losses are in columns of their unit's name.
     """
     unit, words, names = comparison.unit, comparison.words, _csv_columns(comparison)
@@ -309,9 +342,14 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         joint = [comparison.joint_loss(method) for method in methods]
         own[f"joint_{unit}"] = [each.loss for each in joint]
         own["imitator"] = [each.imitator for each in joint]
+    if (at_equal := find_losses_at_equal_flops(comparison)) is not None:
+        own["equal_flops"] = [at_equal.flops] * len(order)
+        own[f"{at_equal.metric.replace('/', '_')}_at_equal_flops"] = [at_equal.losses[name] for name in order]
     means = _blank_missing(comparison.means.loc[order, list(names)], compared).rename(columns=names)
     runs = _blank_missing(comparison.runs.set_index("method").loc[order].reset_index(), compared)
     pairs = tabulate_differences(comparison.differences).join(comparison.robust.pairs).reset_index()
+    spent = comparison.means.flops
+    pairs["flops_ratio"] = [spent[first] / spent[second] for first, second in comparison.differences]
     pairs["sentence"] = [
         describe_difference(*pair, each, comparison.unit_in_words) for pair, each in comparison.differences.items()
     ]
@@ -322,6 +360,9 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "pairs.csv": pairs,
         f"{words.token}-lengths.csv": pd.DataFrame(lengths, columns=["method", f"{words.symbol}s", "share"]),
     }
+    if option_keys(comparison):
+        rows = [{"method": name} | dict(comparison.options[name]) for name in order]
+        frames["options.csv"] = pd.DataFrame(rows, columns=["method", *option_keys(comparison)]).fillna("")
     if len(comparison.rates):
         columns = ["method", "way", "asked", "drawn", "flops", "seeds", "loss", "seed_error", "document_error"]
         frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(columns={"loss": unit})
