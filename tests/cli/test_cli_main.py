@@ -1,5 +1,7 @@
 """The command line: usage, loaded modules, and messages for mistakes."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,45 @@ def test_mistakes_end_with_one_message_before_anything_starts(
     output = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenv: ")]
     assert len(output) == 1
     assert message in output[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ("train small --seed 3", "tokenv train with small seed=3"),
+        ("train small --seed=3 -F there", "tokenv train with small seed=3 -F there"),
+        (
+            "train --train.batch-size 4 --comment mine small",
+            "tokenv train with train.batch_size=4 --comment mine small",
+        ),
+        ("train with small --rate 0.5", "tokenv train with small rate=0.5"),
+        ("train with --seed 3 small -u", "tokenv train with seed=3 small -u"),
+        ("train small seed=3", "tokenv train with small seed=3"),
+        ("segment --run runs/1 --text 'a b'", "tokenv segment with run=runs/1 'text=a b'"),
+        ("train with small --fast", None),
+        ("train with small --fast --seed 3", None),
+        ("train sma --seed 3", None),
+    ],
+)
+def test_advice_is_a_command_line_that_works(
+    arguments: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        run_command(arguments.split()[0], shlex.split(arguments)[1:])
+    found = re.search(r"did you mean (tokenv .*)\? expected", str(error.value))
+    if advice is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found[1] == advice
+    _, name, *words = shlex.split(advice)
+    command = load_experiment(name)
+    seen = []
+    monkeypatch.setattr(command, "work", lambda options, _: seen.append(options))
+    monkeypatch.setattr("tokenv.cli.options.run_folders.find", lambda *_: tmp_path)
+    run_command(name, words)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

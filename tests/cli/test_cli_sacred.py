@@ -2,15 +2,19 @@
 
 import errno
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tokenv.cli import observers, sacred
+from tokenv.cli.experiment import experiment
 from tokenv.cli.main import main, run_command
 from tokenv.core.errors import UserError
 
@@ -19,9 +23,105 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _clear_commit_cache() -> Iterator[None]:
-    observers._commit_in.cache_clear()
+    sacred._commit_of.cache_clear()
     yield
-    observers._commit_in.cache_clear()
+    sacred._commit_of.cache_clear()
+
+
+def test_sacred_is_not_changed(tiny_words: list[str], tmp_path: Path) -> None:
+    """Every attribute of its modules and classes, and every setting, after an import of all commands and a run."""
+    program = f"""
+import copy, importlib, inspect, pkgutil, sys, warnings
+warnings.simplefilter("ignore")
+import sacred
+for module in pkgutil.walk_packages(sacred.__path__, "sacred."):
+    try:
+        importlib.import_module(module.name)
+    except ImportError:  # it needs a package which is not installed
+        pass
+
+def attributes():
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "sacred"]
+    own = [each for module in modules for each in vars(module).values() if inspect.isclass(each)]
+    classes = {{each for each in own if each.__module__.partition(".")[0] == "sacred"}}
+    return {{(repr(owner), name): value for owner in (*modules, *classes) for name, value in vars(owner).items()}}
+
+before, settings = attributes(), copy.deepcopy(sacred.SETTINGS)
+import tokenv, tokenv.cli
+for module in pkgutil.iter_modules(tokenv.cli.__path__, "tokenv.cli."):
+    importlib.import_module(module.name)
+tokenv.train
+tokenv.cli.main.main(["train", "with", *{tiny_words!r}, "-F", "runs"])
+after = attributes()
+assert len(before) > 1000
+print([key for key in before if before[key] is not after.get(key)], settings == sacred.SETTINGS)
+"""
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("[] True\n"), done.stdout[-2000:] + done.stderr
+    assert (tmp_path / "runs" / "1" / "metrics.json").is_file()
+
+
+def test_a_run_does_not_take_the_folder_of_another(
+    tiny_words: list[str], trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it is named, or a number that a database has given."""
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    for flags in (["--id", "1"], ["--id", "1", "-F", "runs"], ["--id", "1", "-F", "runs", "--queue"]):
+        with pytest.raises(SystemExit):
+            main(["train", "with", *tiny_words, *flags])
+        said = capsys.readouterr().err
+        assert "tokenv: runs/1: is there already: choose another --id" in said
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+
+
+def test_an_sql_observer_is_told_of_one_figure(tiny_words: list[str], tmp_path: Path) -> None:
+    """One which a program has added, too."""
+    told = {}
+
+    class Sql(observers.SqlObserver):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name.endswith("_event"):
+                return lambda *_, **event: told.update({name: event})
+            return super().__getattribute__(name)
+
+        def completed_event(self, stop_time: datetime, result: Any) -> None: ...
+
+    ex = experiment("train", *tiny_words, store=tmp_path)
+    ex.observers.append(Sql.create_from(None, None))
+    result = ex.run().result
+    assert told["completed_event"]["result"] == result["bits_per_byte"]
+    assert json.loads((tmp_path / "1" / "run.json").read_text())["result"] == result
+
+
+def test_a_run_has_the_number_after_the_largest(tmp_path: Path) -> None:
+    """Whatever else lies in the store."""
+    for name in ("3", "\u00b2", "7a", "_sources"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "9").touch()
+    assert observers.FileStorage(tmp_path)._maximum_existing_run_id() == 9
+
+
+@pytest.mark.parametrize("event", ["queued_event", "started_event"])
+def test_a_run_that_cannot_begin_leaves_no_folder(event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(observers, "write_atomically", full)
+    observer = observers.FileStorage(tmp_path / "runs")
+    about: dict[str, Any] = {"ex_info": {"base_dir": str(tmp_path), "sources": []}, "host_info": {}, "meta_info": {}}
+    about["_id"] = None
+    now = datetime.now(UTC)
+    about |= {
+        "command": "main",
+        "config": {},
+        {"queued_event": "queue_time", "started_event": "start_time"}[event]: now,
+    }
+    with pytest.raises(OSError, match="No space"):
+        getattr(observer, event)(**about)
+    assert not list((tmp_path / "runs").glob("1"))
+    observer.failed_event(now, [])  # which Sacred calls then
 
 
 def test_a_checkout_of_another_user_is_not_an_error(
@@ -31,22 +131,28 @@ def test_a_checkout_of_another_user_is_not_an_error(
     monkeypatch.setenv("HOME", str(tmp_path))  # where somebody may have told git to trust the checkout
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     run_command("train", ["print_config", "with", *tiny_words])
-    original = observers.dependencies.get_commit_if_possible.__wrapped__
-    assert observers._commit_of(original, str(ROOT / "tokenv" / "cli" / "main.py"), True) == (None, None, None)
+    assert sacred._commit_of(ROOT) == (None, None, None)
 
 
 def test_git_runs_once_for_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = []
 
-    def original(*args: Any) -> tuple[str, str, bool]:
+    def commit(*args: Any) -> tuple[str, str, bool]:
         calls.append(args)
         return "here", "abc", False
 
-    (tmp_path / ".git").mkdir()
-    for name in ("a.py", "of/b.py", "of/many/c.py"):
-        assert observers._commit_of(original, str(tmp_path / name), True) == ("here", "abc", False)
-    assert len(calls) == 1
-    assert observers._commit_of(original, str(tmp_path / "a.py"), False) == (None, None, None)
+    monkeypatch.setattr(sacred, "get_commit_if_possible", commit)
+    (tmp_path / "in" / ".git").mkdir(parents=True)
+    (tmp_path / "in" / "of").mkdir()
+    experiment = sacred._bare_experiment("train")
+    experiment.sources.clear()
+    for name in ("in/a.py", "in/of/b.py", "c.py"):
+        (tmp_path / name).touch()
+        sacred._add_source(experiment, tmp_path / name)
+    assert calls == [(str(tmp_path / "in" / "README.md"), True)]
+    found = experiment.get_experiment_info()
+    assert len(found["sources"]) == 3
+    assert found["repositories"] == [{"url": "here", "commit": "abc", "dirty": False}] * 2
 
 
 def test_a_full_disk_leaves_the_old_record(
@@ -54,7 +160,7 @@ def test_a_full_disk_leaves_the_old_record(
 ) -> None:
     """Sacred itself would truncate run.json before it finds the disk full."""
     before = (trained / "run.json").read_text()
-    observer = sacred.FileStorageObserver(trained.parent)
+    observer = observers.FileStorage(trained.parent)
     observer.dir = str(trained)
 
     def full(*_: Any) -> None:

@@ -1,7 +1,11 @@
 """Metrics in TensorBoard's files, and calls of the interfaces of Weights & Biases and MLflow."""
 
 import json
+import os
+import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +14,8 @@ import pytest
 
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
 
 
 def stored() -> dict[str, Any]:
@@ -56,9 +62,10 @@ def test_weights_and_biases_and_mlflow_get_all_metrics(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wandb, mlflow = Calls(), Calls()
-    for name, calls in (("wandb", wandb), ("mlflow", mlflow)):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{each: getattr(calls, each) for each in NAMES[name]}))
+    wandb = Calls()
+    mlflow = FakeMLflow()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=wandb.init))
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     run_command("train", ["with", *tiny_words, "-W", "mine", "-M", "mine"])
     ((_, begun),) = wandb.of("init")
     assert (begun["project"], begun["name"], begun["config"]["rate"]) == ("mine", "tokenv-train-1", 0.2)
@@ -67,11 +74,61 @@ def test_weights_and_biases_and_mlflow_get_all_metrics(
     logged_values = [(name, logged["symbols"], logged[name]) for (logged,), _ in wandb.of("log") for name in logged]
     assert sorted(each for each in logged_values if each[0] != "symbols") == sorted(values)
     assert wandb.calls[-1] == ("finish", (), {"exit_code": 0})
-    assert sorted((name, more["step"], value) for (name, value), more in mlflow.of("log_metric")) == sorted(values)
-    assert mlflow.calls[-1] == ("end_run", (), {"status": "FINISHED"})
+    logged = [(name, more["step"], value) for (_, name, value), more in mlflow.calls.of("log_metric")]
+    assert sorted(logged) == sorted(values)
+    assert {run for (run, _, _), _ in mlflow.calls.of("log_metric")} == {"of mine"}
+    assert mlflow.calls.calls[-1] == ("set_terminated", ("of mine", "FINISHED"), {})
 
 
-NAMES = {"wandb": ["init"], "mlflow": ["set_experiment", "start_run", "log_dict", "log_metric", "end_run"]}
+class FakeMLflow:
+    """Stand-in for MLflow whose experiment ``closed`` cannot be written to."""
+
+    class exceptions:  # noqa: N801
+        class MlflowException(Exception):  # noqa: N818
+            """Base class of all its errors."""
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+
+    def set_experiment(self, name: str) -> Any:
+        if name == "closed":
+            raise self.exceptions.MlflowException("The filesystem tracking backend is in maintenance mode")
+        return SimpleNamespace(experiment_id=name)
+
+    def MlflowClient(self) -> Any:
+        names = ("log_dict", "log_metric", "set_terminated")
+        return SimpleNamespace(create_run=self.create_run, **{name: getattr(self.calls, name) for name in names})
+
+    def create_run(self, experiment_id: str, run_name: str) -> Any:
+        assert run_name == "tokenv-train-1"
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"of {experiment_id}"))
+
+
+def test_an_experiment_that_cannot_be_written_to_is_one_message(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMLflow())
+    with pytest.raises(UserError, match="--mlflow closed: MLflow says: The filesystem tracking backend is"):
+        run_command("train", ["with", *tiny_words, "--mlflow", "closed"])
+    assert caplog.text == ""
+    assert not Path("runs/1").exists()
+
+
+@pytest.mark.slow
+def test_mlflows_database_has_one_run_with_all_metrics(tiny_words: list[str], tmp_path: Path) -> None:
+    """And nothing in a second one, which MLflow's own functions would start in Sacred's thread."""
+    pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "--mlflow", "mine"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        (run,) = database.execute("select name, status from runs").fetchall()
+        (count,) = database.execute("select count(*) from metrics").fetchone()
+    assert run == ("tokenv-train-1", "FINISHED")
+    metrics = json.loads((tmp_path / "runs/1/metrics.json").read_text())
+    assert count == sum(len(metric["values"]) for metric in metrics.values())
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_anything_is_stored(

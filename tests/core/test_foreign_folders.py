@@ -16,7 +16,7 @@ import torch
 from tiny import settings
 
 import tokenv
-from tokenv.cli.sacred import FileStorageObserver
+from tokenv.cli.observers import FileStorage
 from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.locks import RunLock, acquire_run, lock_gpu
 from tokenv.compare.run_evaluation import FILE, load_evaluation
@@ -113,7 +113,7 @@ def test_a_store_neither_redirects_sources_nor_runs_a_template(tmp_path: Path, m
         for path in Path("first/_sources").iterdir():
             (store / "_sources" / path.name).symlink_to(tmp_path / "nowhere")
         (store / "template.html").write_text("<% open('ran', 'w') %>")
-        observer = FileStorageObserver(store, copy_sources=True)
+        observer = FileStorage(store)
         observer.started_event(**copy.deepcopy(about), **more)
         observer.completed_event(datetime.now(UTC), 1)
         (kept,) = (store / "_sources").iterdir()

@@ -1,13 +1,13 @@
-"""Sacred's observers: patches which keep a run's files complete and safe, and trackers of metrics.
+"""Observers of a run: Sacred's file observer with complete files, and trackers of metrics.
 
-The patches take effect in every program which imports this module. A store may come from another person, and a disk may
-be full at any moment: files are written completely or not at all, links are not followed, and a template in a store
-(which is code) is not rendered. Trackers send metrics to TensorBoard, Weights & Biases and MLflow.
+Nothing of Sacred is replaced: ``FileStorage`` is a subclass, which our experiments attach. A store may come from
+another person, and a disk may be full at any moment: files are written completely or not at all, links are not
+followed, and a template in a store (which is code) is not rendered. Trackers send metrics to TensorBoard, Weights &
+Biases and MLflow.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import shutil
@@ -28,108 +28,109 @@ from tokenv.plotting.characters import escape_line
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import dependencies
-    from sacred.observers import FileStorageObserver, RunObserver, SqlObserver, file_storage
+    from sacred.dependencies import get_digest
+    from sacred.observers import FileStorageObserver, RunObserver, SqlObserver
     from sacred.serializer import flatten
 
 INITIAL_FILES = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # of every run
 MONGO_TIMEOUT = 5  # seconds to find a server; pymongo's own 30 would pass twice
-Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 
 
-def _patch(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Replace a method or function by one which takes the original as its first argument."""
+class FileStorage(FileStorageObserver):
+    """Sacred's observer of files, whose files are complete at any moment.
 
-    def decorate(replacement: Callable[..., Any]) -> Callable[..., Any]:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
-
-        setattr(owner, name, patched)
-        return replacement
-
-    return decorate
-
-
-@_patch(dependencies, "get_commit_if_possible")
-def _commit_of(original: Callable[..., Commit], filename: str, save_git_info: bool) -> Commit:
-    """Return the git commit of a file, or nothing where git fails, as in a checkout which belongs to another user.
-
-    Sacred itself asks git three times for each source file, which takes seconds, and ends when git fails.
+    Args:
+        basedir: folder of the runs; each has a folder in it, by number or by its ``--id``.
     """
-    folder = Path(filename).resolve().parent
-    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
-    return (None, None, None) if root is None or not save_git_info else _commit_in(original, root)
 
+    dir: Any  # of the run; None before it begins
 
-@functools.cache
-def _commit_in(original: Callable[..., Commit], root: Path) -> Commit:
-    try:
-        return original(str(root / "README.md"), True)
-    except Exception:  # the run is more important than its commit
-        return None, None, None
+    def __init__(self, basedir: str | Path) -> None:
+        super().__init__(basedir)
+        self.template = None  # template.html in a store is Mako, hence code of the person who made the store
 
+    def queued_event(self, ex_info: dict[str, Any], **event: Any) -> Any:
+        """Store the sources as those of a started run; Sacred would look for them in the working directory."""
+        sources = self.save_sources(ex_info)
+        self.copy_sources = False
+        try:
+            return self._begin(super().queued_event, ex_info=ex_info | {"sources": sources}, **event)
+        finally:
+            self.copy_sources = True
 
-file_storage.copyfile = copy_atomically
+    def started_event(self, **event: Any) -> Any:
+        """Create the run's folder and its initial files."""
+        return self._begin(super().started_event, **event)
 
-
-@_patch(FileStorageObserver, "save_json")
-def _save_json(_original: Callable[..., None], observer: FileStorageObserver, values: Any, filename: str) -> None:
-    """Write a file in one step, so that a kill or a full disk leaves the old file and not a half of the new one.
-
-    A file which cannot be written after the run has begun is a warning: the next heartbeat tries again.
-    """
-    path = Path(observer.dir) / filename
-    try:
-        write_atomically(path, json.dumps(flatten(values), sort_keys=True, indent=2))
-    except OSError as error:
-        if not (Path(observer.dir) / "config.json").exists() and observer.run_entry["status"] == "RUNNING":
+    def _begin(self, store: Callable[..., Any], **event: Any) -> Any:
+        """Store the initial files; remove the folder of a run which cannot begin, for example on a full disk."""
+        self.dir = None
+        self.run_entry = None
+        try:
+            return store(**event)
+        except OSError:
+            if self.dir is not None:
+                shutil.rmtree(self.dir, ignore_errors=True)
+            self.run_entry = None
             raise
-        logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", escape_line(str(path)), error.strerror)
 
+    def _make_run_dir(self, _id: str | None) -> None:
+        try:
+            super()._make_run_dir(_id)
+        except OSError as error:
+            folder = self.dir
+            self.dir = None  # it is another run's, and stays
+            if isinstance(error, FileExistsError) and folder is not None:
+                raise UserError(f"{folder}: is there already: choose another --id, or leave it out") from None
+            raise
 
-@_patch(FileStorageObserver, "save_cout")
-def _save_cout(original: Callable[..., None], observer: FileStorageObserver) -> None:
-    with suppress(OSError):
-        original(observer)
+    def _maximum_existing_run_id(self) -> int:
+        names = (path.name for path in Path(self.basedir).iterdir())
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
 
+    def find_or_save(self, filename: str, store_dir: Path) -> Path:
+        """Return the copy of a file in a folder, under a name with its digest."""
+        source = Path(filename)
+        stored = store_dir / f"{source.stem}_{get_digest(filename)}{source.suffix}"
+        store_dir.mkdir(parents=True, exist_ok=True)
+        if not stored.exists():
+            copy_atomically(source, stored)
+        return stored
 
-@_patch(FileStorageObserver, "queued_event")
-def _queued_event(
-    original: Callable[..., Any], observer: FileStorageObserver, ex_info: dict[str, Any], *event: Any, **more: Any
-) -> Any:
-    """Store the sources as those of a started run; Sacred would look for them in the working directory."""
-    sources, copy_sources = observer.save_sources(ex_info), observer.copy_sources
-    observer.copy_sources = False
-    try:
-        return original(observer, ex_info | {"sources": sources}, *event, **more)
-    finally:
-        observer.copy_sources = copy_sources
+    def save_file(self, filename: str, target_name: str | None = None) -> None:
+        """Copy a file into the run's folder."""
+        name = target_name or Path(filename).name
+        if name in INITIAL_FILES:
+            raise FileExistsError(f"{name}: a file of this name records the run itself")
+        copy_atomically(filename, Path(self.dir) / name)
 
+    def save_json(self, obj: Any, filename: str) -> None:
+        """Write a file in one step, so that a kill or a full disk leaves the old file and not a half of the new one.
 
-@_patch(FileStorageObserver, "started_event")
-def _started_event(original: Callable[..., Any], observer: FileStorageObserver, *event: Any, **more: Any) -> Any:
-    """Remove the folder of a run which could not be started, for example because the disk is full."""
-    observer.dir = observer.run_entry = None
-    try:
-        return original(observer, *event, **more)
-    except OSError:
-        if observer.dir is not None and observer.run_entry is None:
-            shutil.rmtree(observer.dir, ignore_errors=True)
-        raise
+        A file which cannot be written after the run has begun is a warning: the next heartbeat tries again.
+        """
+        path = Path(self.dir) / filename
+        content = json.dumps(flatten(obj), sort_keys=True, indent=2)
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            if not path.with_name("config.json").exists():
+                raise
+            logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", escape_line(str(path)), error.strerror)
 
+    def save_cout(self) -> None:
+        """Append to the file of what is printed, if the disk has room."""
+        with suppress(OSError):
+            super().save_cout()
 
-@_patch(FileStorageObserver, "failed_event")
-def _failed_event(original: Callable[..., None], observer: FileStorageObserver, *event: Any, **more: Any) -> None:
-    """Record a failed run; remove it, and free its number, where a mistake of the user ended it before any work."""
-    if observer.run_entry is None:  # it never started
-        return
-    if isinstance(sys.exception(), UserError) and not _has_output(Path(observer.dir)):
-        shutil.rmtree(observer.dir, ignore_errors=True)
-    else:
-        original(observer, *event, **more)
+    def failed_event(self, fail_time: datetime, fail_trace: list[str]) -> None:
+        """Record a failed run; remove it, and free its number, where a mistake of the user ended it before any work."""
+        if self.run_entry is None:  # it never started
+            return
+        if isinstance(sys.exception(), UserError) and not _has_output(Path(self.dir)):
+            shutil.rmtree(self.dir, ignore_errors=True)
+        else:
+            super().failed_event(fail_time, fail_trace)
 
 
 def _has_output(folder: Path) -> bool:
@@ -140,17 +141,25 @@ def _has_output(folder: Path) -> bool:
     return metrics.is_file() and metrics.read_bytes() != b"{}"
 
 
-@_patch(FileStorageObserver, "render_template")
-def _render_template(_original: Callable[..., None], observer: FileStorageObserver) -> None:
-    """Render nothing: ``template.html`` in a store is Mako, hence code of the person who made the store."""
+class OneFigure:
+    """Sacred's SQL observer, told of one figure of the result: its table has one number, and an error for others.
 
+    Args:
+        observer: the observer which stores everything else as it is.
+    """
 
-@_patch(SqlObserver, "completed_event")
-def _completed_event(original: Callable[..., None], observer: SqlObserver, stop_time: datetime, result: Any) -> None:
-    """Store the first figure of the result: Sacred's table has one number, and raises an error for anything else."""
-    figures = list(result.values()) if isinstance(result, dict) else [result]
-    first = figures[0] if figures else None
-    original(observer, stop_time, float(first) if isinstance(first, int | float) else None)
+    def __init__(self, observer: SqlObserver) -> None:
+        self._observer = observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._observer, name)
+
+    def completed_event(self, stop_time: datetime, result: Any) -> None:
+        """Store the first figure of the result; nothing where it is no number."""
+        figures = list(result.values()) if isinstance(result, dict) else [result]
+        is_number = bool(figures) and isinstance(figures[0], int | float)
+        figure = float(figures[0]) if is_number else None
+        self._observer.completed_event(stop_time=stop_time, result=figure)
 
 
 def is_informative(record: logging.LogRecord) -> bool:
@@ -238,6 +247,7 @@ class Tracker(RunObserver, ABC):
 
     def __init__(self, destination: str) -> None:
         self.destination = destination
+        self.has_begun = False
         try:
             self.api: Any = import_module(self.module)
         except ImportError as error:
@@ -262,6 +272,7 @@ class Tracker(RunObserver, ABC):
         """Handle the start of the run."""
         number = start_time.strftime("%Y%m%d-%H%M%S") if _id is None else _id
         self.begin(f"{ex_info['name']}-{number}", config)
+        self.has_begun = True
 
     def log_metrics(self, metrics_by_name: Mapping[str, Mapping[str, Any]], info: Any) -> None:
         """Handle the metrics since the last call."""
@@ -275,11 +286,13 @@ class Tracker(RunObserver, ABC):
 
     def interrupted_event(self, interrupt_time: Any, status: Any) -> None:
         """Handle an interruption of the run."""
-        self.end("KILLED")
+        if self.has_begun:
+            self.end("KILLED")
 
     def failed_event(self, fail_time: Any, fail_trace: Any) -> None:
         """Handle a failure of the run."""
-        self.end("FAILED")
+        if self.has_begun:
+            self.end("FAILED")
 
 
 class TensorBoard(Tracker):
@@ -323,24 +336,39 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of the MLflow experiment ``destination``, at the server which ``MLFLOW_TRACKING_URI`` names."""
+    """A run of the MLflow experiment ``destination``, at the server or database which ``MLFLOW_TRACKING_URI`` names.
+
+    MLflow's functions know a run in the thread only which started it, and Sacred's heartbeat is another.
+    """
 
     package = module = "mlflow"
     takes = "an experiment"
 
     def begin(self, name: str, config: Mapping[str, Any]) -> None:
-        """Start a run; its configuration is a file, since MLflow's parameters are short."""
-        self.api.set_experiment(self.destination)
-        self.api.start_run(run_name=name)
-        self.api.log_dict(dict(config), "config.json")
+        """Start a run; its configuration is a file, since MLflow's parameters are short.
+
+        Raises:
+            UserError: MLflow cannot store a run there.
+        """
+        try:
+            self.client = self.api.MlflowClient()
+            experiment = self.api.set_experiment(self.destination)
+            run = self.client.create_run(experiment.experiment_id, run_name=name)
+            self.run_id = run.info.run_id
+            self.client.log_dict(self.run_id, dict(config), "config.json")
+        except (ImportError, self.api.exceptions.MlflowException) as error:
+            raise UserError(
+                f"--mlflow {self.destination}: MLflow says: {str(error).strip()} (MLFLOW_TRACKING_URI names its server "
+                "or a database such as sqlite:///mlflow.db, which needs pip install tokenv[trackers])"
+            ) from error
 
     def add(self, name: str, value: float, step: int) -> None:
         """Log one value."""
-        self.api.log_metric(name, value, step=step)
+        self.client.log_metric(self.run_id, name, value, step=step)
 
     def end(self, status: str) -> None:
         """End the run."""
-        self.api.end_run(status=status)
+        self.client.set_terminated(self.run_id, status)
 
 
 TRACKERS: dict[str, type[Tracker]] = {"-T": TensorBoard, "-W": WandB, "-M": MLflow}  # by flag

@@ -5,9 +5,11 @@ Only this module and ``observers`` import Sacred.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
+import shlex
 import shutil
 import tempfile
 import warnings
@@ -21,7 +23,7 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.cli.observers import TRACKERS, Tracker, check_mongo, is_informative
+from tokenv.cli.observers import TRACKERS, FileStorage, OneFigure, Tracker, check_mongo, is_informative
 from tokenv.config.files import named_configs
 from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
@@ -32,19 +34,19 @@ from tokenv.core.processes import GracefulStop
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred import SETTINGS, Experiment
+    from sacred import Experiment
     from sacred.commandline_options import CLIOption
+    from sacred.dependencies import Source, get_commit_if_possible, get_digest
     from sacred.host_info import HostInfoGetter
-    from sacred.observers import FileStorageObserver
+    from sacred.observers import FileStorageObserver, SqlObserver
+    from sacred.observers.file_storage import file_storage_option
     from sacred.run import Run
     from sacred.utils import apply_backspaces_and_linefeeds
 
-SETTINGS.CAPTURE_MODE = "sys"
-SETTINGS.DISCOVER_SOURCES = "none"  # ours are added below; Sacred would copy all of site-packages
-SETTINGS.CONFIG.READ_ONLY_CONFIG = False
 RUNS = "runs"  # default folder of stored runs
 ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")  # agents and estimators lie beside tokenv in a checkout
 Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
+Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # optional packages behind Sacred's flags
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -60,7 +62,17 @@ def _tracker_option(short: str, tracker: type[Tracker]) -> CLIOption:
     return CLIOption(attach, short, f"--{tracker.package}", is_flag=False)
 
 
-TRACKER_OPTIONS = [_tracker_option(short, tracker) for short, tracker in TRACKERS.items()]
+def _store_in(folder: str, run: Run) -> None:
+    """Store the run in a folder of its own in the folder VALUE."""
+    own = FileStorage(folder)
+    run.observers = [each for each in run.observers if each != own]  # Sacred's own flag has added its observer
+    run.observers.append(own)
+
+
+OPTIONS = [
+    CLIOption(_store_in, "-F", "--file_storage", is_flag=False),
+    *(_tracker_option(short, tracker) for short, tracker in TRACKERS.items()),
+]
 
 
 def run_folder(run: Run) -> Path | None:
@@ -152,17 +164,24 @@ class Command:
             store: folder in which its run is stored; None for no observer.
         """
         experiment = _bare_experiment(self.name)
+        experiment.sources.clear()  # those which Sacred has found
         logging.getLogger(experiment.path).addFilter(is_informative)
         experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
         for source in source_files():
-            experiment.add_source_file(str(source))
+            _add_source(experiment, source)
         if store is not None:
-            experiment.observers.append(FileStorageObserver(store, copy_sources=True))
+            experiment.observers.append(FileStorage(store))
         folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
         weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
 
+        @experiment.option_hook
+        def capture(options: dict[str, Any]) -> None:
+            if options["--capture"] is None and not options["--unobserved"]:
+                options["--capture"] = "sys"  # Sacred's own way, processes named tee, may wait for them in vain
+
         @experiment.main
-        def main(_config: dict[str, Any], _run: Run) -> Any:
+        def main(_run: Run) -> Any:
+            _run.observers = [OneFigure(each) if isinstance(each, SqlObserver) else each for each in _run.observers]
             return self.work(options, Record(_run, folder))
 
         own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
@@ -171,7 +190,7 @@ class Command:
             for name, version in plugin.packages.items():
                 experiment.add_package_dependency(name, version)
             for file in plugin.files:
-                experiment.add_source_file(str(file))
+                _add_source(experiment, file)
         with _translate_errors():
             experiment.add_config(values)
         return experiment
@@ -207,9 +226,6 @@ class Command:
         if works and flags["--mongo_db"]:
             with _translate_errors():
                 check_mongo(flags["--mongo_db"])
-        name = flags["--id"]
-        if name is not None and experiment.observers and (Path(RUNS) / name).exists():
-            raise UserError(f"--id {name!r}: {Path(RUNS) / name} is there already: choose another, or leave it out")
         with GracefulStop(at_once=True), _translate_errors():
             run = experiment.run(flags["COMMAND"], options=flags)
         if flags["--queue"]:
@@ -226,13 +242,34 @@ def usage(name: str) -> str:
 
 def _bare_experiment(name: str) -> Experiment:
     """Build an experiment which has a command's flags and does nothing."""
-    return Experiment(
+    experiment = Experiment(
         f"tokenv-{name}",
         base_dir=_package_folder("tokenv").parent,
         # The description shows other processes whether this one is still alive.
         additional_host_info=[HostInfoGetter(processes.describe, "process")],
-        additional_cli_options=TRACKER_OPTIONS,
+        additional_cli_options=OPTIONS,
+        save_git_info=False,  # Sacred asks git three times for each file, and ends when git fails
     )
+    experiment.all_cli_options.remove(file_storage_option)  # ours has the same name
+    return experiment
+
+
+def _add_source(experiment: Experiment, file: Path) -> None:
+    """Add a source file to an experiment, with the git commit of its checkout."""
+    checkout = next((folder for folder in file.resolve().parents if (folder / ".git").exists()), None)
+    experiment.sources.add(Source(str(file), get_digest(file), *_commit_of(checkout)))
+
+
+@functools.cache
+def _commit_of(checkout: Path | None) -> Commit:
+    """Return the commit of a git checkout; nothing where git fails, as in a checkout which belongs to another user."""
+    if checkout is None:
+        return None, None, None
+    try:
+        commit: Commit = get_commit_if_possible(str(checkout / "README.md"), True)
+    except Exception:  # the run is more important than its commit
+        return None, None, None
+    return commit
 
 
 def source_files() -> list[Path]:
@@ -265,30 +302,51 @@ def _translate_errors() -> Iterator[None]:
 def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
     experiment = _bare_experiment(name)
     commands = [word for word, _ in experiment.gather_commands()]
-    hint = _with_hint(name, arguments, commands) + (
-        f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
-    )
+    expected = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
+    flags = _match_usage(experiment, arguments)
+    if flags is None:
+        raise UserError(f"cannot read {' '.join(arguments)!r}: {_hint(name, arguments, experiment)}{expected}")
+    if flags["COMMAND"] == "with":  # with nothing after it
+        flags["COMMAND"] = None
+    if flags["COMMAND"] not in (None, *commands):
+        known = f"{flags['COMMAND']!r} is none of {', '.join(commands)}"
+        raise UserError(f"{known}: {_hint(name, arguments, experiment)}{expected}")
+    _check_flags(flags)
+    return flags
+
+
+def _match_usage(experiment: Experiment, arguments: list[str]) -> dict[str, Any] | None:
+    """Return the flags of a command line by name; None if it does not follow Sacred's grammar."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our message says what docopt warns of
             flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
-        raise UserError(f"cannot read {' '.join(arguments)!r}: {hint}") from None
-    if flags["COMMAND"] == "with":  # with nothing after it
-        flags["COMMAND"] = None
-    if flags["COMMAND"] not in (None, *commands):
-        raise UserError(f"{flags['COMMAND']!r} is none of {', '.join(commands)}: {hint}")
-    _check_flags(flags)
+        return None
     return flags
 
 
-def _with_hint(name: str, arguments: list[str], commands: list[str]) -> str:
-    """Return a hint for a command line without ``with``; empty where nothing suggests it."""
-    first = next((word for word in arguments if not word.startswith("-")), "with")
-    forgotten = first not in (*commands, "with") and (
-        first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
-    )
-    return f"did you mean tokenv {name} with {' '.join(arguments)}? " if forgotten else ""
+def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
+    """Return advice on a line without ``with``, or with ``--key value`` for ``key=value``; empty if it has neither."""
+    flags = {flag for option in experiment.all_cli_options for flag in option.get_flags()}
+    meant = ["with"]
+    words = iter(word for word in arguments if word != "with")
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("--") or flag in flags:
+            meant.append(word)
+            continue
+        if not equals:
+            value = next(words, "--")
+        if value.startswith("--"):
+            return ""
+        key = flag.removeprefix("--").replace("-", "_")
+        meant.append(f"{key}={value}")
+    first = next((word for word in meant[1:] if not word.startswith("-")), "")
+    is_first = first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
+    if not is_first or _match_usage(experiment, meant) is None:
+        return ""
+    return f"did you mean tokenv {name} {shlex.join(meant)}? "
 
 
 def _check_flags(flags: dict[str, Any]) -> None:
