@@ -41,8 +41,11 @@ def naive_baselines(horizon: int, season: int) -> Baselines:
         horizon: number of steps H.
         season: steps of a season, see ``find_season``; 1 for none, whose forecast would be the last value.
     """
-    seasonal = {f"season {season}": partial(_seasonal, horizon=horizon, season=season)} if season > 1 else {}
-    return {"last value": partial(_seasonal, horizon=horizon, season=1), **seasonal, "mean": partial(_mean, horizon)}
+    baselines: Baselines = {"last value": partial(_seasonal, horizon=horizon, season=1)}
+    if season > 1:
+        baselines[f"season {season}"] = partial(_seasonal, horizon=horizon, season=season)
+    baselines["mean"] = partial(_mean, horizon)
+    return baselines
 
 
 def check_season(season: int, history: int) -> None:
@@ -64,9 +67,10 @@ def _mean(horizon: int, batch: ContextBatch) -> Array:
 
 def _seasonal(batch: ContextBatch, *, horizon: int, season: int) -> Array:
     """Forecast the value of the same step in the last known season, or the last value if that is missing."""
-    value_BLC, length = batch.channel_BL[..., VALUE].numpy(), batch.channel_BL.shape[1]
-    last_BC = np.where(np.isnan(value_BLC[:, -1]), batch.channel_BL[:, -1, :, LAST].numpy(), value_BLC[:, -1])
-    index_H = length - season + np.arange(horizon) % season
+    value_BLC = batch.channel_BL[..., VALUE].numpy()
+    before_BC = batch.channel_BL[:, -1, :, LAST].numpy()
+    last_BC = np.where(np.isnan(value_BLC[:, -1]), before_BC, value_BLC[:, -1])
+    index_H = value_BLC.shape[1] - season + np.arange(horizon) % season
     seasonal_BHC = value_BLC[:, np.maximum(index_H, 0)]
     missing = np.isnan(seasonal_BHC) | (index_H < 0)[:, None]
     return np.where(missing, last_BC[:, None], seasonal_BHC)
@@ -90,17 +94,19 @@ def find_season(series: Sequence[Series], longest: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # lags for which no series is long enough
         correlation_K = np.nanmean(correlation_SK, 0)
-    noise, inner_K = 1 / np.sqrt(max(steps, 1)), correlation_K[1:-1]
+    noise = 1 / np.sqrt(max(steps, 1))
     threshold = max(MIN_AUTOCORRELATION, 4 * noise)
+    inner_K = correlation_K[1:-1]
+    highest_K = (inner_K > correlation_K[:-2]) & (inner_K >= correlation_K[2:])
     rise_K = inner_K - np.fmin.accumulate(inner_K)
-    peak_K = (
-        (inner_K > correlation_K[:-2]) & (inner_K >= correlation_K[2:]) & (inner_K >= threshold) & (rise_K >= threshold)
-    )
+    peak_K = highest_K & (inner_K >= threshold) & (rise_K >= threshold)
     if not peak_K.any():
         return 1
     top = inner_K[peak_K].max()
-    first = int(np.flatnonzero(peak_K & (inner_K >= min(NEAR_BEST * top, top - 3 * noise)))[0])
-    return first + int(np.argmax(inner_K[first : int(PEAK_RANGE * (first + 1))])) + 1
+    high_K = inner_K >= min(NEAR_BEST * top, top - 3 * noise)
+    first = int(np.flatnonzero(peak_K & high_K)[0])
+    near_K = inner_K[first : int(PEAK_RANGE * (first + 1))]
+    return first + int(np.argmax(near_K)) + 1
 
 
 def _autocorrelation(value_L: Array, longest: int) -> Array:
@@ -111,16 +117,20 @@ def _autocorrelation(value_L: Array, longest: int) -> Array:
     if known_L.sum() < 2:
         return correlation_K
     centred_L = np.where(known_L, value_L - value_L[known_L].mean(), 0.0)
-    size = 1 << (len(value_L) + lags).bit_length()
-    spectra = [
-        np.fft.irfft(np.abs(np.fft.rfft(x_L, size)) ** 2, size) for x_L in (centred_L, known_L.astype(np.float64))
-    ]
     usable = min(lags, len(value_L) // 2)
-    product_K, pairs_K = (x_L[:usable] for x_L in spectra)
+    product_K = _lagged_products(centred_L, lags)[:usable]
+    pairs_K = _lagged_products(known_L.astype(np.float64), lags)[:usable]
     covariance_K = product_K / np.maximum(pairs_K, 1.0)
     if usable and covariance_K[0] > 0:
         correlation_K[:usable] = covariance_K / covariance_K[0]
     return correlation_K
+
+
+def _lagged_products(x_L: Array, lags: int) -> Array:
+    """Return the sums of products of all pairs which lie so many steps apart, for the first ``lags`` lags and more."""
+    size = 1 << (len(x_L) + lags).bit_length()
+    spectrum = np.fft.rfft(x_L, size)
+    return np.fft.irfft(np.abs(spectrum) ** 2, size)
 
 
 def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
@@ -139,15 +149,17 @@ def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
     Raises:
         UserError: every window has a missing value.
     """
-    held_out = data.windows("validation", before=data.config.seq_len - horizon, stride=1)
-    chosen_P = np.linspace(0, len(held_out) - 1, min(len(held_out), MAX_VALIDATION_WINDOWS)).astype(np.int64)
-    square_FF, product_FH, count = _sums(data.windows("training"), None, horizon)
-    if not count:
+    training = data.windows("training")
+    square_FF, product_FH = _sums(training, np.arange(len(training)), horizon)
+    if not square_FF[-1, -1]:  # the sum of all weights
         raise UserError(
             "peers = ['dlinear'] or model.linear_path: every training window has a missing value in its last "
             f"{horizon} steps: expected some without"
         )
-    validation = _sums(held_out, chosen_P, horizon)[:2]
+    held_out = data.windows("validation", before=data.config.seq_len - horizon, stride=1)
+    count = min(len(held_out), MAX_VALIDATION_WINDOWS)
+    chosen_P = np.linspace(0, len(held_out) - 1, count).astype(np.int64)
+    validation = _sums(held_out, chosen_P, horizon)
     ridge = square_FF.diagonal().mean() * torch.eye(len(square_FF), dtype=torch.float64)
     weights = [torch.linalg.solve(square_FF + factor * ridge, product_FH) for factor in RIDGES]
     return min(weights, key=lambda weight_FH: _squared_error(weight_FH, *validation))
@@ -196,23 +208,23 @@ def fit_peers(names: Sequence[str], data: SeriesData, horizon: int) -> Baselines
     return {name: _FITS[name](data, horizon) for name in names}
 
 
-def _sums(windows: Windows, index_P: Array | None, horizon: int) -> tuple[Tensor, Tensor, int]:
-    """Return sums over windows of features times features and of features times targets, and the number of examples."""
+def _sums(windows: Windows, index_P: Array, horizon: int) -> tuple[Tensor, Tensor]:
+    """Return sums over windows of features times features, the last of which is the weight, and times targets."""
     features = windows.config.seq_len - horizon + 1
-    square_FF, product_FH = (torch.zeros(features, size, dtype=torch.float64) for size in (features, horizon))
-    count = 0
-    for x_WF, y_WH in _examples(windows, np.arange(len(windows)) if index_P is None else index_P, horizon):
+    square_FF = torch.zeros(features, features, dtype=torch.float64)
+    product_FH = torch.zeros(features, horizon, dtype=torch.float64)
+    for x_WF, y_WH in _examples(windows, index_P, horizon):
         square_FF += x_WF.T @ x_WF
         product_FH += x_WF.T @ y_WH
-        count += len(x_WF)
-    return square_FF, product_FH, count
+    return square_FF, product_FH
 
 
 def _examples(windows: Windows, index_P: Array, horizon: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield features and targets, both weighted such that errors are those of standardised values."""
     for first in range(0, len(index_P), MAX_BATCH):
         index_B = index_P[first : first + MAX_BATCH]
-        std_BC = torch.from_numpy(np.stack([windows.series[index].std_C for index in windows.series_P[index_B]]))
+        series = [windows.series[index] for index in windows.series_P[index_B]]
+        std_BC = torch.from_numpy(np.stack([each.std_C for each in series]))
         symbol_BN = windows.take(index_B).symbol_BN[:, :, : std_BC.shape[1]]  # without covariates
         ahead = symbol_BN[:, -horizon:]
         value, location, scale, _, _ = ahead.unbind(-1)

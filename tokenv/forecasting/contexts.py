@@ -89,27 +89,32 @@ class ForecastContexts:
                 yield self._take(run_R[first : first + size])
 
     def _take(self, index_B: Array) -> ContextBatch:
-        spans = list(zip(self.series_P[index_B], self.start_P[index_B], self.end_P[index_B], strict=True))
-        chosen, horizon = [self.series[index] for index, _, _ in spans], self.horizon
-        symbol = frame_windows(chosen, [slice(start, end) for _, start, end in spans], self.options)
-        truth = [self.series[index].value_LC[end : end + horizon] for index, _, end in spans] if self.known else None
+        chosen = [self.series[index] for index in self.series_P[index_B]]
+        spans = [slice(start, end) for start, end in zip(self.start_P[index_B], self.end_P[index_B], strict=True)]
+        symbol = frame_windows(chosen, spans, self.options)
+        names = [series.name for series in chosen]
+        truth_BHC = None
+        if self.known:
+            names = [f"{name} @ {span.start}" for name, span in zip(names, spans, strict=True)]
+            ahead = [slice(span.stop, span.stop + self.horizon) for span in spans]
+            truth = [series.value_LC[steps] for series, steps in zip(chosen, ahead, strict=True)]
+            truth_BHC = np.stack(truth)
         return ContextBatch(
-            names=[
-                f"{series.name} @ {start}" if self.known else series.name
-                for series, (_, start, _) in zip(chosen, spans, strict=True)
-            ],
+            names=names,
             series=chosen,
             symbol_BL=torch.from_numpy(symbol),
-            date_BN=[self._dates(*span) for span in spans],
-            truth_BHC=None if truth is None else np.stack(truth),
+            date_BN=[self._dates(series, span) for series, span in zip(chosen, spans, strict=True)],
+            truth_BHC=truth_BHC,
             cluster_B=torch.from_numpy(self.cluster_P[index_B]),
         )
 
-    def _dates(self, index: int, start: int, end: int) -> list[Any] | None:
-        date_L = self.series[index].date_L
-        if date_L is None:
+    def _dates(self, series: Series, span: slice) -> list[Any] | None:
+        """Return the dates of a history and of its horizon."""
+        if series.date_L is None:
             return None
-        return date_L[start : end + self.horizon] if self.known else date_L[start:] + extend_dates(date_L, self.horizon)
+        if self.known:
+            return series.date_L[span.start : span.stop + self.horizon]
+        return series.date_L[span.start :] + extend_dates(series.date_L, self.horizon)
 
 
 def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int:
@@ -124,7 +129,9 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
         UserError: ``horizon`` is below 1, leaves no step between the context and the forecast, or does not fit a model
             which has only its direct head: that needs its own horizon for test windows, and no more elsewhere.
     """
-    history, predicted = config.data.seq_len - horizon, config.model.horizon
+    history = config.data.seq_len - horizon
+    context = config.data.series.context
+    predicted = config.model.horizon
     if config.model.direct:
         if held_out and horizon != predicted:
             raise UserError(
@@ -135,11 +142,11 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
                 f"horizon = {horizon}: expected 1 to {predicted}, which this model, with model.direct=True, predicts"
             )
         return config.data.seq_len - predicted
-    if horizon < 1 or history <= config.data.series.context:
-        most = config.data.seq_len - config.data.series.context - 1
+    if horizon < 1 or history <= context:
+        most = config.data.seq_len - context - 1
         raise UserError(
             f"horizon = {horizon}: expected 1 to {most}, because the model was trained on sequences of data.seq_len = "
-            f"{config.data.seq_len} steps, of which the first {config.data.series.context} are context: train one with "
+            f"{config.data.seq_len} steps, of which the first {context} are context: train one with "
             "a longer data.seq_len"
         )
     return history
@@ -161,40 +168,67 @@ def last_windows(
     Raises:
         UserError: a recording is too short, or a column holds no value.
     """
-    history, options = history_steps(config, horizon, held_out=False), config.data.series
-    held_out = horizon + (windows - 1) * step if windows else 0  # steps which the first history does not know
-    least = min(options.context + 1, history)
+    history = history_steps(config, horizon, held_out=False)
+    options = config.data.series
+    origin_W = horizon + step * np.arange(windows)[::-1]  # steps before the series' end
+    if not windows:
+        origin_W = np.zeros(1, int)
     series: list[Series] = []
     for recording in recordings:
+        _check_length(recording, options, history, int(origin_W[0]), windows)
+        if not windows:
+            _check_future(recording, options, horizon)
         length = len(recording.value_LC)
-        if length - held_out < least:
-            known = f", besides the {held_out} of {windows} windows" if windows else ""
-            raise UserError(
-                f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} "
-                f"that the model reads first{known}, and preferably its full history of {history}: provide more rows"
-                f"{', choose fewer windows' if windows else ''}, or leave the recording out"
-            )
-        ahead = 0 if recording.covariate_MK is None else len(recording.covariate_MK) - length
-        if options.future_covariates and not windows and ahead < horizon:
-            raise UserError(
-                f"{recording.name} knows {', '.join(options.future_covariates)} for {ahead} rows after the last value: "
-                f"expected the {horizon} of horizon: append rows with only their dates and these covariates"
-            )
-        borders = SplitBorders(length - held_out, length - held_out, length)
-        of_recording = series_of(recording, borders, options)
+        known = length - int(origin_W[0])
+        of_recording = series_of(recording, SplitBorders(known, known, length), options)
         if len(recordings) == 1 and not options.joint:  # the columns' names identify the series of a single table
             of_recording = [replace(each, name=each.columns[0] or each.name) for each in of_recording]
         series += of_recording
     length_S = np.array([len(each.value_LC) for each in series])
-    origin_W = held_out - step * np.arange(windows) if windows else np.zeros(1, int)  # steps before the series' end
     end_P = (length_S[:, None] - origin_W).ravel()
-    series_P = np.repeat(np.arange(len(series)), len(origin_W))
     order_P = np.argsort(np.minimum(end_P, history), kind="stable")  # those of one length are read together
-    end_P, series_P = end_P[order_P], series_P[order_P]
-    start_P = np.maximum(end_P - history, 0)
+    end_P = end_P[order_P]
+    series_P = order_P // len(origin_W)
     return ForecastContexts(
-        series, options, horizon, series_P, start_P, end_P, series_P, known=windows > 0, total=len(end_P)
+        series=series,
+        options=options,
+        horizon=horizon,
+        series_P=series_P,
+        start_P=np.maximum(end_P - history, 0),
+        end_P=end_P,
+        cluster_P=series_P,
+        known=windows > 0,
+        total=len(end_P),
     )
+
+
+def _check_length(recording: Recording, options: SeriesConfig, history: int, held_out: int, windows: int) -> None:
+    """Raise an error unless a recording has more rows than the first history does not know and a context."""
+    length = len(recording.value_LC)
+    if length - held_out >= min(options.context + 1, history):
+        return
+    besides = fewer = ""
+    if windows:
+        besides = f", besides the {held_out} of {windows} windows"
+        fewer = ", choose fewer windows"
+    raise UserError(
+        f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} that the "
+        f"model reads first{besides}, and preferably its full history of {history}: provide more rows{fewer}, or leave "
+        "the recording out"
+    )
+
+
+def _check_future(recording: Recording, options: SeriesConfig, horizon: int) -> None:
+    """Raise an error unless all future covariates of the horizon are known."""
+    if not options.future_covariates:
+        return
+    assert recording.covariate_MK is not None
+    ahead = len(recording.covariate_MK) - len(recording.value_LC)
+    if ahead < horizon:
+        raise UserError(
+            f"{recording.name} knows {', '.join(options.future_covariates)} for {ahead} rows after the last value: "
+            f"expected the {horizon} of horizon: append rows with only their dates and these covariates"
+        )
 
 
 def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: str = "test") -> ForecastContexts:
@@ -212,9 +246,11 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: st
     length = data.config.seq_len
     windows = data.windows(side, before=length - horizon, stride=1)
     chosen_P = np.sort(low_discrepancy_order(len(windows))[: count or None])
-    series_P, start_P = windows.series_P[chosen_P], windows.start_P[chosen_P]
-    # Columns recorded at the same time depend on one another; synthetic series are independent.
-    synthetic = data.config.source in SYNTHETIC_SERIES
+    series_P = windows.series_P[chosen_P]
+    start_P = windows.start_P[chosen_P]
+    cluster_P = start_P // length * len(data.series)  # columns recorded at the same time depend on one another
+    if data.config.source in SYNTHETIC_SERIES:
+        cluster_P += series_P  # these are independent
     return ForecastContexts(
         series=data.series,
         options=data.config.series,
@@ -222,7 +258,7 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: st
         series_P=series_P,
         start_P=start_P,
         end_P=start_P + length - horizon,
-        cluster_P=start_P // length * len(data.series) + (series_P if synthetic else 0),
+        cluster_P=cluster_P,
         known=True,
         total=len(windows),
     )

@@ -74,12 +74,11 @@ def check_horizon(model: UNetConfig, horizon: int, *, direct: bool, covariates: 
             direct head, or reads covariates, which are unknown while it writes value by value.
     """
     if direct and model.horizon < horizon:
-        has = f"reaches {model.horizon} steps" if model.horizon else "is missing"
-        otherwise = "" if model.direct else ", or let it write value by value (direct=False)"
-        raise UserError(
-            f"horizon = {horizon} with direct=True: the model's direct head {has}: train one with "
-            f"model.horizon={horizon}{otherwise}"
-        )
+        head = f"reaches {model.horizon} steps" if model.horizon else "is missing"
+        remedy = f"train one with model.horizon={horizon}"
+        if not model.direct:
+            remedy += ", or let it write value by value (direct=False)"
+        raise UserError(f"horizon = {horizon} with direct=True: the model's direct head {head}: {remedy}")
     if model.direct and not direct:
         raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
     if covariates and not direct:
@@ -113,7 +112,9 @@ def check_forecast(
 
 def batch_size(samples: int, *, direct: bool) -> int:
     """Return how many histories to forecast in one batch."""
-    return MAX_BATCH_DIRECT if direct else max(1, MAX_BATCH // samples)
+    if direct:
+        return MAX_BATCH_DIRECT
+    return max(1, MAX_BATCH // samples)
 
 
 @torch.no_grad()
@@ -150,7 +151,6 @@ def forecast(
     if direct:
         return _direct_forecast(components, batch, horizon, generator, options)
     history_BL = batch.symbol_BL
-    location_BC, scale_BC = batch.channel_BL[:, 0, :, LOCATION], batch.channel_BL[:, 0, :, SCALE]
     generated = generate(
         components.lm,
         components.agent,
@@ -162,7 +162,8 @@ def forecast(
     )
     length = history_BL.shape[1]
     value_BSHC = generated.symbol_BN[:, length:, :, VALUE].unflatten(0, (-1, samples)).cpu()
-    value_BSHC = value_BSHC * scale_BC[:, None, None] + location_BC[:, None, None]
+    frame_BC5 = batch.channel_BL[:, 0]
+    value_BSHC = value_BSHC * frame_BC5[:, None, None, :, SCALE] + frame_BC5[:, None, None, :, LOCATION]
     boundary_BL = generated.action_BN[::samples, :length].bool()
     return Forecast(SampleForecast(value_BSHC.numpy()), boundary_BL.cpu().numpy())
 
@@ -171,24 +172,26 @@ def _direct_forecast(
     components: Components, batch: ContextBatch, horizon: int, generator: torch.Generator, options: EvalOptions
 ) -> Forecast:
     """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
-    lm, agent, history_BL = components.lm, components.agent, batch.symbol_BL
+    lm = components.lm
     assert isinstance(lm.codec, SeriesCodec)
-    location_BC, scale_BC = batch.channel_BL[:, 0, :, LOCATION], batch.channel_BL[:, 0, :, SCALE]
+    history_BL = batch.symbol_BL
     # No boundary is decided at the last symbol, nor at those predicted at once: as many copies are appended.
-    padding = [history_BL[:, -1:]] * (lm.config.horizon if lm.config.direct else 1)
-    symbol_BN = torch.cat([history_BL, *padding], 1).to(generator.device)
-    observation = observe(lm, agent, symbol_BN, options.rate)[:, : history_BL.shape[1]]
+    copies = lm.config.horizon if lm.config.direct else 1
+    symbol_BN = torch.cat([history_BL, *[history_BL[:, -1:]] * copies], 1).to(generator.device)
+    observation = observe(lm, components.agent, symbol_BN, options.rate)[:, : history_BL.shape[1]]
     noise_BL = torch.rand(observation.shape, device=generator.device, generator=generator)
-    drawn = agent.draw(observation, shift_noise(noise_BL, options.logit_bias) if options.logit_bias else noise_BL)
+    if options.logit_bias:
+        noise_BL = shift_noise(noise_BL, options.logit_bias)
+    drawn = components.agent.draw(observation, noise_BL)
     y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
     parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
     if lm.config.linear_path:
         base_BHC = lm.linear_forecast(history_BL.to(generator.device))[:, :horizon].double().cpu()
     else:
         base_BHC = lm.codec.base(history_BL[:, -1:])
-    distribution = ParametricForecast(
-        lm.codec, parameters_BHP, location_BC[:, None] + scale_BC[:, None] * base_BHC, scale_BC[:, None]
-    )
+    location_B1C = batch.channel_BL[:, :1, :, LOCATION]
+    scale_B1C = batch.channel_BL[:, :1, :, SCALE]
+    distribution = ParametricForecast(lm.codec, parameters_BHP, location_B1C + scale_B1C * base_BHC, scale_B1C)
     return Forecast(distribution, drawn[keys.ACTION].bool().cpu().numpy())
 
 
@@ -231,8 +234,7 @@ def check_shrinkable(lm: UNet) -> None:
     Raises:
         UserError: the location of the model's densities is not one of their parameters.
     """
-    density = lm.codec.density if isinstance(lm.codec, SeriesCodec) else None
-    if not isinstance(density, Gaussian | StudentT):
+    if not isinstance(getattr(lm.codec, "density", None), Gaussian | StudentT):
         raise UserError(
             "train.shrink = True: expected codec.density = gaussian or student_t, which have one location that can be "
             "shrunk towards the linear path"
@@ -258,8 +260,9 @@ def fit_shrinkage(components: Components, data: SeriesData) -> float:
     product = square = 0.0
     with eval_mode(components):
         for each in make_forecasts(components, contexts, {}, (), samples=2, direct=True):
-            distribution, batch = each.forecast.distribution, each.batch
+            distribution = each.forecast.distribution
             assert isinstance(distribution, ParametricForecast)
+            batch = each.batch
             assert batch.truth_BHC is not None
             base_BHC = batch.standardise(distribution.location_BHC.numpy())
             correction_BHC = batch.standardise(distribution.mean_BHC) - base_BHC
@@ -267,7 +270,9 @@ def fit_shrinkage(components: Components, data: SeriesData) -> float:
             known_BHC = ~np.isnan(rest_BHC)
             product += float((correction_BHC * rest_BHC)[known_BHC].sum())
             square += float(np.square(correction_BHC)[known_BHC].sum())
-    return min(max(product / square, 0.0), 1.0) if square else 1.0
+    if not square:
+        return 1.0
+    return min(max(product / square, 0.0), 1.0)
 
 
 @torch.no_grad()

@@ -25,20 +25,23 @@ def _channel_frames(
     batch: ContextBatch, row: int, horizon: int, end: int, value: Mapping[str, Array]
 ) -> list[pd.DataFrame]:
     """Return a data frame for every channel of a history, from its values [H, C] by column; ``end`` is its length."""
-    date_N, series = batch.date_BN[row], batch.series[row]
+    date_N = batch.date_BN[row]
     known = batch.truth_BHC is not None
     dates: Any = range(end, end + horizon) if known else range(1, horizon + 1)  # of a series without dates
     cutoff: Any = end - 1
     if date_N is not None:
-        dates, cutoff = date_N[-horizon:], date_N[-horizon - 1]
-    return [
-        pd.DataFrame(
-            {IDENTIFIER: column if len(series.columns) > 1 else series.name, DATE: dates}
-            | ({CUTOFF: cutoff} if known else {})
-            | {key: value_HC[:, channel] for key, value_HC in value.items()}
-        )
-        for channel, column in enumerate(series.columns)
-    ]
+        dates = date_N[-horizon:]
+        cutoff = date_N[-horizon - 1]
+    series = batch.series[row]
+    names = series.columns if len(series.columns) > 1 else [series.name]
+    frames = []
+    for channel, name in enumerate(names):
+        columns = {IDENTIFIER: name, DATE: dates}
+        if known:
+            columns[CUTOFF] = cutoff
+        columns |= {key: value_HC[:, channel] for key, value_HC in value.items()}
+        frames.append(pd.DataFrame(columns))
+    return frames
 
 
 def _with_identifiers_of(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +159,8 @@ class SeriesMethods:
         """
         direct = self._check(horizon, quantiles, samples, direct)
         check_value("windows", windows, COUNT)
-        step = horizon if step is None else step
+        if step is None:
+            step = horizon
         check_value("step", step, COUNT)
         frame = check_frame("frame", frame)
         recordings = read_frame(frame, self.config.data.series)
@@ -166,14 +170,16 @@ class SeriesMethods:
 
     def _check(self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None) -> bool:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
-        config, probabilities = self.config, list(quantiles)
+        config = self.config
+        probabilities = list(quantiles)
         if config.data.kind != "series":
             raise UserError("data.kind = 'text': expected a model of series; generate continues text")
         if probabilities != sorted(set(probabilities)) or not all(0 < q < 1 for q in probabilities):
             raise UserError(f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
         check_value("horizon", horizon, COUNT)
         check_value("samples", samples, SAMPLES)
-        direct = config.model.direct or config.model.horizon >= horizon if direct is None else direct
+        if direct is None:
+            direct = config.model.direct or config.model.horizon >= horizon
         check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.series.covariates))
         if not direct:
             check_memory(config, samples, horizon)
@@ -183,7 +189,7 @@ class SeriesMethods:
         self, contexts: ForecastContexts, quantiles: Sequence[float], samples: int, direct: bool, options: EvalOptions
     ) -> pd.DataFrame:
         """Return the forecasts of all histories, in the order of the series and their histories."""
-        components, horizon = self._trained.components, contexts.horizon
+        components = self._trained.components
         options = replace(options, rate=resolve_rate(components, self.config, options.rate))
         parts: list[list[pd.DataFrame]] = []
         for forecasts in make_forecasts(components, contexts, {}, quantiles, options, samples=samples, direct=direct):
@@ -194,7 +200,7 @@ class SeriesMethods:
             for row in range(len(forecasts.batch.names)):
                 end = int(contexts.end_P[len(parts)])
                 value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
-                parts.append(_channel_frames(forecasts.batch, row, horizon, end, value_HC))
+                parts.append(_channel_frames(forecasts.batch, row, contexts.horizon, end, value_HC))
         order = np.lexsort((contexts.end_P, contexts.series_P))
         by_channel = [pd.concat(part, ignore_index=True) for part in parts]
         table = pd.concat([by_channel[index] for index in order], ignore_index=True)

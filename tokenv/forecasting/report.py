@@ -52,12 +52,16 @@ class ForecastExcerpt:
     def dates_H(self) -> list[Any]:
         """Dates of the horizon; empty texts if they are unknown."""
         horizon = len(self.mean_HC)
-        return [""] * horizon if self.date_N is None else self.date_N[-horizon:]
+        if self.date_N is None:
+            return [""] * horizon
+        return self.date_N[-horizon:]
 
     @property
     def title(self) -> str:
         """Name and dates."""
-        return self.name if self.date_N is None else f"{self.name}, {self.dates_H[0]} to {self.dates_H[-1]}"
+        if self.date_N is None:
+            return self.name
+        return f"{self.name}, {self.dates_H[0]} to {self.dates_H[-1]}"
 
     def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
         """Return what JSON stores: arrays of steps and channels [H, C]."""
@@ -65,12 +69,15 @@ class ForecastExcerpt:
         result = {"series": self.name, "columns": self.columns, "mean": self.mean_HC, "quantiles": values}
         if self.date_N is not None:
             result["date"] = [str(date) for date in self.dates_H]
-        return result if self.truth_HC is None else result | {"truth": self.truth_HC}
+        if self.truth_HC is not None:
+            result["truth"] = self.truth_HC
+        return result
 
 
 def iter_series(forecasts: ForecastBatch) -> Iterator[ForecastExcerpt]:
     """Yield the forecasts of a batch one by one."""
-    batch, mean_BHC = forecasts.batch, forecasts.forecast.distribution.mean_BHC
+    batch = forecasts.batch
+    mean_BHC = forecasts.forecast.distribution.mean_BHC
     history_BLC = batch.channel_BL[..., 0].numpy()
     for row, name in enumerate(batch.names):
         yield ForecastExcerpt(
@@ -126,22 +133,19 @@ def draw_forecasts(
 
 
 def _draw_horizon(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:
-    middle, known = len(quantiles) // 2, len(each.history_LC)
+    middle = len(quantiles) // 2
+    known = len(each.history_LC)
     step_H = np.arange(known, known + len(each.mean_HC))
-    for channel in range(each.mean_HC.shape[1]):
-        first = channel == 0
-        low_H, middle_H, high_H = each.quantile_QHC[[0, middle, -1], :, channel]
-        label = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile {source}" if first else None
-        axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=label)
-        for (name, value_HC), colour in zip(each.point_HC.items(), _BASELINES, strict=False):
-            label = name if first else None
-            axes.plot(step_H, value_HC[:, channel], color=colour, linewidth=0.9, linestyle="--", label=label)
-        label = f"{quantiles[middle]:g} quantile" if first else None
-        axes.plot(step_H, middle_H, color=ORANGE, linewidth=1.4, label=label)
-        if each.truth_HC is not None:
-            label = "true values" if first else None
-            axes.plot(step_H, each.truth_HC[:, channel], color=_TRUTH, linewidth=1.0, linestyle=":", label=label)
-    axes.set_ylabel(", ".join(each.columns), fontsize="small", parse_math=False)
+    low_HC, middle_HC, high_HC = each.quantile_QHC[[0, middle, -1]]
+    interval = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile {source}"
+    for low_H, high_H in zip(low_HC.T, high_HC.T, strict=True):
+        axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=interval)
+    for (name, value_HC), colour in zip(each.point_HC.items(), _BASELINES, strict=False):
+        axes.plot(step_H, value_HC, color=colour, linewidth=0.9, linestyle="--", label=name)
+    axes.plot(step_H, middle_HC, color=ORANGE, linewidth=1.4, label=f"{quantiles[middle]:g} quantile")
+    if each.truth_HC is not None:
+        axes.plot(step_H, each.truth_HC, color=_TRUTH, linewidth=1.0, linestyle=":", label="true values")
+    axes.set_ylabel(", ".join(each.columns), fontsize="small")
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
 

@@ -99,8 +99,9 @@ class ScoreAccumulator:
             batch: histories and true values.
             points: forecasts of the baselines by name, [B, H, C] each.
         """
-        truth_BHC, std_B1C = batch.truth_BHC, np.stack([each.std_C for each in batch.series])[:, None]
+        truth_BHC = batch.truth_BHC
         assert truth_BHC is not None
+        std_B1C = np.stack([each.std_C for each in batch.series])[:, None]
         missing_BHC = np.isnan(truth_BHC)
         scored_B = ~missing_BHC.all((1, 2))
         quantile_QBHC = quantile_BQHC.swapaxes(0, 1)
@@ -116,13 +117,14 @@ class ScoreAccumulator:
         add_error("crps", distribution.crps(truth_BHC) / std_B1C)
         for number, quantile_BHC in enumerate(quantile_QBHC):
             add_error(f"below {number}", (truth_BHC <= quantile_BHC).astype(np.float64))
-        add_error("inside", ((quantile_QBHC[0] <= truth_BHC) & (truth_BHC <= quantile_QBHC[-1])).astype(np.float64))
-        forecasts = {"": (distribution.mean_BHC, median_BHC)} | {
-            f" {name}": (each, each) for name, each in points.items()
-        }
-        for name, (mean_BHC, middle_BHC) in forecasts.items():
-            add_error(f"mse{name}", np.square((mean_BHC - truth_BHC) / std_B1C))
-            add_error(f"mae{name}", np.abs((middle_BHC - truth_BHC) / std_B1C))
+        inside_BHC = (quantile_QBHC[0] <= truth_BHC) & (truth_BHC <= quantile_QBHC[-1])
+        add_error("inside", inside_BHC.astype(np.float64))
+        add_error("mse", np.square((distribution.mean_BHC - truth_BHC) / std_B1C))
+        add_error("mae", np.abs((median_BHC - truth_BHC) / std_B1C))
+        for name, point_BHC in points.items():
+            deviation_BHC = (point_BHC - truth_BHC) / std_B1C
+            add_error(f"mse {name}", np.square(deviation_BHC))
+            add_error(f"mae {name}", np.abs(deviation_BHC))
         self._clusters.append(batch.cluster_B.numpy()[scored_B])
 
     def each(self) -> tuple[dict[str, Array], Array]:
@@ -137,26 +139,31 @@ class ScoreAccumulator:
     def result(self) -> ForecastScore:
         """Return means over all windows added so far; NaN without any."""
         errors, cluster = self.each()
-        error, cluster_W = {name: torch.from_numpy(x_W) for name, x_W in errors.items()}, torch.from_numpy(cluster)
+        error = {name: torch.from_numpy(x_W) for name, x_W in errors.items()}
+        cluster_W = torch.from_numpy(cluster)
         names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
+        nothing = torch.zeros(0)
 
         def mean(name: str) -> float:
-            return error[name].mean().item() if len(cluster_W) else math.nan
+            return error.get(name, nothing).mean().item()
 
-        def standard_error(name: str, other: str | None = None) -> float:
-            if not len(cluster_W):
-                return math.nan
-            return clustered_standard_error(error[name] - (0 if other is None else error[other]), cluster_W)
+        def standard_error(name: str) -> float:
+            return clustered_standard_error(error.get(name, nothing), cluster_W)
 
         def peer_score(name: str) -> PeerScore:
-            mse, mae, difference = mean(f"mse {name}"), mean(f"mae {name}"), standard_error(f"mse {name}", "mse")
+            mse = mean(f"mse {name}")
+            mae = mean(f"mae {name}")
+            difference = clustered_standard_error(error[f"mse {name}"] - error["mse"], cluster_W)
+            z_score = math.nan
+            if difference > 0:
+                z_score = (mse - mean("mse")) / difference
             return PeerScore(
                 mse=mse,
                 mae=mae,
                 skill_mse=_skill(mean("mse"), mse),
                 skill_mae=_skill(mean("mae"), mae),
                 skill_crps=_skill(mean("crps"), mae),
-                z_score=(mse - mean("mse")) / difference if difference > 0 else math.nan,
+                z_score=z_score,
             )
 
         own = ("mse", "mae", "crps", "inside")
