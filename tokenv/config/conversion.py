@@ -161,9 +161,11 @@ def parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     Those of a class are those of its ``__init__``: before Python 3.11.4, ``inspect.signature`` prefers an inherited
     ``__new__``, such as that of a TensorDictModule, which takes anything.
     """
-    if isinstance(target, type) and target.__init__ is not object.__init__:
-        constructor = _signature(target.__init__).parameters
-        return dict(list(constructor.items())[1:])
+    if isinstance(target, type):
+        constructor: Any = target.__init__  # type: ignore[misc]
+        if constructor is not object.__init__:
+            _, *own = _signature(constructor).parameters.items()
+            return dict(own)
     return _signature(target).parameters
 
 
