@@ -152,7 +152,7 @@ def test_a_run_whose_process_is_gone_is_dead_at_once(
     for damaged in ("[]", "3", "{}", json.dumps(told | {"experiment": 3})):
         path.write_text(damaged)
         assert read_run(Path("runs/1")) is None
-    path.write_text(json.dumps(told | {"host": {}}))  # an earlier version's
+    path.write_text(json.dumps(told | {"host": {}}))  # Sacred's own
     assert read_run(Path("runs/1")).is_running  # type: ignore[union-attr]
 
 

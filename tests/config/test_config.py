@@ -245,24 +245,3 @@ def test_reading_a_configuration_does_not_import_torch(program: str) -> None:
     program += "\nimport sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize(
-    ("key", "now"),
-    [
-        ("train.bytes", "train.symbols"),
-        ("train.warmup_bytes", "train.warmup_symbols"),
-        ("validation.every_bytes", "validation.every_symbols"),
-        ("checkpoint.every_bytes", "checkpoint.every_symbols"),
-        ("train.accumulate", "train.gradient_accumulation_steps"),
-        ("hardware.shard", "hardware.fsdp_size"),
-    ],
-)
-def test_earlier_names_are_rejected_with_the_present_ones_and_read_from_stored_runs(key, now):
-    section, _, name = key.partition(".")
-    with pytest.raises(ValueError, match=f"{key} is now called {now}"):
-        resolve([], {section: {name: 300}})
-    stored = Config().as_dict()
-    del stored[section][now.partition(".")[2]]
-    stored[section][name] = 300
-    assert getattr(getattr(resolve([], {}, base=stored), section), now.partition(".")[2]) == 300

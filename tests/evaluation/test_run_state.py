@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tokenv.config.components import build_components
-from tokenv.config.conversion import from_dict, migrate_keys
 from tokenv.config.schema import Config
 from tokenv.core.checkpoints import Checkpoint, save
 from tokenv.evaluation.evaluator import eval_mode
@@ -65,10 +64,3 @@ def test_a_run_says_that_its_rate_misses_the_target(agent: str, rate: float, mis
     said = f"the run draws {rate:.3g} boundaries a step and misses its target, rate = 0.1"
     assert state.missed_rate == (said if missed else "")
     assert not replace(state, validation=None).missed_rate
-
-
-def test_a_run_of_an_earlier_version_keeps_its_split():
-    config = Config().as_dict()
-    earlier = config | {"data": {name: value for name, value in config["data"].items() if name != "group_duplicates"}}
-    assert from_dict(Config, migrate_keys(Config, earlier)).data == replace(Config().data, group_duplicates=False)
-    assert migrate_keys(Config, config) == config

@@ -77,7 +77,7 @@ class ServeOptions(RunOptions):
         port: port to listen on; 0 for any free one.
     """
 
-    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
+    other_runs: list[str] = field(default_factory=list)
     host: str = "127.0.0.1"
     port: int = field(default=8123, metadata=bounds("0 (any free one) to 65535", lambda port: 0 <= port < 2**16))
 
@@ -151,10 +151,10 @@ class SegmentOptions(TextOptions):
     """
 
     out: str | None = "segments.html"
-    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
+    other_runs: list[str] = field(default_factory=list)
     tokens: int | None = field(default=None, metadata=at_least(1, optional=True))
     threshold: bool = False
-    max_chars: int = field(default=5_000, metadata=at_least(0) | {"was": "shown"})
+    max_chars: int = field(default=5_000, metadata=at_least(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,12 +224,12 @@ class EvaluateOptions(JsonOutputOptions):
     batch_size: int = field(default=64, metadata=COUNT)
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
-    limit: int | None = field(default=None, metadata=at_least(1, optional=True) | {"was": "questions"})
+    limit: int | None = field(default=None, metadata=at_least(1, optional=True))
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = field(default=None, metadata=FLOPS)
-    entropy_weight: list[float] = field(default_factory=list, metadata={"was": "doubt"})
-    other_runs: list[str] = field(default_factory=list, metadata={"was": "also"})
+    entropy_weight: list[float] = field(default_factory=list)
+    other_runs: list[str] = field(default_factory=list)
     out: str | None = "rates"
     title: str | None = None
 

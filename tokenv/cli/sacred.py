@@ -151,8 +151,6 @@ class Command:
         updates, names = self.read(words, self.kind)
         if store is not None and any(option.name == "store" for option in fields(self.kind)):
             updates = {"store": store, **updates}
-        if "trust" in updates:
-            raise UserError("trust is now called trust_code: write that instead")
         trust.allow(updates.pop("trust_code", False))
         return self.resolve(names, updates)
 

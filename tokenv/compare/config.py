@@ -130,9 +130,9 @@ class CompareOptions:
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     forecast: ForecastRequest | None = None
-    reference: str = field(default="", metadata={"was": "against"})
-    equal_compute: bool = field(default=False, metadata={"was": "equal_passes"})
-    pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config, "was": "shared"})
+    reference: str = ""
+    equal_compute: bool = False
+    pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
     protocols: dict[str, Any] = field(default_factory=dict, metadata={"each": Self})

@@ -149,7 +149,7 @@ class RunEvaluation:
             boundaries with it.
         passages: first sequences of text.
         windows: first sequences of series.
-        learned: boundary statistics of text; None for series, and in files of earlier versions.
+        learned: boundary statistics of text; None for series.
         at_rates: scores at the rates of ``evaluation_request``, in that order.
         forecast: forecast errors; None if they were not requested.
     """

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.conversion import from_dict, migrate_keys
+from tokenv.config.conversion import from_dict
 from tokenv.config.files import flatten, resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints, processes, trust
@@ -43,7 +43,7 @@ class StoredRun:
         identity: the sections of the configuration which are equal in two runs if these are the same run.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
-        process: description of its process, see ``tokenv.core.processes``; None in runs of earlier versions.
+        process: description of its process, see ``tokenv.core.processes``; None where the run does not say.
     """
 
     folder: Path
@@ -126,13 +126,13 @@ def find_contradiction(run: StoredRun) -> str:
         return ""
     checkpoint = complete[-1]
     state = checkpoints.load_state(checkpoint)
-    own: Config = from_dict(Config, migrate_keys(Config, state["config"]))
+    own: Config = from_dict(Config, state["config"])
     there, here = flatten(own.as_dict()), flatten(run.config.as_dict())
     for key in {**here, **there}:
         values = here.get(key), there.get(key)
         if key.partition(".")[0] in IDENTITY and len({json.dumps(value, default=str) for value in values}) > 1:
             return f"{run.folder}/config.json has {key} = {values[0]!r}, but {checkpoint} has {values[1]!r}"
-    symbols = state.get("symbols", state.get("bytes"))
+    symbols = state.get("symbols")
     if run.finished and not (isinstance(symbols, int) and symbols >= own.train.symbols):
         return f"{run.folder}/run.json says that the run is finished, but {checkpoint} has seen {symbols!r} symbols"
     return ""

@@ -23,7 +23,6 @@ Limit = Annotated[float, "or .inf"]  # a number or infinity
 Figure = Annotated[float, "measured"]  # any float: a measured number may be infinite or NaN
 Plain = Annotated[Any, "plain"]  # a value of YAML or JSON
 Section = dict[str, Plain]  # the name of a class, and its options
-RENAMED_OPTIONS = {"flat": "zero_init", "load": "pretrained"}  # of agents which come along
 # Types of a dataclass's fields by name; evaluating its annotations takes long.
 type_hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
@@ -49,12 +48,8 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     Raises:
         UserError: names the file, the key and the nearest known one.
     """
-    known, earlier = type_hints(kind), _earlier_names(kind)
+    known = type_hints(kind)
     for key, value in values.items():
-        moved = [f"{key}.{name}" for name in value] if key not in known and isinstance(value, Mapping) else [key]
-        for name in moved:
-            if name in earlier:
-                raise UserError(f"{where}: {prefix}{name} is now called {prefix}{earlier[name]}: write that instead")
         if key not in known:
             raise UserError(f"{where}: unknown key {prefix}{key}: {suggest(str(key), known)}")
         if known[key] == Section and not isinstance(value, Mapping):
@@ -65,49 +60,6 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
             if not isinstance(value, Mapping):
                 raise UserError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
             check_keys(value, where, known[key], f"{prefix}{key}.")
-
-
-def _earlier_names(kind: type) -> dict[str, str]:
-    """Return the present name of each field that had another name; an earlier name may be ``section.key``."""
-    return {item.metadata["was"]: item.name for item in fields(kind) if "was" in item.metadata}
-
-
-def migrate_keys(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of values that an earlier version stored.
-
-    A field that this version lacked gets its ``stored_default``, where the default would make another run of it. The
-    field of a section may name its renamed options as ``options_were``; these are of the classes that come along.
-
-    Args:
-        kind: dataclass that the values should fit.
-        values: nested dictionaries, complete as a run stores them.
-
-    Returns:
-        The same values by their present names.
-    """
-    hints, earlier = type_hints(kind), _earlier_names(kind)
-    migrated = {
-        item.name: item.metadata["stored_default"] for item in fields(kind) if "stored_default" in item.metadata
-    }
-    renamed = {item.name: item.metadata.get("options_were", {}) for item in fields(kind)}
-    for key, value in values.items():
-        if key in hints:
-            nested = is_dataclass(hints[key]) and isinstance(value, Mapping)
-            migrated[key] = migrate_keys(hints[key], value) if nested else rename_options(value, renamed[key])
-        elif key in earlier:
-            migrated[earlier[key]] = value
-        else:
-            options = value.items() if isinstance(value, Mapping) else ()
-            moved = {earlier[f"{key}.{name}"]: item for name, item in options if f"{key}.{name}" in earlier}
-            migrated |= moved or {key: value}
-    return migrated
-
-
-def rename_options(section: Any, names: Mapping[str, str]) -> Any:
-    """Rename the options of a built-in class's section, and of sections within it."""
-    if not names or not isinstance(section, Mapping) or ":" in str(section.get("name", "")):
-        return section
-    return {names.get(key, key): rename_options(value, names) for key, value in section.items()}
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

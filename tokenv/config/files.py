@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tokenv.config.conversion import Section, check_keys, from_dict, migrate_keys
+from tokenv.config.conversion import Section, check_keys, from_dict
 from tokenv.config.literals import CONFIGURATION_SUFFIXES, check_plain
 from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
@@ -143,7 +143,7 @@ def inherit_model(values: Mapping[str, Any], updates: Mapping[str, Any]) -> dict
 
 def _best_checkpoint(run: Any) -> tuple[Path, Config]:
     path = run_folders.find(str(run), "best")
-    return path, from_dict(Config, migrate_keys(Config, run_folders.load_state(path)["config"]))
+    return path, from_dict(Config, run_folders.load_state(path)["config"])
 
 
 COMMAND_LINE = "command line"
@@ -251,7 +251,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
         raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
     if path.suffix == ".json":  # of a stored run: it has resume, too, and its names of code are not the user's
-        values = migrate_keys(Config, {key: value for key, value in values.items() if key != "resume"})
+        values.pop("resume", None)
         trust.check(values, path)
     else:
         trust.allow_named(values)
@@ -301,14 +301,14 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     Args:
         names: configuration files or names, of which later ones override earlier ones.
         updates: nested values of the command line, which override all files.
-        base: values which the files override, possibly stored by an earlier version; None for the defaults.
+        base: values which the files override; None for the defaults.
 
     Raises:
         MissingFileError: there is no run which ``agent.pretrained`` or ``init_from`` names.
         UserError: an unknown file, key or value.
     """
-    earlier = {} if base is None else migrate_keys(Config, base)
-    values = earlier or Config().as_dict()
+    values = base or Config().as_dict()
+    stored_model = values.get("init_from")
     for name in names:
         values = merge(values, read_yaml(config_path(name)))
     check_keys(updates, COMMAND_LINE, Config)
@@ -320,8 +320,7 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     if "pretrained" in teacher:
         given = updates.get("imitation", {}).get("teacher", {})
         values["imitation"] = {**values["imitation"], "teacher": inherit_section(teacher, given)}
-    pretrained = values.get("init_from")  # an earlier version may lack it
-    if pretrained is not None and pretrained != earlier.get("init_from"):  # a stored configuration is complete
+    if values.get("init_from") not in (None, stored_model):  # a stored configuration is complete
         values = inherit_model(values, updates)
     config = from_dict(Config, values)
     check_sources(config.data)

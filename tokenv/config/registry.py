@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv import agents, estimators
-from tokenv.config.conversion import RENAMED_OPTIONS, convert, parameters
+from tokenv.config.conversion import convert, parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.lm import codecs
 
@@ -167,9 +167,6 @@ def construct(label: str, target: Callable[..., Any], options: Mapping[str, Any]
     arguments = {name: value for name, value in context.items() if name in known}
     for name, value in options.items():
         if name not in known and len(known) == len(signature):
-            if name in RENAMED_OPTIONS:
-                new = f"{section}.{RENAMED_OPTIONS[name]}"
-                raise UserError(f"{section}.{name} is now called {new}: write that instead")
             raise UserError(f"{section}.{name} is no option of {label}: {suggest(name, [*known, 'name'])}")
         hint = known[name].annotation if name in known else Any
         arguments[name] = convert(value, hint, f"{section}.{name}")

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from tokenv.config.conversion import RENAMED_OPTIONS, Limit, Section
+from tokenv.config.conversion import Limit, Section
 from tokenv.core.errors import (
     COUNT,
     FRACTION,
@@ -99,7 +99,7 @@ class ImitationConfig:
         weight: weight of the cross-entropy, in place of ``loss.policy``.
     """
 
-    teacher: Section = field(default_factory=dict, metadata={"kind": "agent", "options_were": RENAMED_OPTIONS})
+    teacher: Section = field(default_factory=dict, metadata={"kind": "agent"})
     fraction: float = field(default=0.05, metadata=SHARE)
     weight: float = field(default=1.0, metadata=POSITIVE)
 
@@ -141,19 +141,19 @@ class TrainConfig:
             (docs/ett.md). It is logged as ``validation/shrinkage``.
     """
 
-    symbols: int = field(default=8_000_000, metadata=COUNT | {"was": "bytes"})
+    symbols: int = field(default=8_000_000, metadata=COUNT)
     batch_size: int = field(default=32, metadata=COUNT)
-    gradient_accumulation_steps: int = field(default=1, metadata=COUNT | {"was": "accumulate"})
+    gradient_accumulation_steps: int = field(default=1, metadata=COUNT)
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = field(default=3e-3, metadata=POSITIVE)
     embedding_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
     agent_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
-    warmup_symbols: int = field(default=400_000, metadata=NOT_NEGATIVE | {"was": "warmup_bytes"})
+    warmup_symbols: int = field(default=400_000, metadata=NOT_NEGATIVE)
     final_learning_rate: float = field(default=0.0, metadata=FRACTION)
     beta1: float = field(default=0.9, metadata=DECAY)
     beta2: float = field(default=0.999, metadata=DECAY)
     weight_decay: float = field(default=0.01, metadata=NOT_NEGATIVE)
-    max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM | {"was": "clip"})
+    max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM)
     shrink: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class ValidationConfig:
             These metrics are named ``calibrated/``.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata=COUNT | {"was": "every_bytes"})
+    every_symbols: int = field(default=2_000_000, metadata=COUNT)
     sequences: int = field(default=512, metadata=COUNT)
     batch_size: int = field(default=64, metadata=COUNT)
     calibrate: bool = False
@@ -196,7 +196,7 @@ class CheckpointConfig:
         keep: number of newest checkpoints which are not deleted, beside the best by validation bits per byte.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata=COUNT | {"was": "every_bytes"})
+    every_symbols: int = field(default=2_000_000, metadata=COUNT)
     keep: int = field(default=2, metadata=COUNT)
 
     def __post_init__(self) -> None:
@@ -229,11 +229,11 @@ class HardwareConfig:
     device: str = field(default="auto", metadata=DEVICE)
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    activation_checkpointing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "recompute"})
-    sequence_packing: Literal["auto", "on", "off"] = field(default="auto", metadata={"was": "pack"})
-    small_flex_blocks: bool = field(default=False, metadata={"was": "small_blocks"})
+    activation_checkpointing: Literal["auto", "on", "off"] = "auto"
+    sequence_packing: Literal["auto", "on", "off"] = "auto"
+    small_flex_blocks: bool = False
     threads: int = field(default=0, metadata=THREADS)
-    fsdp_size: int = field(default=1, metadata=COUNT | {"was": "shard"})
+    fsdp_size: int = field(default=1, metadata=COUNT)
 
     def __post_init__(self) -> None:
         check_bounds(self, "hardware.")
@@ -269,11 +269,11 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
     codec: Section = field(default_factory=lambda: {"name": "bytes"})
-    agent: Section = field(default_factory=lambda: {"name": "learned"}, metadata={"options_were": RENAMED_OPTIONS})
+    agent: Section = field(default_factory=lambda: {"name": "learned"})
     estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
     rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
-    init_from: str | None = field(default=None, metadata={"was": "start.model"})
-    freeze_lm: bool = field(default=False, metadata={"was": "start.frozen"})
+    init_from: str | None = None
+    freeze_lm: bool = False
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

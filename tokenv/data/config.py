@@ -150,10 +150,10 @@ class DataConfig:
     validation: float = field(default=0.02, metadata=HELD_OUT)
     validation_source: str | None = None
     seed: int = field(default=0, metadata=at_least(0))
-    group_duplicates: bool = field(default=True, metadata={"stored_default": False})
+    group_duplicates: bool = True
     shuffle_buffer: int = field(default=10_000, metadata=COUNT)
     streams: int = field(default=16, metadata=COUNT)
-    lexicon_size: int = field(default=100, metadata=at_least(2) | {"was": "words_lexicon"})
+    lexicon_size: int = field(default=100, metadata=at_least(2))
     words_documents: int = field(default=2000, metadata=COUNT)
     series: SeriesConfig = field(default_factory=SeriesConfig)
 

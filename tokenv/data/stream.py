@@ -179,9 +179,7 @@ class Streams:
         if len(saved) != len(self.streams):
             raise UserError(
                 f"the saved state has {len(saved)} for the number of streams, expected {len(self.streams)}: resume "
-                "with the data.streams, train.batch_size and train.gradient_accumulation_steps of the saved run. Runs "
-                "on streamed data that an earlier version has saved cannot go on, for it read in another order; "
-                "init_from=RUN begins a new one with their model"
+                "with the data.streams, train.batch_size and train.gradient_accumulation_steps of the saved run"
             )
         for stream, stream_state in zip(self.streams, saved, strict=True):
             stream.load_state_dict(stream_state)

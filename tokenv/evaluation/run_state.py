@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.conversion import convert, from_dict, migrate_keys
+from tokenv.config.conversion import convert, from_dict
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
@@ -159,7 +159,7 @@ class RunState:
             unit = convert(values["unit"], str, f"{where}unit")
             validation, history = values["validation"], dict(values["history"])
             return cls(
-                config=migrate_keys(Config, values["config"]),
+                config=convert(values["config"], dict[str, Any], f"{where}config"),
                 unit=unit,
                 step=convert(values["step"], int, f"{where}step"),
                 symbols=convert(values["symbols"], int, f"{where}symbols"),

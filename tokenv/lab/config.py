@@ -197,7 +197,7 @@ class VarianceOptions:
 
     config: Config
     run: str = ""
-    checkpoints: int = field(default=3, metadata=COUNT | {"was": "moments"})
+    checkpoints: int = field(default=3, metadata=COUNT)
     estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
     draws: int = field(default=32, metadata=at_least(4))
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
