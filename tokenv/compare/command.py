@@ -94,7 +94,7 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
     Raises:
         KeyboardInterrupt: Ctrl-C.
         RunFailedError: every run of a protocol failed, or a shared one.
-        UserError: a run is not finished, or the runs cannot be compared: see ``tokenv.compare.plan``.
+        UserError: a run is not finished, or the runs cannot be compared.
     """
     if options.runs:
         return {"": _compare_stored(options, progress)}
