@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenv.agents.base import Agent, deterministic_output
 from tokenv.core import keys
 from tokenv.core.errors import UserError
+from tokenv.core.trust import check_path
 
 
 class BPE(Agent):
@@ -33,6 +34,7 @@ class BPE(Agent):
             (200,000 in the paper).
         tokenizer: file of a tokenizer to use instead, as ``tokenv.data.tokenizer.train_bpe`` writes it.
         train_tokenizer: function from a vocabulary size to such a file; ``tokenv train`` passes it.
+        read_files: whether the file of ``tokenizer`` is read; not where a state dict brings the tokenizer.
 
     Raises:
         ValueError: neither ``tokenizer`` nor ``train_tokenizer`` is given, or the file holds another kind of tokenizer.
@@ -47,6 +49,7 @@ class BPE(Agent):
         vocabulary_size: int = 200_000,
         tokenizer: str | Path | None = None,
         train_tokenizer: Callable[[int], Path] | None = None,
+        read_files: bool = True,
     ) -> None:
         super().__init__()
         if tokenizer is None and train_tokenizer is None:
@@ -54,14 +57,19 @@ class BPE(Agent):
                 "agent.tokenizer is missing: expected the file of a tokenizer, as tokenv.data.tokenizer.train_bpe "
                 "writes it"
             )
-        self.vocabulary_size, self._train_tokenizer = vocabulary_size, train_tokenizer
-        self._tokenizer = None if tokenizer is None else _read_tokenizer(Path(tokenizer))
+        self.vocabulary_size = vocabulary_size
+        self._train_tokenizer = train_tokenizer
+        self._tokenizer: Tokenizer | None = None
+        self._awaits_state = tokenizer is not None and not read_files
+        if tokenizer is not None and read_files:
+            self._tokenizer = _read_tokenizer(Path(tokenizer))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer, trained at the first use if there is no file."""
         if self._tokenizer is None:
             assert self._train_tokenizer is not None
+            assert not self._awaits_state, "the tokenizer of a stored agent is in its state dict"
             self._tokenizer = _read_tokenizer(Path(self._train_tokenizer(self.vocabulary_size)))
         return self._tokenizer
 
@@ -105,6 +113,7 @@ class BPE(Agent):
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
+    check_path(str(path))
     if not path.is_file():
         raise FileNotFoundError(f"agent.tokenizer = {str(path)!r}: there is no such file")
     return _parse_tokenizer(path.read_bytes(), f"agent.tokenizer = {str(path)!r}")

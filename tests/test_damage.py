@@ -182,7 +182,8 @@ def test_a_state_that_is_none_is_one_message(text: str, message: str, run: Path)
     [
         ({"history": {"a": [[1], [2, 3]]}}, "history of a: expected two lists of numbers"),
         ({"history": {"a": [["x"], [2]]}}, "history of a: expected"),
-        ({"history": 3}, "no state as a checkpoint holds it"),
+        ({"history": 3}, "history = 3: expected"),
+        ({"history": "text"}, "history = 'text': expected"),
         ({"validation": {"odd": 3}}, "no state as a checkpoint holds it"),
         ({"symbols": None}, "symbols = None: expected a whole number"),
         ({"data": 3}, "data = 3: expected a section"),
@@ -196,6 +197,16 @@ def test_a_state_with_wrong_values_is_one_message(change: dict[str, Any], messag
     write_digests(path)
     with pytest.raises(UserError, match=message):
         load_run(str(path))
+
+
+def test_a_tensor_of_too_many_dimensions_is_one_message(run: Path) -> None:
+    path = checkpoints.find(run)
+    tensors, _ = checkpoints.load_model(path)
+    many = torch.ones(4096).reshape([2] * 12 + [1] * 58)
+    checkpoints.save_file(tensors | {"lm.head.weight": many}, path / checkpoints.MODEL)
+    write_digests(path)
+    with pytest.raises(checkpoints.DamagedError, match=r"lm\.head\.weight has 70 dimensions, expected 64 at most"):
+        checkpoints.load(path)
 
 
 def replaced(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:

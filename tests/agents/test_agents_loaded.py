@@ -209,7 +209,7 @@ def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run
             section = reduce(dict.__getitem__, above, changed["agent"])
             section[key] = wrong
             try:
-                build_components(resolve([], {}, changed), torch.device("meta"), pretrained=False)
+                build_components(resolve([], {}, changed), torch.device("meta"), read_files=False)
             except UserError:
                 refused += 1
     assert refused > 100

@@ -277,3 +277,13 @@ class _MongoModule:
         if not name:
             raise AttributeError("'NoneType' object has no attribute 'groupdict'")  # as Sacred's
         return {"db_name": name} | ({"url": ":".join(url)} if url else {})
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "x", "-1"])
+def test_a_folder_of_any_name_may_lie_among_the_runs(name: str, tmp_path: Path) -> None:
+    """Sacred calls int() for what str.isdigit() accepts."""
+    (tmp_path / name).mkdir()
+    observer = observers.FileStorage(tmp_path)
+    assert observer._maximum_existing_run_id() == 0
+    (tmp_path / "7").mkdir()
+    assert observer._maximum_existing_run_id() == 7

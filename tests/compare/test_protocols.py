@@ -44,7 +44,7 @@ def options(settings, **values):
 def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_compute=True)
     plain, equal = options(tiny_settings).make_task(method, 0).config, of.make_task(method, 0).config
-    passes = build_components(equal, torch.device("meta"), pretrained=False).passes
+    passes = build_components(equal, torch.device("meta"), read_files=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
     assert equal.train.batch_size == plain.train.batch_size // samples
     for name, one, other in (

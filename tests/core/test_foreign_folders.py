@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,15 +204,43 @@ def test_the_size_of_json_files_is_bounded(tmp_path: Path, monkeypatch: pytest.M
         trust.read_json(tmp_path / "a.json")
 
 
+def test_a_configuration_of_a_million_numbers_is_refused_at_once(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text()) | {"agent": {"name": "learned", "x": [1] * 10**6}}
+    (run / "config.json").write_text(json.dumps(config))
+    assert read_run(run) is None
+    with pytest.raises(UserError, match=r"config\.json is damaged, larger than 1,048,576 bytes"):
+        resolve([str(run / "config.json")], {})
+
+
+def test_a_time_to_come_is_no_sign_of_life(run: Path) -> None:
+    """Of a run whose process is unknown, and of one on a machine which cannot be seen from here."""
+    told = json.loads((run / "run.json").read_text()) | {"status": "RUNNING"}
+    (run / "run.json").write_text(json.dumps(told))
+    for years, alive in ((0, True), (1, False), (-1, False)):
+        moment = time.time() + years * 365 * 86400
+        os.utime(run / "run.json", (moment, moment))
+        stored = read_run(run)
+        assert stored is not None
+        assert stored.is_running is alive
+    held = acquire_run(Config(), run.parent)
+    assert isinstance(held, RunLock)
+    held.path.write_text(json.dumps({"place": "another machine", "processes": [{"pid": 1, "start_ticks": 1}]}))
+    assert not isinstance(acquire_run(Config(), run.parent), RunLock)
+    os.utime(held.path, (time.time() + 365 * 86400,) * 2)
+    assert isinstance(acquire_run(Config(), run.parent), RunLock)
+
+
 # --- models ---
 
 
 def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path: Path) -> None:
+    """In every file which is read; the model's card is text for people, who may edit it."""
     saved = tokenv.load(trained_once).save_pretrained(tmp_path / "model")
     dice = random.Random(0)
+    assert sorted(path.name for path in saved.iterdir()) == ["README.md", DIGESTS, "model.safetensors", "state.json"]
     for name in ("model.safetensors", "state.json", DIGESTS):
         content = (saved / name).read_bytes()
-        for _ in range(10):
+        for _ in range(100):
             bit = dice.randrange(8 * len(content))
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8

@@ -1,10 +1,16 @@
 """Files that are complete or not there at all."""
 
+import os
 from pathlib import Path
 
 import pytest
+from tiny import settings
 
-from tokenv.core.atomic import write_atomically
+from tokenv.cli.main import run_command
+from tokenv.config.files import resolve
+from tokenv.core.atomic import check_encoding, write_atomically
+from tokenv.core.errors import UserError
+from tokenv.training.trainer import train
 
 
 @pytest.mark.parametrize("content", ["Stück\r\n", b"\x00\xff\n"])
@@ -40,3 +46,16 @@ def test_a_folder_is_no_file_to_write(name, tmp_path, monkeypatch):
         write_atomically(Path("missing/file"), "text")
     assert raised.value.filename == "missing/file"
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_a_path_that_is_not_utf8_is_refused_before_training(tmp_path):
+    """Parameters could be written there, but not be read again."""
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/st\xffore"))
+    check_encoding(tmp_path / "städte")
+    with pytest.raises(UserError, match="expected a path in UTF-8"):
+        check_encoding(odd / "checkpoints")
+    with pytest.raises(UserError, match="expected a path in UTF-8"):
+        train(resolve([], settings()), odd / "1" / "checkpoints", lambda *_: None)
+    with pytest.raises(UserError, match="expected a path in UTF-8"):
+        run_command("train", ["-F", str(odd), "with", "small"])
+    assert not odd.exists()

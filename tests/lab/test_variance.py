@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tiny import SETTINGS
 
 from tokenv.cli.main import run_command
 from tokenv.config import files as tokenv_settings
 from tokenv.config.components import build_components
+from tokenv.core.checkpoints import write_json
 from tokenv.core.errors import UserError
 from tokenv.lab import variance_report, variance_study
 from tokenv.lab.config import VarianceOptions, parse
@@ -268,6 +270,28 @@ def a_result(**figures):
     moment = {"symbols": 10**6, "bits_per_byte": 2.0, "estimators": estimators, "credit": credit | {"pairs": [9, 4, 1]}}
     cost = {"flops": 10.0, "seconds": 1.0, "memory": 1.0}
     return {"moments": [moment], "costs": {"reinforce": cost, "other": cost}, "reference": "enumeration"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"moments": 3},
+        {"moments": [3]},
+        {"moments": [{"symbols": 1}]},
+        {"costs": [1]},
+        {"moments": [{"symbols": 1, "bits_per_byte": 2.0, "estimators": {"rloo": {}}}]},
+        {"moments": [{"symbols": 1, "bits_per_byte": 2.0, "estimators": {"rloo": {"components": {"policy": "x"}}}}]},
+    ],
+)
+def test_results_of_another_structure_are_one_message(change, tmp_path):
+    options = VarianceOptions(tokenv_settings.resolve([], SETTINGS), estimators=["reinforce"])
+    study = VarianceStudy(options, tmp_path, progress=False)
+    assert study.result == {"moments": [], "costs": {}}
+    write_json(tmp_path / "variance.json", a_result(), options.identity)
+    assert VarianceStudy(options, tmp_path, progress=False).result == a_result()
+    write_json(tmp_path / "variance.json", a_result() | change, options.identity)
+    with pytest.raises(UserError, match=r"variance\.json holds no results of a study"):
+        VarianceStudy(options, tmp_path, progress=False)
 
 
 def drawn(monkeypatch, draw, result):

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from tokenv.evaluation.report import draw_curves
-from tokenv.plotting.figures import running_mean
+from tokenv.plotting.figures import png, running_mean
 
 X = list(range(0, 200_000, 1000))
 ALL = {
@@ -82,3 +83,10 @@ def test_failed_write_leaves_nothing_behind(tmp_path):
 def test_running_mean_is_centred_and_skips_gaps():
     y = np.array([1.0, 2.0, 6.0, np.nan, np.nan, np.nan, 4.0])
     np.testing.assert_allclose(running_mean(y, 3), [1.5, 3.0, 4.0, 6.0, np.nan, 4.0, 4.0])
+
+
+def test_no_warning_prints_what_controls_a_terminal():
+    """Matplotlib warns of a character which its fonts lack, and names it as it is; warnings are errors here."""
+    figure = Figure(figsize=(2, 1), dpi=50)
+    figure.suptitle("a\x1b[31mb\x07\n\u4e2d")
+    assert png(figure)[:4] == b"\x89PNG"

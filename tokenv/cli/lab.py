@@ -89,7 +89,7 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
     config = resolve(names, updates, base=base)
     check_text(config)
     options = from_dict(VarianceOptions, {**own, "config": config.as_dict()})
-    check_components(config)
+    check_components(config, read_files=base is None)
     if not is_trainable(config.agent):
         raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
     check_estimators(options)

@@ -28,7 +28,7 @@ from tokenv.config.files import named_configs
 from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
 from tokenv.core import processes, trust
-from tokenv.core.atomic import copy_atomically
+from tokenv.core.atomic import check_encoding, copy_atomically
 from tokenv.core.errors import UserError
 from tokenv.core.processes import GracefulStop
 
@@ -372,8 +372,9 @@ def _check_store(store: Path) -> None:
     """Check that runs can be stored in a folder, which is created if it is missing, before work starts.
 
     Raises:
-        UserError: it cannot be created or written to.
+        UserError: it cannot be created or written to, or its path is not UTF-8.
     """
+    check_encoding(store)
     try:
         store.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=store):

@@ -95,14 +95,15 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
             f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
         )
     config = resolve([], updates, base=base)
-    check_checkpoint(checkpoints.load(path), config.train, build_components(config, torch.device("meta"), world=world))
+    components = build_components(config, torch.device("meta"), read_files=False, world=world)
+    check_checkpoint(checkpoints.load(path), config.train, components)
     return TrainOptions(config, str(path), title)
 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
     """Train, then store and show the results; ``ranks`` are the processes which train together, if several do."""
     config, folder, progress_bars = options.config, record.folder, sys.stderr.isatty()
-    components = build_components(config, torch.device("meta"))
+    components = build_components(config, torch.device("meta"), read_files=options.resume is None)
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
     console().print(describe_run(config, components, folder, options.resume), soft_wrap=True)

@@ -287,7 +287,7 @@ def with_equal_compute(config: Config) -> Config:
 
     from tokenv.config.components import build_components
 
-    train, passes = config.train, build_components(config, torch.device("meta"), pretrained=False).passes
+    train, passes = config.train, build_components(config, torch.device("meta"), read_files=False).passes
     texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
 
     def scale(symbols: int) -> int:

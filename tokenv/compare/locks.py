@@ -141,7 +141,7 @@ def _lock_holder(store: Path, key: str, own: RunLock | None) -> LockHolder | Non
             owners, refreshed = None, 0.0
         alive = processes.alive_pids(owners)
         if alive is None:  # of another machine
-            silent = file_system_time(store) - refreshed > SILENT_SECONDS
+            silent = abs(file_system_time(store) - refreshed) > SILENT_SECONDS
             alive = [] if silent else [process["pid"] for process in owners["processes"]]
         if alive:
             return LockHolder(escape_line(f"process {alive[0]} on {str(owners['place']).partition(' ')[0]}"))

@@ -17,7 +17,7 @@ from tokenv.config.files import flatten, resolve
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints, processes, trust
 from tokenv.core.errors import UserError
-from tokenv.core.trust import read_json
+from tokenv.core.trust import MAX_CONFIG_BYTES, read_json
 from tokenv.plotting.console import warn
 
 SILENT_SECONDS = 300.0  # without a heartbeat: machines may see one another's files a minute late
@@ -72,7 +72,8 @@ class StoredRun:
         pids = None if self.process is None else processes.alive_pids(self.process)
         if pids is not None:
             return bool(pids)
-        return file_system_time(self.folder.parent) - self.last_heartbeat <= SILENT_SECONDS
+        silence = file_system_time(self.folder.parent) - self.last_heartbeat
+        return abs(silence) <= SILENT_SECONDS  # a time to come is no sign of life, either
 
 
 def read_run(folder: Path) -> StoredRun | None:
@@ -90,7 +91,7 @@ def _read_unchanged(folder: Path, last_heartbeat: float, _written: tuple[int, ..
     run = read_json(folder / "run.json")
     if run["experiment"]["name"] != "tokenv-train":
         return None
-    values = read_json(folder / "config.json")
+    values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
     config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
     process = (run.get("host") or {}).get(PROCESS)
     return StoredRun(folder, config, identity(config), run["status"], last_heartbeat, process)

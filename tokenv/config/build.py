@@ -14,7 +14,7 @@ from tokenv.agents.base import Agent
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.config import registry
 from tokenv.config.files import LOADED, LoadedAgent, TrainedAgent
-from tokenv.core import checkpoints
+from tokenv.core import checkpoints, trust
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.lm.codecs.base import Codec
@@ -115,7 +115,7 @@ def load_pretrained_agent(
     seq_len: int,
     codec: Codec,
     compute_dtype: torch.dtype | None,
-    read_parameters: bool,
+    read_files: bool,
     train_tokenizer: Any,
     frozen: bool = True,
 ) -> PretrainedAgent:
@@ -129,7 +129,7 @@ def load_pretrained_agent(
         seq_len: sequence length of the new run.
         codec: codec of the new run.
         compute_dtype: precision of the encoder's activations.
-        read_parameters: whether its parameters are read from that checkpoint; else they are arbitrary.
+        read_files: whether its parameters are read from that checkpoint; else they are arbitrary.
         train_tokenizer: function which agents may call to train a tokenizer.
         frozen: whether it is not trained further.
 
@@ -154,6 +154,7 @@ def load_pretrained_agent(
         )
     encoder = Encoder(trained.model, own_codec, compute_dtype)
     context = {"rate": rate, "rates": rates, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
+    context["read_files"] = False  # all that it needs is in its checkpoint
     agent = registry.build("agent", trained.agent, registry.AGENTS, width=trained.model.width, **context)
     if not agent.state_dict():
         name = trained.agent["name"]
@@ -161,7 +162,7 @@ def load_pretrained_agent(
             f"agent.pretrained = {pretrained!r}: its agent {name!r} has no trained parameters: set agent.name={name}"
         )
     result = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
-    if read_parameters:
+    if read_files and torch.get_default_device().type != "meta":
         tensors = _load_agent_tensors(Path(pretrained))
         checkpoints.check_tensors(tensors, result.state_dict(), pretrained)
         result.load_state_dict(tensors)
@@ -170,6 +171,7 @@ def load_pretrained_agent(
 
 def _load_agent_tensors(path: Path) -> dict[str, Tensor]:
     """Load the tensors of a ``PretrainedAgent`` from a checkpoint, by its names."""
+    trust.check_path(str(path))
     tensors, state = checkpoints.load_model(path)
     of_agent = {name.removeprefix("agent."): value for name, value in tensors.items() if name.startswith("agent.")}
     if state["config"]["agent"]["name"] == LOADED:
@@ -194,6 +196,7 @@ def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = Fa
         MissingFileError: the checkpoint does not exist.
         UserError: it is of another model, or its early exit was not trained and must have been.
     """
+    trust.check_path(checkpoint)
     tensors, state = checkpoints.load_model(Path(checkpoint))
     loaded = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
     odd = checkpoints.mismatched_tensors(loaded, expected := lm.state_dict())

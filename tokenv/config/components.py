@@ -179,15 +179,16 @@ class Components:
 
 
 def build_components(
-    config: Config, device: torch.device | None = None, *, pretrained: bool = True, world: int = 1
+    config: Config, device: torch.device | None = None, *, read_files: bool = True, world: int = 1
 ) -> Components:
     """Build model, agent, estimator and rate target, with parameters drawn from ``config.seed``.
 
     Args:
         config: configuration of the run.
         device: device to build on; None for the configuration's own.
-        pretrained: read the parameters which ``agent.pretrained`` and ``init_from`` name; not where all parameters are
-            replaced anyway. On the meta device there are none.
+        read_files: read the parameters and tokenizers which ``agent.pretrained``, ``agent.tokenizer`` and ``init_from``
+            name; not where a checkpoint brings them, because paths in a stored run are never opened. On the meta device
+            there are no parameters.
         world: number of processes which share the run.
 
     Raises:
@@ -196,17 +197,16 @@ def build_components(
     """
     device = resolve_device(config.hardware.device) if device is None else device
     precision = resolve_precision(config.hardware.precision, device)
-    pretrained = pretrained and device.type != "meta"
     torch.manual_seed(config.seed)
     with device:
         codec = _build_codec(config)
         lm = UNet(config.model, codec, compute_dtype=precision)
-        agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, pretrained)
+        agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, read_files=read_files)
     if precision == torch.float64:
         for module in _present(lm, agent, estimator, imitation):
             module.double()
     reads_early_exit = estimator is not None and estimator.reads_early_exit
-    if config.init_from is not None and pretrained:
+    if config.init_from is not None and read_files and device.type != "meta":
         load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads_early_exit)
     if config.freeze_lm:
         lm.requires_grad_(requires_grad=False)
@@ -272,12 +272,13 @@ def _rows_per_device(config: Config, learners: list[torch.nn.Module], world: int
     return len(assignment.rows) if has_own_memory(device) else config.train.batch_size
 
 
-def check_components(config: Config, world: int = 1) -> None:
+def check_components(config: Config, world: int = 1, *, read_files: bool = True) -> None:
     """Check that all components can be built and fit in memory, before work starts; no model is built.
 
     Args:
         config: configuration of the run.
         world: number of processes which share it.
+        read_files: see ``build_components``.
 
     Raises:
         MissingFileError: a file which an option names does not exist.
@@ -289,7 +290,7 @@ def check_components(config: Config, world: int = 1) -> None:
     with device:
         codec = _build_codec(config)
         precision = resolve_precision(config.hardware.precision, device)
-        agent, estimator, _, imitation = _build_learners(config, codec, precision, pretrained=False)
+        agent, estimator, _, imitation = _build_learners(config, codec, precision, read_files=read_files)
     learners = _present(agent, estimator, imitation)
     rows = _rows_per_device(config, learners, world)
     parameters = sum(parameter.numel() for module in learners for parameter in module.parameters())
@@ -303,7 +304,7 @@ def _build_codec(config: Config) -> Codec:
 
 
 def _build_learners(
-    config: Config, codec: Codec, precision: torch.dtype, pretrained: bool
+    config: Config, codec: Codec, precision: torch.dtype, *, read_files: bool
 ) -> tuple[Agent, Chain | None, TensorDictModuleBase | None, Chain | None]:
     """Build agent, estimator, rate target and imitation, in this order, in which their parameters are drawn."""
 
@@ -319,7 +320,7 @@ def _build_learners(
         "train_tokenizer": train_tokenizer,
         "codec": codec,
         "compute_dtype": precision,
-        "read_parameters": pretrained,
+        "read_files": read_files,
     }
     agent = build_agent(config.agent, **of_agents)
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **of_estimators)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,9 +24,10 @@ from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.config import check_sources
+from tokenv.data.config import BUILT_IN, HUB_PREFIX, SYNTHETIC_SERIES, check_sources
 from tokenv.lm.config import UNetConfig
 
+NO_FILES = {*BUILT_IN, *SYNTHETIC_SERIES}  # values of data.source
 LOADED = "loaded"  # agent.name of an agent of an earlier run
 
 
@@ -142,7 +144,9 @@ def inherit_model(values: Mapping[str, Any], updates: Mapping[str, Any]) -> dict
 
 
 def _best_checkpoint(run: Any) -> tuple[Path, Config]:
+    trust.check_path(str(run))
     path = run_folders.find(str(run), "best")
+    trust.allow_named({"init_from": str(path.resolve())})
     return path, from_dict(Config, run_folders.load_state(path)["config"])
 
 
@@ -220,8 +224,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         UserError: it does not hold a mapping, or holds a key twice.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            values = yaml.load(file, _Loader)
+        values = yaml.load(trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES).decode(), _Loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply: expected a configuration") from None
     except (
@@ -310,9 +313,10 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     values = base or Config().as_dict()
     stored_model = values.get("init_from")
     for name in names:
-        values = merge(values, read_yaml(config_path(name)))
+        values = merge(values, _with_absolute_paths(read_yaml(config_path(name))))
     check_keys(updates, COMMAND_LINE, Config)
     trust.allow_named(updates)
+    updates = _with_absolute_paths(updates)
     values = merge(values, updates)
     if "pretrained" in values["agent"]:
         values["agent"] = inherit_section(values["agent"], updates.get("agent", {}))
@@ -325,3 +329,14 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
     config = from_dict(Config, values)
     check_sources(config.data)
     return config
+
+
+def _with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values whose paths of existing files are absolute, so that the stored run is read from any folder."""
+    absolute = copy.deepcopy(dict(values))
+    for section, key in trust.path_options(absolute):
+        path = section[key]
+        prefix = HUB_PREFIX if path.startswith(HUB_PREFIX) else ""
+        if path not in NO_FILES and os.path.exists(trust.local_path(path)):
+            section[key] = prefix + trust.local_path(path)
+    return absolute

@@ -138,6 +138,22 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
+def check_encoding(path: str | Path) -> None:
+    """Raise an error for a path which is not UTF-8, which safetensors cannot open.
+
+    Raises:
+        UserError: a folder in the path, or its last name, is not UTF-8.
+    """
+    absolute = os.path.abspath(path)
+    try:
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{absolute}: expected a path in UTF-8, because parameters cannot be stored under any other: rename it, or "
+            "name another"
+        ) from None
+
+
 def check_output(key: str, path: str | None, *suffixes: str) -> None:
     """Check that a file can be written, before hours of work.
 

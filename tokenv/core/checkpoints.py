@@ -32,6 +32,7 @@ from tokenv.core.trust import UnreadableFileError, check_regular
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 MAX_PARAMETER = 1e9  # magnitude: far above trained values, far below an overflow in a product
 PRECISIONS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
+MAX_DIMENSIONS = 64  # of a tensor with which torch computes
 OWNER, DIGEST = "of", "sha256"
 _ADVICE = "delete it, and what it held is measured again"
 
@@ -90,6 +91,8 @@ def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the parameters and the state, without the optimiser's; see ``load``."""
     state, tensors = load_state(path), _load_tensors(path / MODEL)
     for name, tensor in tensors.items():
+        if tensor.ndim > MAX_DIMENSIONS:
+            raise DamagedError(path / MODEL, f"{name} has {tensor.ndim} dimensions, expected {MAX_DIMENSIONS} at most")
         if not tensor.is_floating_point():
             continue
         # A scalar may be infinite: it is a threshold which is not set yet.

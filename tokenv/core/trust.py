@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from tokenv.core.errors import UserError
 
 MAX_JSON_BYTES = 2**28  # of a JSON file, which is read into memory
+MAX_CONFIG_BYTES = 2**20  # of a configuration, all values of which are checked
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -29,10 +30,16 @@ FILE_KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+PATH_OPTIONS = {  # of a configuration, by section
+    (): ("init_from",),
+    ("data",): ("source", "validation_source"),
+    ("agent",): ("pretrained", "tokenizer"),
+    ("imitation", "teacher"): ("pretrained", "tokenizer"),
+}
 Trust: TypeAlias = bool | str | Sequence[str]
 _ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")
 _allowed: set[str] = set()  # names of code and absolute paths which the user of this process has allowed
-_untrusted: dict[str, str] = {}  # data sources which only stored runs name: to the run that names them
+_untrusted: dict[str, str] = {}  # absolute paths which only stored runs name: to the run that names them
 
 
 class UnreadableFileError(UserError):
@@ -69,17 +76,28 @@ def check_regular(path: Path) -> None:
     open_regular(path).close()
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_bytes(path: Path, *, limit: int) -> bytes:
+    """Read a regular file.
 
     Raises:
         OSError: the file cannot be read.
-        UnreadableFileError: it is no regular file, larger than ``MAX_JSON_BYTES``, or no JSON.
+        UnreadableFileError: it is no regular file, or larger than ``limit`` bytes.
     """
     with open_regular(path) as file:
-        content = file.read(MAX_JSON_BYTES + 1)
-    if len(content) > MAX_JSON_BYTES:
-        raise UnreadableFileError(path, f"damaged, larger than {MAX_JSON_BYTES:,} bytes")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise UnreadableFileError(path, f"damaged, larger than {limit:,} bytes")
+    return content
+
+
+def read_json(path: Path, *, limit: int | None = None) -> Any:
+    """Read a JSON file of at most ``limit`` bytes; None for ``MAX_JSON_BYTES``.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableFileError: it is no regular file, larger than the limit, or no JSON.
+    """
+    content = read_bytes(path, limit=limit or MAX_JSON_BYTES)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -128,13 +146,14 @@ def allowing(trust: Trust) -> Iterator[None]:
 def allow_named(values: Mapping[str, Any]) -> None:
     """Allow stored runs to name the code and data which the user's own configuration names."""
     _allowed.update(_code_names(values))
-    paths = {path for source in _sources(values) if os.path.exists(path := local_path(source))}
+    named = {local_path(section[key]) for section, key in path_options(values)}
+    paths = {path for path in named if os.path.exists(path)}
     _allowed.update(paths)
     _remember(paths - remembered_paths())
 
 
 def check(values: Mapping[str, Any], origin: str | Path) -> None:
-    """Raise an error for code which the user has not allowed, and mark local data: see ``check_source``.
+    """Raise an error for code which the user has not allowed, and mark paths: see ``check_path``.
 
     Args:
         values: stored configuration, or a section of it.
@@ -145,11 +164,12 @@ def check(values: Mapping[str, Any], origin: str | Path) -> None:
     """
     for name in _code_names(values):
         check_name(name, origin)
-    for source in _sources(values):
-        if is_allowed(local_path(source)):
-            _untrusted.pop(source, None)
+    for section, key in path_options(values):
+        path = local_path(section[key])
+        if is_allowed(path):
+            _untrusted.pop(path, None)
         else:
-            _untrusted[source] = str(origin)
+            _untrusted[path] = str(origin)
 
 
 def check_name(name: str, origin: str | Path) -> None:
@@ -161,19 +181,19 @@ def check_name(name: str, origin: str | Path) -> None:
         )
 
 
-def check_source(source: str) -> None:
-    """Raise an error for local data named by a stored run unless the user has named it, now or in an earlier command.
+def check_path(source: str) -> None:
+    """Raise an error for a path named by a stored run unless the user has named it, now or in an earlier command.
 
     Args:
-        source: data source in a configuration: a path, or ``hub:`` and a path.
+        source: path in a configuration, such as its data source; or ``hub:`` and a path.
 
     Raises:
         UserError: it is a file or folder which only the run names; the message says how to allow it.
     """
     path = local_path(source)
-    if source in _untrusted and os.path.exists(path) and not is_allowed(path):
+    if path in _untrusted and os.path.exists(path) and not is_allowed(path):
         raise UserError(
-            f"{_untrusted[source]} names {path}, which would be read as its data: if it is meant to be, add "
+            f"{_untrusted[path]} names {path}, which would be read: if it is meant to be, add "
             f"trust_code={path} (trust_code=True for all that the run names)"
         )
 
@@ -225,11 +245,16 @@ def as_cli_args() -> list[str]:
     return [f"trust_code={granted()!r}"] if _allowed else []
 
 
-def _sources(values: Mapping[str, Any]) -> list[str]:
-    """Return the data sources of a configuration, whether or not they are files."""
-    data = values.get("data")
-    sources = [data.get(key) for key in ("source", "validation_source")] if isinstance(data, Mapping) else []
-    return [source for source in sources if isinstance(source, str) and source and "\0" not in source]
+def path_options(values: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield the section and the key of each option which names a path, or, as of data, may name one."""
+    for place, keys in PATH_OPTIONS.items():
+        section: Any = values
+        for part in place:
+            section = section.get(part) if isinstance(section, Mapping) else None
+        for key in keys:
+            path = section.get(key) if isinstance(section, Mapping) else None
+            if isinstance(path, str) and path and "\0" not in path:
+                yield section, key
 
 
 def _code_names(values: Mapping[str, Any]) -> Iterator[str]:

@@ -206,4 +206,4 @@ def check_sources(config: DataConfig) -> None:
     """
     for source in (config.source, config.validation_source):
         if source is not None and source not in BUILT_IN and source not in SYNTHETIC_SERIES:
-            trust.check_source(source)
+            trust.check_path(source)

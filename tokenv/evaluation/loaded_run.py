@@ -109,7 +109,7 @@ def _load(path: Path, hardware: Mapping[str, Any]) -> LoadedRun:
     state = RunState.from_dict(stored, path)
     config = replace(state.settings, hardware=replace(state.settings.hardware, **hardware))
     built = replace(config, hardware=for_inference(config.hardware))
-    components = build_components(built, pretrained=False)
+    components = build_components(built, read_files=False)
     checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
     components.load_state_dict(tensors)
     components.train(False)

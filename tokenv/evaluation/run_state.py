@@ -157,7 +157,7 @@ class RunState:
         where = f"{source}: "
         try:
             unit = convert(values["unit"], str, f"{where}unit")
-            validation, history = values["validation"], dict(values["history"])
+            validation = values["validation"]
             return cls(
                 config=convert(values["config"], dict[str, Any], f"{where}config"),
                 unit=unit,
@@ -167,7 +167,7 @@ class RunState:
                 flops_linear=convert(values["flops_linear"], int, f"{where}flops_linear"),
                 flops_executed=convert(values["flops_executed"], int, f"{where}flops_executed"),
                 data=convert(values["data"], dict[str, Any], f"{where}data"),
-                history={name: _metric_history(each, f"{where}history of {name}") for name, each in history.items()},
+                history=_read_history(values["history"], where),
                 validation=Evaluation.from_metrics(validation, unit) if validation else None,
             )
         except KeyError as error:
@@ -179,6 +179,12 @@ class RunState:
     def read(cls, path: Path) -> RunState:
         """Read the state of a checkpoint."""
         return cls.from_dict(checkpoints.load_state(path), path)
+
+
+def _read_history(stored: Any, where: str) -> History:
+    """Check and return the numbers of training symbols and the values of all metrics."""
+    metrics = convert(stored, dict[str, Any], f"{where}history")
+    return {name: _metric_history(each, f"{where}history of {name}") for name, each in metrics.items()}
 
 
 def _metric_history(stored: Any, where: str) -> tuple[list[int], list[float]]:

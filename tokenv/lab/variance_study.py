@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from tokenv.config import registry
 from tokenv.config.components import Components
+from tokenv.config.conversion import Figure, from_dict
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints
@@ -67,6 +68,38 @@ def check_estimators(options: VarianceOptions) -> None:
     check_draws(replace(config, data=data, train=training), max(options.draws, options.reference_draws), samples)
 
 
+@dataclass(frozen=True)
+class StoredScore:
+    """Score of an estimator at one checkpoint in ``variance.json``; see ``run_variance_study``."""
+
+    unbiased: bool = False
+    refused: str = ""
+    components: dict[str, dict[str, tuple[Figure, Figure]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.refused and not self.components:
+            raise UserError("an estimator has neither figures nor a reason why it was refused")
+
+
+@dataclass(frozen=True)
+class StoredMoment:
+    """Entry of one checkpoint in ``variance.json``; see ``run_variance_study``."""
+
+    symbols: int
+    bits_per_byte: Figure | None
+    estimators: dict[str, StoredScore]
+    credit: dict[str, list[Figure]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """Contents of ``variance.json``; see ``run_variance_study``."""
+
+    moments: list[StoredMoment]
+    costs: dict[str, dict[str, Figure]]
+    reference: str = ""
+
+
 class VarianceStudy:
     """A study whose results are kept in a folder; see ``run_variance_study`` for the arguments.
 
@@ -82,7 +115,20 @@ class VarianceStudy:
         folder.mkdir(parents=True, exist_ok=True)
         self.result: Result = {"moments": [], "costs": {}}
         if self._path.is_file():
-            self.result = read_json(self._path, self._identity)
+            self.result = self._read_result()
+
+    def _read_result(self) -> Result:
+        """Read and check the results so far.
+
+        Raises:
+            UserError: they are damaged, or another study's.
+        """
+        result = read_json(self._path, self._identity)
+        try:
+            from_dict(StoredResult, result)
+        except UserError as error:
+            raise UserError(f"{self._path} holds no results of a study: {error}: delete it") from None
+        return result
 
     def run(self) -> Result:
         """Measure all that is missing, and return the results."""

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 
 from tokenv.core import run_folders
-from tokenv.core.atomic import replacing_file, write_atomically
+from tokenv.core.atomic import check_encoding, replacing_file, write_atomically
 from tokenv.core.checkpoints import MODEL, STATE
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.run_folders import DIGESTS, write_digests
@@ -78,8 +78,9 @@ def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: st
         name: name under which the model card loads the model; None for the folder.
 
     Raises:
-        UserError: if the folder is a file or a run folder.
+        UserError: if the folder is a file or a run folder, or its path is not UTF-8.
     """
+    check_encoding(folder)
     if folder.is_file() or run_folders.list_complete(folder / "checkpoints"):
         raise UserError(
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"

@@ -38,7 +38,10 @@ _CHANNEL_COLOURS = (GREEN, PINK, SKY, AMBER)  # of channels after the first, whi
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    with warnings.catch_warnings():
+        # A character which the fonts lack is drawn as a box; the warning would send it to the terminal.
+        warnings.filterwarnings("ignore", message="(?s)Glyph .* missing from font")
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -111,9 +114,7 @@ def draw_picture(path: Path, height: float, title: str, draw: Callable[[Figure],
 
 
 def _draw_page(page: Page, width: float, height: float, dpi: int, draw: Callable[[Figure], None]) -> bytes:
-    with mpl.rc_context(style(page)), warnings.catch_warnings():
-        # A name in a script which the fonts lack is drawn as boxes; the page itself shows the name.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with mpl.rc_context(style(page)):
         figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
         draw(figure)
         return png(figure)

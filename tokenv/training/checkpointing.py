@@ -82,7 +82,7 @@ def load_components(path: Path, hardware: HardwareConfig) -> tuple[Components, R
     """
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
-    components = build_components(replace(state.settings, hardware=hardware), pretrained=False)
+    components = build_components(replace(state.settings, hardware=hardware), read_files=False)
     checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
     components.load_state_dict(tensors)
     components.train()

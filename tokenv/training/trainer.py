@@ -16,6 +16,7 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig
 from tokenv.core import checkpoints
+from tokenv.core.atomic import check_encoding
 from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.core.processes import GracefulStop
@@ -134,6 +135,7 @@ class Trainer:
         progress: bool,
         ranks: Ranks,
     ) -> None:
+        check_encoding(folder)
         self.config, self.folder, self.log, self.progress, self.ranks = config, folder, log, progress, ranks
         ranks.run_on_all_ranks(partial(self.build, resume))
         ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
@@ -174,7 +176,7 @@ class Trainer:
         config = self.config
         prepare(config.hardware)
         device = self.ranks.device(config.hardware.device)
-        self.components = build_components(config, device, pretrained=resume is None, world=self.ranks.size)
+        self.components = build_components(config, device, read_files=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
         if config.train.shrink:
             check_shrinkable(self.components.lm)
