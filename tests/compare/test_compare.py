@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tokenv.cli.compare import COMMAND
 from tokenv.cli.main import run_command
+from tokenv.cli.train import TrainOptions
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest
@@ -25,7 +26,7 @@ from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.conversion import from_dict
-from tokenv.config.files import flatten, load_yaml, merge, named_configs, resolve
+from tokenv.config.files import COMMAND_OPTIONS, flatten, load_yaml, merge, named_configs, read_yaml, resolve
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import write_json
 
@@ -151,6 +152,14 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     assert [run.folder for run in same_runs(config, store)] == [store / "1"]
     (store / "1" / "run.json").write_text("{")
     assert find_run(config, store) is None
+
+
+def test_a_stored_run_is_read_whatever_options_its_command_has(comparison):
+    stored = {field.name for field in fields(TrainOptions)} - {"config"}
+    assert stored == set(COMMAND_OPTIONS)
+    run_command("train", ["with", "tiny.yaml", "agent.name=uniform", "title=Ours"])
+    assert read_run(comparison / "runs" / "1").finished
+    assert read_yaml(comparison / "runs" / "1" / "config.json")["agent"]["name"] == "uniform"
 
 
 def keep_values(told, folder):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.conversion import from_dict
-from tokenv.config.files import flatten, resolve
+from tokenv.config.files import flatten, resolve, without_command_options
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints, processes, trust
 from tokenv.core.errors import UserError
@@ -92,7 +92,7 @@ def _read_unchanged(folder: Path, last_heartbeat: float, _written: tuple[int, ..
     if run["experiment"]["name"] != "tokenv-train":
         return None
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
-    config = resolve([], {}, base={key: value for key, value in values.items() if key != "resume"})
+    config = resolve([], {}, base=without_command_options(values))
     process = (run.get("host") or {}).get(PROCESS)
     return StoredRun(folder, config, identity(config), run["status"], last_heartbeat, process)
 

@@ -151,6 +151,7 @@ def _best_checkpoint(run: Any) -> tuple[Path, Config]:
 
 
 COMMAND_LINE = "command line"
+COMMAND_OPTIONS = ("resume", "title")  # of tokenv train, beside its configuration
 
 
 def named_configs() -> dict[str, Path]:
@@ -243,6 +244,11 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def without_command_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a stored training run, whose file holds the options of the command, too."""
+    return {key: value for key, value in values.items() if key not in COMMAND_OPTIONS}
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file and check its keys.
 
@@ -253,8 +259,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if "methods" in values:
         word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
         raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
-    if path.suffix == ".json":  # of a stored run: it has resume, too, and its names of code are not the user's
-        values.pop("resume", None)
+    if path.suffix == ".json":  # of a stored run: its names of code are not the user's
+        values = without_command_options(values)
         trust.check(values, path)
     else:
         trust.allow_named(values)
