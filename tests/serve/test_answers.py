@@ -137,9 +137,11 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
     assert {"textarea", "input", "template", "script"} <= found.tags
 
 
-def test_the_text_comes_first_then_the_result_then_the_controls(shelf: ModelCache) -> None:
+def test_sliders_stand_above_what_they_change(shelf: ModelCache) -> None:
+    """On a phone one thing stands below the other: the text, the rate, and the result, whose legend comes last."""
     shown = render_page(shelf, seed=0)
-    places = [shown.index(part) for part in ('id="text"', 'id="status"', 'id="runs"', 'class="legend"', 'id="rate"')]
+    parts = ('id="text"', 'id="rate"', 'id="status"', 'id="runs"', 'class="legend"', 'class="choice"', 'class="drawn"')
+    places = [shown.index(part) for part in parts]
     assert places == sorted(places)
 
 

@@ -8,7 +8,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def make_lexicon(size: int, seed: int) -> list[bytes]:
         `size` words over a to z.
     """
     generator = np.random.default_rng([seed, 0])
-    pairs = [bytes([last, ending]) for last in STEM_LETTERS for ending in ENDINGS]
+    pairs = list(map(bytes, product(STEM_LETTERS, ENDINGS)))
     generator.shuffle(pairs)
     lexicon: dict[bytes, None] = {}
     while len(lexicon) < size:
@@ -238,7 +238,8 @@ def _echoes(dwell: int, section_SL: Array, generator: np.random.Generator) -> Ar
     decoy_section_SL = np.stack([_sections(section_SL.shape[1], dwell // 2, False, generator) for _ in section_SL])
     near_SL = sliding_window_view(np.pad(end_SL, ((0, 0), (3, 3))), 7, axis=1).any(-1)
     size_SL = generator.uniform(1.0, 2.0, end_SL.shape) * generator.choice([-1.0, 1.0], end_SL.shape)
-    pulse_SL, decoy_SL = size_SL * end_SL, size_SL * (_last_steps(decoy_section_SL) & ~near_SL)
+    pulse_SL = size_SL * end_SL
+    decoy_SL = size_SL * (_last_steps(decoy_section_SL) & ~near_SL)
     bump_W = 0.5 * np.sin(np.linspace(0, np.pi, dwell + 2)[1:-1]) ** 2
     answer_SL = np.zeros_like(size_SL)
     for step, height in enumerate(bump_W, start=dwell):

@@ -64,11 +64,14 @@ class Chunks:
     def take(self, index_B: np.ndarray[Any, Any]) -> SequenceBatch:
         """Return the chunks with indices `index_B` (integers [B]), in that order."""
         entry_B = self.document_P[index_B]
-        offset_B = self.offset_P[index_B]
+        places = zip(entry_B, self.offset_P[index_B], strict=True)
+        gold_BN = None
+        if self.gold_PN is not None:
+            gold_BN = torch.from_numpy(self.gold_PN[index_B])
         return SequenceBatch(
             symbol_BN=torch.from_numpy(self.symbol_PN[index_B].astype(np.int64)),
-            origin=[f"{self.names[d]} @ {offset}" for d, offset in zip(entry_B, offset_B, strict=True)],
-            gold_BN=None if self.gold_PN is None else torch.from_numpy(self.gold_PN[index_B]),
+            origin=[f"{self.names[document]} @ {offset}" for document, offset in places],
+            gold_BN=gold_BN,
             document_B=torch.from_numpy(self.ids[entry_B]),
         )
 
@@ -91,30 +94,37 @@ def chunk_documents(
     Returns:
         The chunks; none if the documents are too short.
     """
+    contents = [document.content for document in documents]
     golds = [document.gold for document in documents if document.gold is not None]
     if cut == "document":
-        long = [d for d, document in enumerate(documents) if len(document.content) >= seq_len]
+        long = [d for d, content in enumerate(contents) if len(content) >= seq_len]
         document_P = np.array(long, dtype=np.int64)
         offset_P = np.zeros_like(document_P)
-        stream: bytes | memoryview = b"".join(documents[d].content[:seq_len] for d in long)
-        gold_stream = b"".join(golds[d][:seq_len] for d in long) if golds else None
+        stream: bytes | memoryview = b"".join(contents[d][:seq_len] for d in long)
+        gold_stream = b"".join(golds[d][:seq_len] for d in long if golds)
     else:
-        # A single document is not copied: the copy of a large one would double the memory.
-        contents = [document.content for document in documents]
-        stream = contents[0] if len(contents) == 1 else SEPARATOR.join(contents)
-        gold_stream = b"\x01".join(golds) if golds else None
-        length_D = np.array([len(document.content) + len(SEPARATOR) for document in documents], dtype=np.int64)
+        if len(contents) == 1:
+            (stream,) = contents  # not copied: the copy of a large document would double the memory
+        else:
+            stream = SEPARATOR.join(contents)
+        gold_stream = b"\x01".join(golds)
+        length_D = np.array([len(content) + len(SEPARATOR) for content in contents], dtype=np.int64)
         begin_D = np.cumsum(length_D) - length_D
         begin_P = np.arange(len(stream) // seq_len, dtype=np.int64) * seq_len
         document_P = np.searchsorted(begin_D, begin_P, side="right") - 1
         offset_P = begin_P - begin_D[document_P]
+    gold_PN = None
+    if golds:
+        gold_PN = _rows(gold_stream, len(document_P), seq_len).astype(bool)
+    if ids is None:
+        ids = range(len(documents))
     return Chunks(
         symbol_PN=_rows(stream, len(document_P), seq_len),
-        gold_PN=None if gold_stream is None else _rows(gold_stream, len(document_P), seq_len).astype(bool),
+        gold_PN=gold_PN,
         document_P=document_P,
         offset_P=offset_P,
         names=[document.name for document in documents],
-        ids=np.arange(len(documents)) if ids is None else np.array(ids, dtype=np.int64),
+        ids=np.array(ids, dtype=np.int64),
     )
 
 

@@ -17,7 +17,7 @@ from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
 from tokenv.data.split import Split, digest, split_documents, split_from
-from tokenv.data.stream import InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
+from tokenv.data.stream import EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 from tokenv.data.windows import SeriesData, load_series
 
 _CORPORA: dict[str, Corpus] = {}
@@ -103,7 +103,7 @@ class Corpus:
         self.fingerprint = data.fingerprint
         self.streamed = isinstance(data, StreamingDataset)
         self.series = data if isinstance(data, SeriesData) else None
-        self.overlap = data.overlap if isinstance(data, InMemoryDataset) else math.nan
+        self.overlap = getattr(data, "overlap", math.nan)
 
     def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.
@@ -126,7 +126,11 @@ class Corpus:
             seed: see `train`.
         """
         data = self._data
-        parts = data.streams(seed, count) if isinstance(data, StreamingDataset) else [data.blocks(seed)]
+        parts: list[EpochBlocks] = []
+        if isinstance(data, StreamingDataset):
+            parts += data.streams(seed, count)
+        else:
+            parts.append(data.blocks(seed))
         return Streams([TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint) for blocks in parts])
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
@@ -179,12 +183,16 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
     check_sources(config)
     if config.kind == "series":
         return Corpus(load_series(config), config)
-    validation = None if config.validation_source is None else _read(config.validation_source, config, progress)
+    validation = None
+    if config.validation_source is not None:
+        validation = list(_read(config.validation_source, config, progress))
     if config.source.startswith(HUB_PREFIX):
-        held_out = None if validation is None else list(validation)
-        return Corpus(StreamingDataset(config, held_out, progress=progress), config)
+        return Corpus(StreamingDataset(config, validation, progress=progress), config)
     documents = _read(config.source, config, progress)
-    split = split_documents(documents, config) if validation is None else split_from(documents, validation, config)
+    if validation is None:
+        split = split_documents(documents, config)
+    else:
+        split = split_from(documents, validation, config)
     return Corpus(InMemoryDataset(split, config), config)
 
 

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from tokenv.data.packed import PACKED, read_unpacked
 from tokenv.data.rows import json_rows, parquet_rows
 
 TEXTS = (".txt", ".py", ".md", ".rst")
-TEXT_SUFFIXES = tuple(kind + packed for kind in TEXTS for packed in ("", *PACKED))
-JSON_SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", *PACKED))
+TEXT_SUFFIXES = tuple(map("".join, product(TEXTS, ("", *PACKED))))
+JSON_SUFFIXES = tuple(map("".join, product((".jsonl", ".json"), ("", *PACKED))))
 PARQUET_SUFFIXES = (".parquet",)
-COLUMN, ROWS_PER_GROUP = "text", 1000  # of files which are written
+COLUMN = "text"  # of files which are written
+ROWS_PER_GROUP = 1000
 ACCEPTED = (
     f"one of {', '.join(BUILT_IN)}; a file or folder of {' '.join(TEXTS)}, "
     f".jsonl or .json (also {' '.join(PACKED)}) or .parquet; or {HUB_PREFIX}owner/name"
@@ -58,8 +60,8 @@ def read_documents(source: str, config: DataConfig) -> Iterator[Document]:
         root = Path(source).expanduser()
         for path in _find_files(source, root):
             if path.name.endswith(TEXT_SUFFIXES):
-                name = path.name if path == root else path.relative_to(root).as_posix()
-                yield Document(name, read_unpacked(path))
+                folder = root if root.is_dir() else root.parent
+                yield Document(path.relative_to(folder).as_posix(), read_unpacked(path))
             else:
                 yield from _read_table(path, config.column)
 
@@ -99,23 +101,25 @@ def _find_files(source: str, root: Path) -> list[Path]:
             raise UserError(f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it")
         return [root]
     if not root.is_dir():
-        near = difflib.get_close_matches(source, BUILT_IN, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise MissingFileError(f"data source {source!r} does not exist; {hint}expected {ACCEPTED}")
+        near = [f"did you mean {name!r}? " for name in difflib.get_close_matches(source, BUILT_IN, n=1)]
+        raise MissingFileError(f"data source {source!r} does not exist; {''.join(near)}expected {ACCEPTED}")
     files = sorted(path for path in root.rglob("*") if path.is_file())
     texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
     parquet = [path for path in files if path.name.endswith(PARQUET_SUFFIXES)]
     tables = parquet or [path for path in files if path.name.endswith(JSON_SUFFIXES)]
     # Published data sets carry a README, and often their description as .json, beside their tables.
-    chosen = tables if tables and all(path.name.upper().startswith("README.") for path in texts) else texts
+    described = all(path.name.upper().startswith("README.") for path in texts)
+    chosen = tables if tables and described else texts
     if not chosen:
         raise UserError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
     return chosen
 
 
 def _read_table(path: Path, column: str) -> Iterator[Document]:
-    is_parquet = path.name.endswith(PARQUET_SUFFIXES)
-    rows = parquet_rows(path, "repair it or leave it out") if is_parquet else json_rows(path)
+    if path.name.endswith(PARQUET_SUFFIXES):
+        rows = parquet_rows(path, "repair it or leave it out")
+    else:
+        rows = json_rows(path)
     for number, row in enumerate(rows):
         yield Document(f"{path.name} row {number}", content_of(row, column, f"{path}, row {number},"))
 
@@ -137,14 +141,17 @@ def write_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN)
     if isinstance(texts, str | bytes):
         raise UserError(f"texts = {texts[:40]!r}: expected several documents, such as a list of them")
     folder.mkdir(parents=True, exist_ok=True)
-    digest, count = hashlib.blake2b(digest_size=16), 0
+    digest = hashlib.blake2b(digest_size=16)
+    count = 0
     schema = pa.schema([(COLUMN, pa.large_binary())])
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as scratch:
         written = Path(scratch) / "texts.parquet"
         with pq.ParquetWriter(written, schema) as writer:
             batch: list[bytes] = []
             for count, text in enumerate(texts, start=1):
-                row = text if isinstance(text, Mapping) else {column: text}
+                row: Mapping[str, Any] = {column: text}
+                if isinstance(text, Mapping):
+                    row = text
                 batch.append(content_of(row, column, f"texts[{count - 1}]"))
                 digest.update(len(batch[-1]).to_bytes(8, "big") + batch[-1])
                 if len(batch) == ROWS_PER_GROUP:

@@ -44,7 +44,9 @@ def unpacked_chunks(path: Path) -> Iterator[bytes]:
     """
     with OPENERS.get(path.suffix, Path.open)(path, "rb") as file:  # type: ignore[call-arg]
         chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-        yield from _decompress(chunks) if path.suffix == ".zst" else chunks
+        if path.suffix == ".zst":
+            chunks = _decompress(chunks)
+        yield from chunks
 
 
 def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -54,6 +56,8 @@ def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
         while packed:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             yield frame.decompress(packed)
-            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+            packed = frame.unused_data  # nothing before the frame's end
+            if frame.eof:
+                frame = None
     if frame is not None:
         raise EOFError("the file ends before its last frame does")

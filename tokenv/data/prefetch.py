@@ -34,7 +34,9 @@ class PrefetchedSource:
 
     def __init__(self, source: ResumableSource, count: int, device: torch.device) -> None:
         self.seq_len = source.seq_len
-        self._source, self._count, self._device = source, count, device
+        self._source = source
+        self._count = count
+        self._device = device
         self._state = source.state_dict()
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -84,5 +86,7 @@ def stage_batch(batch: SequenceBatch, device: torch.device) -> SequenceBatch:
     """Prepare sequences for copying to a GPU: bytes as uint8, in pinned memory. For the CPU they stay as they are."""
     if not has_own_memory(device):
         return batch
-    symbol_BN = batch.symbol_BN.to(torch.uint8) if batch.symbol_BN.dtype == torch.int64 else batch.symbol_BN
+    symbol_BN = batch.symbol_BN
+    if symbol_BN.dtype == torch.int64:
+        symbol_BN = symbol_BN.to(torch.uint8)
     return dataclasses.replace(batch, symbol_BN=symbol_BN.pin_memory())

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,13 @@ def open_hub(name: str, hub_config: str | None, split: str) -> datasets.Iterable
         UserError: it names a file outside of the hub, or of the folder, which the user has not allowed.
     """
     builder = datasets.load_dataset_builder(name, hub_config)
-    folder = os.path.join(trust.local_path(name), "") if os.path.isdir(name) else None
-    for file in (file for files in (builder.config.data_files or {}).values() for file in files):
+    is_folder = os.path.isdir(name)
+    folder = os.path.join(trust.local_path(name), "")
+    for file in chain.from_iterable((builder.config.data_files or {}).values()):
         path = os.path.abspath(file)
-        inside = file.startswith("hf://") if folder is None else "://" not in file and path.startswith(folder)
+        inside = file.startswith("hf://")
+        if is_folder:
+            inside = "://" not in file and path.startswith(folder)
         if not inside and not trust.is_allowed(path):
             raise UserError(
                 f"hub data set {name!r} names {file}, which is no file of its own and would be read: if it is meant "
@@ -102,7 +106,9 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     except (RecursionError, ValueError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        reason = str(error)
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
         raise UserError(
             f"{path} cannot be read as json: line {number or 1}: {reason}: repair it or leave it out"
         ) from error

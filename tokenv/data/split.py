@@ -29,7 +29,8 @@ MOST_SAMPLES = 2**21
 BLOCK = 2**16  # bytes hashed at a time
 NEIGHBOURS = 16  # documents with the same window that a document is compared with
 CONTAINMENT = 0.2  # share of the smaller document's windows from which on two documents are near-duplicates
-LEAST_BYTES, LEAST_SAMPLES = 256, 4  # that near-duplicates share
+LEAST_BYTES = 256  # that near-duplicates share
+LEAST_SAMPLES = 4
 LARGEST_GROUP = 0.25  # of all bytes
 
 
@@ -132,15 +133,21 @@ def split_tail(document: Document, config: DataConfig) -> Split:
 def _line_end(content: bytes | memoryview, at: int) -> int:
     """Return the end of the line at `at`, including its newline; `at` itself if the line is long."""
     newline = bytes(content[at : at + LINE_END_WITHIN]).find(SEPARATOR)
-    return at if newline < 0 else at + newline + 1
+    if newline < 0:
+        return at
+    return at + newline + 1
 
 
 def _section(document: Document, begin: int, end: int) -> Document:
     """Return the bytes from `begin` to `end` of a document, without a copy and without a newline at their end."""
     if begin < end - 1 and end < len(document.content) and document.content[end - 1] == SEPARATOR[0]:
         end -= 1
-    name = f"{document.name}, bytes {begin} to {end}" if begin else document.name
-    gold = None if document.gold is None else document.gold[begin:end]
+    name = document.name
+    if begin:
+        name += f", bytes {begin} to {end}"
+    gold = document.gold
+    if gold is not None:
+        gold = gold[begin:end]
     return Document(name, memoryview(document.content)[begin:end], gold)
 
 
@@ -219,7 +226,8 @@ class WindowSample:
         documents = len(self.length_D)
         new_S = np.ones(len(self.hash_S), dtype=bool)
         new_S[1:] = (np.diff(self.hash_S) != 0) | (np.diff(self.document_S) != 0)
-        hash_S, document_S = self.hash_S[new_S], self.document_S[new_S]
+        hash_S = self.hash_S[new_S]
+        document_S = self.document_S[new_S]
         windows_D = np.bincount(document_S, minlength=documents)
         shared = sparse.csr_matrix((documents, documents), dtype=np.int64)
         for ahead in range(1, NEIGHBOURS + 1):
@@ -227,13 +235,17 @@ class WindowSample:
             if not same.any():
                 break
             pairs = document_S[:-ahead][same], document_S[ahead:][same]
-            shared = shared + sparse.coo_matrix((np.ones(len(pairs[0]), np.int64), pairs), shared.shape).tocsr()
+            counts = np.ones(same.sum(), np.int64)
+            shared = shared + sparse.coo_matrix((counts, pairs), shared.shape).tocsr()
         shared = shared.tocoo()
         smaller = np.minimum(windows_D[shared.row], windows_D[shared.col])
-        near = (shared.data >= max(LEAST_SAMPLES, LEAST_BYTES // self.every)) & (shared.data >= CONTAINMENT * smaller)
-        links = sparse.coo_matrix((shared.data[near], (shared.row[near], shared.col[near])), shared.shape)
-        group_D = sparse.csgraph.connected_components(links, directed=False)[1]
-        if np.bincount(group_D, self.length_D).max(initial=0) > LARGEST_GROUP * self.length_D.sum():
+        least = max(LEAST_SAMPLES, LEAST_BYTES // self.every)
+        near = (shared.data >= least) & (shared.data >= CONTAINMENT * smaller)
+        pairs = shared.row[near], shared.col[near]
+        links = sparse.coo_matrix((shared.data[near], pairs), shared.shape)
+        _, group_D = sparse.csgraph.connected_components(links, directed=False)
+        bytes_G = np.bincount(group_D, self.length_D)
+        if bytes_G.max(initial=0) > LARGEST_GROUP * self.length_D.sum():
             return np.arange(documents)
         return np.asarray(group_D, dtype=np.int64)
 
@@ -257,12 +269,15 @@ def _sample_windows(documents: Sequence[Document], every: int) -> Iterator[tuple
     """Yield hashes and document indices of the sampled windows, a block of documents at a time."""
     first = 0
     while first < len(documents):
-        last, size = first, 0
+        last = first
+        size = 0
         while last < len(documents) and size < BLOCK:
             size += len(documents[last].content)
             last += 1
         contents = [document.content for document in documents[first:last]]
-        content = contents[0] if len(contents) == 1 else b"".join(contents)
+        content = contents[0]
+        if len(contents) > 1:
+            content = b"".join(contents)
         end_D = np.cumsum([len(each) for each in contents])
         for begin in range(0, size, BLOCK):
             hash_W = _window_hashes(content[begin : begin + BLOCK + WINDOW - 1])
@@ -283,7 +298,8 @@ def _window_hashes(content: bytes | memoryview) -> Array:
         factor = np.uint64(pow(0x9E3779B97F4A7C15, length, 2**64))
         longer_W = hash_W[:-length] * factor
         longer_W += hash_W[length:]
-        hash_W, length = longer_W, 2 * length
+        hash_W = longer_W
+        length *= 2
     for _ in range(2):  # the low bits of a polynomial depend on the low bits of the bytes alone
         hash_W ^= hash_W >> np.uint64(32)
         hash_W *= np.uint64(0xD6E8FEB86659FD93)

@@ -37,7 +37,8 @@ MISSING = {"", "nan", "na", "n/a", "null", "none"}
 IDENTIFIER, DATE, TARGET = LONG_COLUMNS = ("unique_id", "ds", "y")
 DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y", "%Y-%m")
 DATE_NAMES = ("date", "timestamp", "datetime", DATE)  # of a date column, in any case, where no option names another
-MOST_HOLIDAYS, LONGEST_HOLIDAYS = 0.15, 7  # share of the business days, and days in a row
+MOST_HOLIDAYS = 0.15  # of the business days
+LONGEST_HOLIDAYS = 7  # business days
 ROUNDED_STEP = 0.01  # share of a step by which numbers such as 1949.083 may be rounded
 HOUR = timedelta(hours=1)
 
@@ -108,9 +109,11 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
     for line, row in rows:
         if len(row) != len(header):
             raise UserError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
-    if delimiter == ";":
-        rows = [(line, [DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
-    cells = ((f"{path} line {line}", dict(zip(header, row, strict=True))) for line, row in rows)
+    cells = []
+    for line, row in rows:
+        if delimiter == ";":
+            row = [DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row]
+        cells.append((f"{path} line {line}", dict(zip(header, row, strict=True))))
     return _steps(path.name, str(path), header, cells, config)
 
 
@@ -123,7 +126,9 @@ def check_frame(name: str, frame: Any) -> pd.DataFrame:
     if not isinstance(frame, pd.DataFrame):
         raise UserError(f"{name} is a {type(frame).__name__}: expected a pandas.DataFrame, with a row for every step")
     named = {*frame.index.names} - {*frame.columns}
-    return frame.reset_index() if named & {*LONG_COLUMNS, *DATE_NAMES} else frame
+    if named & {*LONG_COLUMNS, *DATE_NAMES}:
+        return frame.reset_index()
+    return frame
 
 
 def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
@@ -133,7 +138,10 @@ def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
         UserError: as for `read_csv`.
     """
     if isinstance(frame.index, pd.DatetimeIndex):
-        frame = frame.rename_axis(DATE if IDENTIFIER in frame.columns else config.date or DATE).reset_index()
+        date_column = config.date or DATE
+        if IDENTIFIER in frame.columns:
+            date_column = DATE
+        frame = frame.rename_axis(date_column).reset_index()
     header = [str(column) for column in frame.columns]
     known = frame.astype(object).where(frame.notna(), None)
     rows = (dict(zip(header, row, strict=True)) for row in known.itertuples(index=False, name=None))
@@ -155,8 +163,11 @@ def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig
 def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
     header = list(rows[0]) if rows else []
     config = _with_date_column(header, config)
-    channels = [] if _is_long(header) else _value_columns(origin, header, config, dated=False)
-    columns = [*channels, *config.covariates] if channels else []
+    channels: list[str] = []
+    columns: list[str] = []
+    if not _is_long(header):
+        channels = _value_columns(origin, header, config, dated=False)
+        columns = [*channels, *config.covariates]
     if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
         cells = ((f"{origin} row {number}", row) for number, row in enumerate(rows))
         return _steps(title, origin, header, cells, config)
@@ -169,10 +180,11 @@ def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: S
         lengths = {len(row[column]) for column in columns}
         if len(lengths) > 1:
             raise UserError(f"{location} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
-        values = [
-            [_number(x, f"{location}, step {i}", column) for i, x in enumerate(row[column])] for column in columns
-        ]
-        recordings.append(_recording(f"{title} row {number}", channels, np.array(values, dtype=np.float64).T, config))
+        value_LC = np.empty((*lengths, len(columns)))
+        for index, column in enumerate(columns):
+            for step, value in enumerate(row[column]):
+                value_LC[step, index] = _number(value, f"{location}, step {step}", column)
+        recordings.append(_recording(f"{title} row {number}", channels, value_LC, config))
     return recordings
 
 
@@ -187,8 +199,9 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
     for key in COLUMN_KEYS:
         for column in getattr(config, key):
             if column not in header:
-                near = difflib.get_close_matches(column, header, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}"
+                hint = f"it has {', '.join(header) or 'none'}"
+                if near := difflib.get_close_matches(column, header, n=1):
+                    hint = f"did you mean {near[0]!r}?"
                 raise UserError(f"{origin} has no column {column!r}, which data.series.{key} names: {hint}")
     columns = list(config.columns) or [column for column in header if column not in (config.date, *config.covariates)]
     if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
@@ -206,8 +219,10 @@ def _with_date_column(header: Sequence[str], config: SeriesConfig) -> SeriesConf
     if config.date != SeriesConfig.date or config.date in header:
         return config
     named = {*config.columns, *config.covariates}
-    found = [column for column in header if column.lower() in DATE_NAMES and column not in named]
-    return replace(config, date=found[0]) if found else config
+    for column in header:
+        if column.lower() in DATE_NAMES and column not in named:
+            return replace(config, date=column)
+    return config
 
 
 def _is_long(header: list[str]) -> bool:
@@ -218,7 +233,8 @@ def _steps(
     name: str, origin: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
 ) -> list[Recording]:
     """Return the series in a table's rows, each of which is a step."""
-    long, dated = _is_long(header), config.date is not None
+    long = _is_long(header)
+    dated = config.date is not None
     if long:
         chosen = [column for column in config.columns if column in header or config.joint]
         config = replace(config, date=DATE, columns=chosen or [TARGET])
@@ -226,8 +242,10 @@ def _steps(
     date_column = str(config.date)
     channels = _value_columns(origin, header, config)
     columns = [*channels, *config.covariates]
-    dates: dict[str, list[DateCell]] = {} if long else {name: []}
-    values: dict[str, list[list[float]]] = {} if long else {name: []}
+    dates: dict[str, list[DateCell]] = {}
+    values: dict[str, list[list[float]]] = {}
+    if not long:
+        values[name] = []  # it is a series even if it has no row
     for location, row in cells:
         series = name
         if long:
@@ -238,16 +256,19 @@ def _steps(
         values.setdefault(series, []).append([_number(row[column], location, column) for column in columns])
     if not values:
         raise UserError(f"{origin} has no row: expected one for every step of every series")
-    titles = [""] if channels == [TARGET] and long else channels
+    if long and channels == [TARGET]:
+        channels = [""]
     recordings = []
     for series, steps in values.items():
         value_MC = np.array(steps, dtype=np.float64).reshape(-1, len(columns))
         date_M = None
         if dates.get(series):
-            order_M = _order_of(dates[series]) if long else range(len(steps))
+            order_M = list(range(len(steps)))
+            if long:
+                order_M = _order_of(dates[series])
             date_M = check_dates([dates[series][row] for row in order_M], date_column)
             value_MC = value_MC[order_M]
-        recordings.append(_recording(series, titles, value_MC, config, date_M))
+        recordings.append(_recording(series, channels, value_MC, config, date_M))
     return recordings
 
 
@@ -269,19 +290,20 @@ def _recording(
     value_LC, covariate_MK = np.split(value_MC, [len(columns)], axis=1)
     if config.future_covariates:
         known = np.flatnonzero(~np.isnan(value_LC).all(1))
-        value_LC = value_LC[: known[-1] + 1 if len(known) else 0]
-    return Recording(
-        name,
-        columns,
-        value_LC,
-        None if date_M is None else date_M[: len(value_LC)],
-        covariate_MK=covariate_MK if config.covariates else None,
-    )
+        value_LC = value_LC[: known.max(initial=-1) + 1]
+    recording = Recording(name, columns, value_LC)
+    if date_M is not None:
+        recording = replace(recording, date_L=date_M[: len(value_LC)])
+    if config.covariates:
+        recording = replace(recording, covariate_MK=covariate_MK)
+    return recording
 
 
 def identifier_text(value: Any) -> str:
     """Return the name of a series as text."""
-    return "" if value is None else str(value).strip()
+    if value is None:
+        return ""
+    return str(value).strip()
 
 
 def _identifier(value: Any, location: str) -> str:
@@ -360,7 +382,9 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
             raise UserError(
                 f"{cell.location}: the date {cell.content} is of another kind than that of the row before"
             ) from None
-        relation = "that" if cell.date == before.date else "earlier than that"
+        relation = "earlier than that"
+        if cell.date == before.date:
+            relation = "that"
         raise UserError(
             f"{cell.location}: the date {cell.content} is {relation} of the row before: {advice}{_clock_advice(cell)}"
         )
@@ -370,19 +394,22 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
         usual = Counter(gaps).most_common(1)[0][0]
         row = next(row for row, gap in enumerate(gaps, 1) if gap != usual)
         cell = cells[row]
-        changed = isinstance(usual, timedelta) and abs(gaps[row - 1] - usual) <= HOUR
+        clock_advice = ""
+        if isinstance(usual, timedelta) and abs(gaps[row - 1] - usual) <= HOUR:
+            clock_advice = _clock_advice(cell)
         raise UserError(
             f"{cell.location}: the date {cell.content} is {gaps[row - 1]} after that of the row before; expected "
             f"{usual}, as between most rows: give every step a row, with empty cells where values are missing, or set "
-            f"data.series.date=null to take the rows as they come{_clock_advice(cell) if changed else ''}"
+            f"data.series.date=null to take the rows as they come{clock_advice}"
         )
     return dates
 
 
 def _clock_advice(cell: DateCell) -> str:
     """Return what to do if clocks were changed at a time of the day; nothing for a date alone or with an offset."""
-    local = isinstance(cell.date, datetime) and cell.date.tzinfo is None and cell.date.time() != time()
-    return "; where clocks were changed, write dates in UTC or with their offset, as 02:00+01:00" if local else ""
+    if not isinstance(cell.date, datetime) or cell.date.tzinfo is not None or cell.date.time() == time():
+        return ""
+    return "; where clocks were changed, write dates in UTC or with their offset, as 02:00+01:00"
 
 
 def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
@@ -395,7 +422,9 @@ def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
     Raises:
         UserError: there is a single date, which has no frequency, or the calendar ends.
     """
-    step = _date_step(dates) if len(dates) > 1 else None
+    step = None
+    if len(dates) > 1:
+        step = _date_step(dates)
     if step is None:
         raise UserError(f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced")
     try:
@@ -411,7 +440,8 @@ def _date_step(dates: Sequence[Any]) -> Any:
     first = dates[1] - dates[0]
     if isinstance(first, float):  # such as 0.1, 0.2, 0.3, whose differences are not equal
         mean = (dates[-1] - dates[0]) / (len(dates) - 1)
-        return mean if np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0) else None
+        even = np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0)
+        return mean if even else None
     if all(after - before == first for before, after in pairwise(dates)):
         return first
     if isinstance(first, int) or len(dates) < 3:
@@ -421,7 +451,9 @@ def _date_step(dates: Sequence[Any]) -> Any:
     frequency = _calendar_frequency(local)
     if frequency is not None:
         return pd.tseries.frequencies.to_offset(frequency)
-    return pd.offsets.BusinessDay() if _are_business_days(local) else None
+    if _are_business_days(local):
+        return pd.offsets.BusinessDay()
+    return None
 
 
 def _calendar_frequency(dates: Sequence[Any]) -> str | None:

@@ -114,9 +114,10 @@ def covariate_symbols(recording: Recording, config: SeriesConfig) -> Array | Non
     """
     if recording.covariate_MK is None:
         return None
-    length, past = len(recording.value_LC), len(config.past_covariates)
-    ahead_L = np.minimum(np.arange(length) + config.future_steps, len(recording.covariate_MK) - 1)
-    value_LK = np.concatenate([recording.covariate_MK[:length, :past], recording.covariate_MK[ahead_L, past:]], 1)
+    length = len(recording.value_LC)
+    past_MP, future_MF = np.split(recording.covariate_MK, [len(config.past_covariates)], axis=1)
+    ahead_L = np.minimum(np.arange(length) + config.future_steps, len(future_MF) - 1)
+    value_LK = np.concatenate([past_MP[:length], future_MF[ahead_L]], 1)
     zero_LK = np.zeros_like(value_LK)
     last_LK = _last_values(value_LK[None], zero_LK[None, 0])[0]
     return np.stack([value_LK, zero_LK, zero_LK + 1, zero_LK, last_LK], -1)
@@ -131,15 +132,18 @@ def _standardisation(value_LC: Array) -> tuple[Array, Array]:
 
 def frame_windows(series: Sequence[Series], spans: Sequence[slice], config: SeriesConfig) -> Array:
     """Cut windows of one length N out of B series, and convert them into symbols, float64 [B, N, C + K, 5]."""
+    pairs = list(zip(series, spans, strict=True))
     symbol_BNC5 = normalise_window(
-        np.stack([each.value_LC[span] for each, span in zip(series, spans, strict=True)]),
+        np.stack([each.value_LC[span] for each, span in pairs]),
         config.context,
         mean_BC=np.stack([each.mean_C for each in series]),
         std_BC=np.stack([each.std_C for each in series]),
         floor=config.floor,
     )
-    covariates = [x.covariate_LK[span] for x, span in zip(series, spans, strict=True) if x.covariate_LK is not None]
-    return np.concatenate([symbol_BNC5, np.stack(covariates)], 2) if covariates else symbol_BNC5
+    covariates = [each.covariate_LK[span] for each, span in pairs if each.covariate_LK is not None]
+    if not covariates:
+        return symbol_BNC5
+    return np.concatenate([symbol_BNC5, np.stack(covariates)], 2)
 
 
 def _last_values(value_BNC: Array, first_BC: Array) -> Array:
@@ -172,17 +176,18 @@ class Windows:
 
     def take(self, index_B: Array) -> SequenceBatch:
         """Return the windows with indices `index_B` (integers [B]), in that order."""
-        length = self.config.seq_len
-        spans = [
-            (self.series[index], slice(start, start + length))
-            for index, start in zip(self.series_P[index_B], self.start_P[index_B], strict=True)
-        ]
-        symbol = frame_windows([series for series, _ in spans], [span for _, span in spans], self.config.series)
-        golds = [series.gold_L[span] for series, span in spans if series.gold_L is not None]
+        chosen = [self.series[index] for index in self.series_P[index_B]]
+        spans = [slice(start, start + self.config.seq_len) for start in self.start_P[index_B]]
+        pairs = list(zip(chosen, spans, strict=True))
+        symbol = frame_windows(chosen, spans, self.config.series)
+        golds = [series.gold_L[span] for series, span in pairs if series.gold_L is not None]
+        gold_BN = None
+        if golds:
+            gold_BN = torch.from_numpy(np.stack(golds))
         return SequenceBatch(
             symbol_BN=torch.from_numpy(symbol),
-            origin=[f"{series.name} @ {span.start}" for series, span in spans],
-            gold_BN=torch.from_numpy(np.stack(golds)) if golds else None,
+            origin=[f"{series.name} @ {span.start}" for series, span in pairs],
+            gold_BN=gold_BN,
             document_B=torch.from_numpy(self.group_P[index_B]),
         )
 
@@ -254,30 +259,34 @@ class SeriesData:
             ValueError: the steps are too few for a window.
         """
         config = self.config
-        length, context = config.seq_len, config.series.context
-        before = context if before is None else before
-        synthetic = config.source in SYNTHETIC_SERIES
-        indices, starts, groups = [], [], []
+        length = config.seq_len
+        context = config.series.context
+        if before is None:
+            before = context
+        indices = []
+        starts = []
         for index, series in enumerate(self.series):
             border = series.borders
             if side == "training":
                 start_W = np.arange(0, border.train - length + 1, config.series.stride)
             else:
-                begin, end = (border.train, border.validation) if side == "validation" else border[1:]
+                begin, end = border[:2] if side == "validation" else border[1:]
                 start_W = np.arange(max(begin - before, 0), end - length + 1, stride or length - before)
             count_L = (~np.isnan(series.value_LC)).any(1).cumsum()  # steps with a value
             start_W = start_W[count_L[start_W + length - 1] > count_L[start_W + context - 1]]
             indices.append(np.full(len(start_W), index))
             starts.append(start_W)
-            # Columns recorded at the same time depend on one another; so do sections of one synthetic series.
-            groups.append(indices[-1] if synthetic else start_W)
-        series_P, start_P, group_P = (np.concatenate(x).astype(np.int64) for x in (indices, starts, groups))
+        series_P = np.concatenate(indices).astype(np.int64)
+        start_P = np.concatenate(starts).astype(np.int64)
         if not len(series_P):
             raise UserError(self._describe_too_short(side))
+        # Columns recorded at the same time depend on one another; so do sections of one synthetic series.
+        group_P = series_P if config.source in SYNTHETIC_SERIES else start_P
         return Windows(self.series, config, series_P, start_P, group_P)
 
     def _describe_too_short(self, side: str) -> str:
-        config, longest = self.config, max(self.series, key=lambda series: len(series.value_LC))
+        config = self.config
+        longest = max(self.series, key=lambda series: len(series.value_LC))
         border = longest.borders
         return (
             f"data source {config.source!r} has no {side} window: its longest series, {longest.name!r}, has "
@@ -298,7 +307,8 @@ def load_series(config: DataConfig) -> SeriesData:
             file which only a stored run names (see `tokenv.data.config.check_sources`).
     """
     check_sources(config)
-    options, source = config.series, config.source
+    options = config.series
+    source = config.source
     if source in SYNTHETIC_SERIES:
         value_SL, gold_SL = synthetic_series(source, options.count, options.length, options.dwell, config.seed)
         recordings = [
@@ -340,16 +350,21 @@ def series_of(recording: Recording, borders: SplitBorders, config: SeriesConfig)
     """
     for column, value_L in zip(recording.columns, recording.value_LC.T, strict=True):
         if np.isnan(value_L).all() and len(value_L):
-            origin = f"column {column!r} of {recording.name}" if column else f"series {recording.name!r}"
+            origin = f"series {recording.name!r}"
+            if column:
+                origin = f"column {column!r} of {recording.name}"
             raise UserError(f"{origin} holds no value: leave it out, or name others in data.series.columns")
-    all_series, joint = [], config.joint
+    parts = [(f"{recording.name} {column}".rstrip(), slice(c, c + 1)) for c, column in enumerate(recording.columns)]
+    if config.joint:
+        parts = [(recording.name, slice(None))]
+    all_series = []
     covariate_LK = covariate_symbols(recording, config)
-    for columns in [slice(None)] if joint else [slice(c, c + 1) for c in range(len(recording.columns))]:
+    for name, columns in parts:
         value_LC = recording.value_LC[:, columns]
         mean_C, std_C = _standardisation(value_LC[: borders.train])
         all_series.append(
             Series(
-                name=recording.name if joint else f"{recording.name} {recording.columns[columns][0]}".rstrip(),
+                name=name,
                 columns=recording.columns[columns],
                 value_LC=value_LC,
                 borders=borders,

@@ -55,10 +55,13 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"the probability at byte {i} is {p}, not in [0, 1]")
 
-    result, start = [], 0
+    result = []
+    start = 0
     for character in data.decode("utf-8", "surrogateescape"):  # a byte which is not valid is a lone surrogate
         end = start + len(character.encode("utf-8", "surrogateescape"))
-        text = f"\\x{data[start]:02x}" if "\udc80" <= character <= "\udcff" else escape(character)
+        text = escape(character)
+        if "\udc80" <= character <= "\udcff":
+            text = f"\\x{data[start]:02x}"
         drawn = any(bool(b) for b in boundary[start:end])
         result.append(Character(text, probabilities[end - 1], drawn, start, end))
         start = end
@@ -76,7 +79,9 @@ def escape(text: str) -> str:
         (ASCII), ``\uNNNN`` or ``\UNNNNNNNN``. Newline and tab are not replaced. Applying it twice changes nothing
         more.
     """
-    return text if text.isprintable() else "".join(_escape_character(c) for c in text)
+    if text.isprintable():
+        return text
+    return "".join(map(_escape_character, text))
 
 
 def escape_line(name: str) -> str:
@@ -90,4 +95,6 @@ def _escape_character(c: str) -> str:
     code = ord(c)
     if code < 0x80:
         return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    if code <= 0xFFFF:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"

@@ -25,8 +25,11 @@ from tokenv.plotting.theme import AMBER, BLUE, DARK, GREEN, LIGHT, ORANGE, PINK,
 
 Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]  # training symbols and values
 
-_WIDTH, _DPI, _LETTER = 5.6, 180, 0.062  # inches, dots per inch, inches per letter of a legend
-PAPER_WIDTH, PAPER_DPI = 7.2, 200
+_WIDTH = 5.6  # inches, of a picture on a page
+_DPI = 180
+_LETTER = 0.062  # inches of a letter in a legend
+PAPER_WIDTH = 7.2  # inches
+PAPER_DPI = 200
 _MAX_NAME = 30  # letters of a name in a picture
 _SMOOTHING = 50  # the running mean of a curve spans this fraction of it
 _HUGE = 1e100  # Matplotlib's arithmetic on axis limits overflows far below the largest float
@@ -75,7 +78,9 @@ class Picture:
 def short(name: str) -> str:
     """Return a name on one line, cut after some letters."""
     name = escape_line(name)
-    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
+    if len(name) <= _MAX_NAME:
+        return name
+    return name[: _MAX_NAME - 1] + "…"
 
 
 def draw_both(name: str, caption: str, height: float, draw: Callable[[Figure], None]) -> Picture:
@@ -180,11 +185,12 @@ def draw_curve(axes: Axes, curve: Curve, *, label: str, colour: str, log: bool =
         axes.plot(x, y, color=colour, marker=".", markersize=3, linewidth=1.2, label=label)
     else:
         axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
+        name = "mean"
+        mean = running_mean(y, span)
         if log:
-            mean, label = np.exp(running_mean(np.log(y), span)), f"{label}, geometric mean of {span}"
-        else:
-            mean, label = running_mean(y, span), f"{label}, mean of {span}"
-        axes.plot(x, mean, color=colour, linewidth=1.8, label=label)
+            name = "geometric mean"
+            mean = np.exp(running_mean(np.log(y), span))
+        axes.plot(x, mean, color=colour, linewidth=1.8, label=f"{label}, {name} of {span}")
     return True
 
 
@@ -207,7 +213,8 @@ def draw_values(
         context: number of leading steps which are not predicted.
         gold_N: whether a step is the last one before a true change [N]; None if unknown.
     """
-    length, colours = len(value_NC), (mpl.rcParams["text.color"], *_CHANNEL_COLOURS)
+    length = len(value_NC)
+    colours = (mpl.rcParams["text.color"], *_CHANNEL_COLOURS)
     ends = [*(np.flatnonzero(boundary_T) + 0.5).tolist(), length - 0.5]
     for number, (start, end) in enumerate(zip([-0.5, *ends[:-1]], ends, strict=True)):
         axes.axvspan(start, end, color=_BANDS[number % 2], linewidth=0)

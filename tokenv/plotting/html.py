@@ -36,13 +36,16 @@ def segment_page(
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
+    shown = {}
+    for name, rows in (tables or {}).items():
+        shown[escape(name)] = [list(map(escape, row)) for row in rows]
     return render(
         "plotting/segment.html.jinja",
         title=escape(title),
         facts=[(escape(name), escape(value)) for name, value in facts.items()],
         passages=[(escape(heading), coloured(text, scale)) for heading, text in passages.items()],
         links=list((links or {}).items()),
-        tables=[(escape(name), [[*map(escape, row)] for row in rows]) for name, rows in (tables or {}).items()],
+        tables=list(shown.items()),
         **legend(scale),
     )
 
@@ -71,11 +74,12 @@ def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
     """
     low, high = scale
     level(low, scale)  # checks the scale where there is no text to colour, too
-    ticks = [f"{low + (high - low) * i / 4:.3g}" for i in range(5)]
-    return {
-        "palette": [(colour, ink(colour)) for colour in PALETTE],
-        "labels": [("≤ " if low > 0 else "") + ticks[0], *ticks[1:4], ("≥ " if high < 1 else "") + ticks[4]],
-    }
+    labels = [f"{low + (high - low) * i / 4:.3g}" for i in range(5)]
+    if low > 0:
+        labels[0] = f"≤ {labels[0]}"
+    if high < 1:
+        labels[4] = f"≥ {labels[4]}"
+    return {"palette": [(colour, ink(colour)) for colour in PALETTE], "labels": labels}
 
 
 def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
@@ -86,30 +90,40 @@ def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> lis
     stretches: list[list[Character]] = []
     before = ""  # classes of the last character; empty if its stretch has ended
     for char in characters:
-        classes = "" if char.boundary or char.text == "\n" else _classes(char, scale)
-        if not classes or classes != before:
+        classes = _classes(char, scale)
+        ends = char.boundary or char.text == "\n"
+        if ends or classes != before:
             stretches.append([])
         stretches[-1].append(char)
-        before = classes
-    return [(_classes(each[-1], scale), _tip(each), "".join(escape(c.text) for c in each)) for each in stretches]
+        before = "" if ends else classes
+    result = []
+    for stretch in stretches:
+        text = "".join(escape(char.text) for char in stretch)
+        result.append((_classes(stretch[-1], scale), _tip(stretch), text))
+    return result
 
 
 def _classes(char: Character, scale: tuple[float, float]) -> str:
-    names = f"p{level(char.probability, scale)}"
-    return names + " b" if char.boundary else names
+    return f"p{level(char.probability, scale)}{' b' * char.boundary}"
 
 
 def _tip(stretch: list[Character]) -> str:
-    start, last = stretch[0].start, stretch[-1].end - 1
-    position = f"byte {last}" if start == last else f"bytes {start}–{last}"
-    low, high = (_digits(end(c.probability for c in stretch)) for end in (min, max))
-    probability = low if low == high else f"{low} to {high}"
-    return f"π = {probability} · {position}" + (" · boundary" if stretch[-1].boundary else "")
+    position = f"byte {stretch[0].start}"
+    last = stretch[-1].end - 1
+    if last > stretch[0].start:
+        position = f"bytes {stretch[0].start}–{last}"
+    probabilities = [char.probability for char in stretch]
+    probability = _digits(min(probabilities))
+    high = _digits(max(probabilities))
+    if high != probability:
+        probability = f"{probability} to {high}"
+    return f"π = {probability} · {position}{' · boundary' * stretch[-1].boundary}"
 
 
 def _digits(probability: float) -> str:
-    # Two decimals would show 0.002, which is common where boundaries are rare, as 0.00.
-    return f"{probability:.2f}" if 0.1 <= probability <= 0.9 else f"{probability:.4f}"
+    if 0.1 <= probability <= 0.9:
+        return f"{probability:.2f}"
+    return f"{probability:.4f}"  # 0.002 is common where boundaries are rare
 
 
 @cache
