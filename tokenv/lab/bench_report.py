@@ -16,7 +16,7 @@ from tokenv.config.schema import Config
 from tokenv.core.devices import device_module, is_accelerator
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import matrix_parameters
-from tokenv.plotting.console import write_csv
+from tokenv.plotting.console import csv_rows
 from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import LINES, MARKERS
 
@@ -31,7 +31,9 @@ FIGURES = {
 
 def peak_matrix_size(device: torch.device) -> int:
     """Return the size of the largest square matrices whose products measure the peak speed."""
-    return 8192 if is_accelerator(device) else 2048
+    if is_accelerator(device):
+        return 8192
+    return 2048
 
 
 def speed_tables(
@@ -45,11 +47,10 @@ def speed_tables(
         config: configuration of the run.
         device: device which was measured.
     """
-    name = (
-        device_module(device).get_device_name(device)
-        if is_accelerator(device)
-        else f"{torch.get_num_threads()} CPU threads"
-    )
+    if is_accelerator(device):
+        name = device_module(device).get_device_name(device)
+    else:
+        name = f"{torch.get_num_threads()} CPU threads"
     model = config.model
     size = sum(p.numel() for p in components.lm.parameters())
     speed_rows = {
@@ -91,7 +92,8 @@ def speed_tables(
 
 def scaling_table(rows: list[dict[str, Any]]) -> Table:
     """Return a table with one row for each size."""
-    names = [name for name in FIGURES if any(name in row for row in rows)]
+    measured = set().union(*rows)
+    names = [name for name in FIGURES if name in measured]
     table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
         table.add_row(f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names))
@@ -121,14 +123,23 @@ def plan_tables(figures: dict[str, Any], options: BenchOptions) -> list[Table]:
 def _format(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.1%}" if name == "model_flops_utilisation" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if name == "model_flops_utilisation":
+        return f"{value:.1%}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
     """Write all figures as ``OUT.csv``, and plots of speed and memory against every size as ``OUT.png``."""
-    numbers = (name for row in rows for name, value in row.items() if isinstance(value, int | float))
-    names = list(dict.fromkeys(["key", "value", *numbers]))
-    table = write_csv(Path(f"{out}.csv"), names, ([row.get(name, "") for name in names] for row in rows))
+    names = ["key", "value"]
+    for row in rows:
+        numbers = [name for name, value in row.items() if isinstance(value, int | float)]
+        names += [name for name in numbers if name not in names]
+    table = Path(f"{out}.csv")
+    with csv_rows(table, names) as write:
+        for row in rows:
+            write([row.get(name, "") for name in names])
     keys = list(dict.fromkeys(row["key"] for row in rows))
     figure = Figure(figsize=(8, 3.2 * len(keys)), layout="constrained")
     for line, key in zip(figure.subplots(len(keys), 2, squeeze=False), keys, strict=True):

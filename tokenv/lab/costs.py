@@ -205,7 +205,8 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
         optimizer = apply_fsdp(step, components, optimizer, config, ranks)
     parameters = components.named_parameters()
     group = DataParallelGroup.create(ranks, config.train, split_each_pass=components.has_cross_step_state)
-    rows, device = len(group.assignment.rows), components.lm.head.weight.device
+    rows = len(group.assignment.rows)
+    device = components.lm.head.weight.device
     batch = PassInput(torch.randint(0, 256, (rows, config.data.seq_len), device=device), seed=0)
 
     def update() -> None:

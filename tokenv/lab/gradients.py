@@ -67,8 +67,11 @@ class GradientProblem:
     @property
     def rate(self) -> Tensor | None:
         """Target rates of an agent which is conditioned on one: quantiles of its range [B], the same in all draws."""
-        rates, rows = self.components.agent.rates, len(self.symbol_BN)
-        return None if rates is None else rates.at((torch.arange(rows, device=self.device) + 0.5) / rows)
+        rates = self.components.agent.rates
+        rows = len(self.symbol_BN)
+        if rates is None:
+            return None
+        return rates.at((torch.arange(rows, device=self.device) + 0.5) / rows)
 
     def generator(self, seed: int) -> torch.Generator:
         """Return a generator of noise on the device."""
@@ -77,7 +80,8 @@ class GradientProblem:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Compute no gradients while entered in the layers above the boundaries, where no estimator needs them."""
-        above = [p for p in self.components.lm.parameters() if not any(p is q for q in self.encoder)]
+        below = set(self.encoder)
+        above = [parameter for parameter in self.components.lm.parameters() if parameter not in below]
         for parameter in above:
             parameter.requires_grad_(False)
         try:
@@ -90,9 +94,11 @@ class GradientProblem:
         """Return all components, flat float32 vectors, of a gradient with respect to the logits [.., B, T]."""
         grads = torch.autograd.grad(logits, [*self.policy, *self.encoder], gradient, materialize_grads=True)
         flat = [g.flatten().float() for g in grads]
-        policy, encoder = torch.cat(flat[: len(self.policy)]), torch.cat(flat[len(self.policy) :])
+        policy = torch.cat(flat[: len(self.policy)])
+        encoder = torch.cat(flat[len(self.policy) :])
         summed = gradient.reshape(-1, *gradient.shape[-2:]).sum(0).flatten().float()
-        encoder = encoder if self.coordinates is None else encoder[self.coordinates]
+        if self.coordinates is not None:
+            encoder = encoder[self.coordinates]
         return {"logits": summed, "policy": policy, "encoder": encoder}
 
 
@@ -104,7 +110,8 @@ def draw_gradient(problem: GradientProblem, estimator: Any, generator: torch.Gen
         estimator: chain of transforms.
         generator: generator of the noise.
     """
-    lm, agent = problem.components.lm, problem.components.agent
+    lm = problem.components.lm
+    agent = problem.components.agent
     td = rollout(lm, agent, problem.symbol_BN, estimator.sampling, generator=generator, rate=problem.rate)
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
@@ -119,7 +126,8 @@ def true_gradient(problem: GradientProblem, symbols: int = 8192) -> dict[str, Te
         problem: parameters and text.
         symbols: largest number of symbols in one pass, which bounds the memory.
     """
-    lm, agent = problem.components.lm, problem.components.agent
+    lm = problem.components.lm
+    agent = problem.components.agent
     batch, length = problem.symbol_BN.shape[:2]
     assert length <= MAX_ENUMERABLE
     action_C1T = all_boundaries(length).to(problem.device)
@@ -127,7 +135,8 @@ def true_gradient(problem: GradientProblem, symbols: int = 8192) -> dict[str, Te
     for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
         noise = forcing_noise(action_K1T, torch.float32).expand(-1, batch, -1)
         td = rollout(lm, agent, problem.symbol_BN, noise=noise, rate=problem.rate)
-        log_prob, log_likelihood = td[keys.ACTION_LOG_PROB].sum(-1), td[keys.LOG_LIKELIHOOD].detach().sum(-1)
+        log_prob = td[keys.ACTION_LOG_PROB].sum(-1)
+        log_likelihood = td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()
         loss = -(log_prob.exp() * log_likelihood).sum() / decisions
         logits = td[keys.BOUNDARY_LOGITS]
@@ -168,7 +177,8 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
         draws: number of rollouts.
         generator: generator of positions and noise.
     """
-    lm, agent = problem.components.lm, problem.components.agent
+    lm = problem.components.lm
+    agent = problem.components.agent
     distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
     sums: Tensor = torch.zeros(5, distances, dtype=torch.float64)
@@ -180,7 +190,8 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
         index = forced.unsqueeze(-1) + torch.arange(distances)
         exists = index < reward.shape[-1]
         index = index.clamp(max=reward.shape[-1] - 1)
-        with_boundary, without = reward[0].gather(-1, index), reward[1].gather(-1, index)
+        with_boundary = reward[0].gather(-1, index)
+        without = reward[1].gather(-1, index)
         effect = (with_boundary - without).where(exists, 0.0)
         single = without.where(exists, 0.0)
         sums += torch.stack([x.sum(0) for x in (effect, effect.square(), single, single.square(), exists.double())])
@@ -242,8 +253,10 @@ def _figures(size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: 
     """
     variance = size - mean2
     unknown = torch.full_like(variance, math.nan)
-    norm, length = _signed_root(true2), _signed_root(mean2)
-    known, has_signal = norm > 0, length > 0
+    norm = _signed_root(true2)
+    length = _signed_root(mean2)
+    known = norm > 0
+    has_signal = length > 0
     return {
         "variance": variance,
         "noise": torch.where(has_signal, variance / mean2, math.inf),
@@ -257,7 +270,8 @@ def _figures(size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: 
 
 def _off_diagonal(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean product of different draws, and the same without each draw in turn: [] and [n]."""
-    n, diagonal = len(gram), gram.diagonal()
+    n = len(gram)
+    diagonal = gram.diagonal()
     total = gram.sum() - diagonal.sum()
     without = total - 2 * (gram.sum(0) - diagonal)
     return total / (n * (n - 1)), without / ((n - 1) * (n - 2))
@@ -285,20 +299,26 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
     """
     assert len(draws) >= 3
     assert len(reference) != 2
-    draws, reference = draws.double(), reference.double()
-    gram, cross = draws @ draws.T, draws @ reference.T
+    draws = draws.double()
+    reference = reference.double()
+    gram = draws @ draws.T
+    cross = draws @ reference.T
     size = gram.diagonal()
     direction = cross / size.sqrt().clamp(min=1e-300).unsqueeze(1)
     mean2, mean2_without = _off_diagonal(gram)
     if len(reference) > 1:
         true2, true2_without = _off_diagonal(reference @ reference.T)
     else:
-        true2, true2_without = reference.square().sum(), None
+        true2 = reference.square().sum()
+        true2_without = None
     figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
-    along, single = _leave_out(cross.mean(1)), _leave_out(direction.mean(1))
+    along = _leave_out(cross.mean(1))
+    single = _leave_out(direction.mean(1))
     squared = _squared_errors(_figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single))
     if true2_without is not None:
-        m, along, single = len(reference), _leave_out(cross.mean(0)), _leave_out(direction.mean(0))
+        m = len(reference)
+        along = _leave_out(cross.mean(0))
+        single = _leave_out(direction.mean(0))
         of_reference = _figures(size.mean().expand(m), mean2.expand(m), true2_without, along, single)
         for name, value in _squared_errors(of_reference).items():
             squared[name] += value

@@ -66,7 +66,8 @@ class LiveTensors(TorchDispatchMode):
         return self.live
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._storages:
             return
 
@@ -126,8 +127,10 @@ class Footprint:
         found["activations"] = self.fixed + self.per_sequence * rows
         if shards > 1:
             found["gathered"] = self.gathered
-        kept, step = found["gradients"] if passes > 1 else 0, found["gradients"] + self.step / shards
-        during = found["activations"] + found.get("gathered", 0) + kept
+        step = found["gradients"] + self.step / shards
+        during = found["activations"] + found.get("gathered", 0)
+        if passes > 1:
+            during += found["gradients"]
         return found | {"peak": found["parameters"] + found["moments"] + max(during, step)}
 
 
@@ -166,12 +169,15 @@ class _Update:
 
     def _even_noise(self, rows: int) -> Tensor:
         """Return noise by which policies draw evenly spaced boundaries at the target rate: [.., B, T]."""
-        config, sampling = self.work.config, self.work.components.sampling
+        config = self.work.config
+        sampling = self.work.components.sampling
         position_T = torch.arange(config.data.seq_len - 1)
         rate = mean_rate(config.rate)
         ends_T = ((position_T + 1) * rate).floor() > (position_T * rate).floor()
-        samples = () if sampling.num_samples is None else (sampling.num_samples,)
-        return torch.where(ends_T, NEARLY_0, 1 - NEARLY_0).expand(*samples, rows, -1).clone()
+        noise_BT = torch.where(ends_T, NEARLY_0, 1 - NEARLY_0).expand(rows, -1)
+        if sampling.num_samples is not None:
+            noise_BT = noise_BT.expand(sampling.num_samples, -1, -1)
+        return noise_BT.clone()
 
     def _exclude(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -185,7 +191,7 @@ class _Update:
         return {
             "parameters": sum(x.nbytes for x in every.values()),
             "gradients": sum(x.nbytes for x in trained.values()),
-            "moments": sum(x.nbytes for of_one in moments.values() for x in of_one.values()),
+            "moments": sum(x.nbytes for x in tree_leaves(moments)),
         }
 
 
@@ -200,7 +206,8 @@ def plan(options: BenchOptions) -> dict[str, Any]:
         (``parameters_gib`` and so on, ``peak_gib``), ``communication_gib`` which it sends in an update,
         ``step_seconds`` without communication, and ``run_hours``; or, instead of these, an ``error``.
     """
-    config, hardware = options.config, options.config.hardware
+    config = options.config
+    hardware = options.config.hardware
     if hardware.precision == "auto":
         hardware = replace(hardware, precision="bfloat16")
     if hardware.activation_checkpointing == "auto":
@@ -209,7 +216,8 @@ def plan(options: BenchOptions) -> dict[str, Any]:
     footprint = Footprint.measure(config)
     components = _meta_components(config)
     batch = Batch(config.train.gradient_accumulation_steps * config.train.batch_size, config.data.seq_len)
-    symbols, passes = batch.symbols, components.passes
+    symbols = batch.symbols
+    passes = components.passes
     tokens = passes.tokens(batch, mean_rate(config.rate))
     flops = update_flops(components.lm, batch, tokens, policy_flops(components.agent), passes)
     flops += optimizer_flops(config.train, components)
@@ -233,13 +241,14 @@ def _rank_row(config: Config, components: Components, footprint: Footprint, worl
         assignment = BatchAssignment.of(config.train, world=world, split_each_pass=components.has_cross_step_state)
     except UserError as error:
         return row | {"error": str(error)}
-    passes, count = len(assignment.passes), len(assignment.rows)
+    passes = len(assignment.passes)
+    count = len(assignment.rows)
     found = footprint.peak(count, passes, shards)
-    whole = found["gradients"] if shards == 1 else footprint.states["gradients"]
-    row |= {"rows": count, "passes": passes} | {f"{name}_gib": size / GIB for name, size in found.items()}
     # A ring sends (W - 1) / W of the data twice for a sum, once to gather or to scatter; FSDP gathers in both passes.
-    factor = (3 if shards > 1 else 2) * (world - 1) / world
-    return row | {"communication_gib": factor * whole / GIB}
+    times = 2 if shards == 1 else 3
+    row |= {"rows": count, "passes": passes} | {f"{name}_gib": size / GIB for name, size in found.items()}
+    sent = times * (world - 1) / world * footprint.states["gradients"]
+    return row | {"communication_gib": sent / GIB}
 
 
 def _meta_components(config: Config) -> Components:

@@ -46,7 +46,8 @@ STAGES = {
     "early log-likelihood": keys.LOG_LIKELIHOOD_EARLY,
     "log-likelihood": keys.LOG_LIKELIHOOD,
 }
-PROMPT, TOGETHER = 8, 64  # symbols; texts which are written at once
+PROMPT = 8  # symbols; texts which are written at once
+TOGETHER = 64
 LONG_PRODUCT = 0.1  # seconds
 QUANTILES = (0.1, 0.5, 0.9)
 DIRECT = "direct"
@@ -61,7 +62,8 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
     config = options.config
     prepare(config.hardware)
     work = UpdateWork(config)
-    components, device = work.components, work.symbol_BN.device
+    components = work.components
+    device = work.symbol_BN.device
     for _ in range(2):  # the second one with the optimizer's moments
         work.update()
     memory = peak_memory(device)
@@ -92,7 +94,8 @@ def scale(options: BenchOptions, *, progress: bool = False) -> list[dict[str, An
         A row for each value: ``key``, ``value``, and the figures of ``bench``, or for ``ranks`` those
         of ``bench_ranks``.
     """
-    sizes, rows = list(options.sizes()), []
+    sizes = list(options.sizes())
+    rows = []
     for key, value, config in tqdm(sizes, desc="scaling", unit="size", disable=not progress):
         if key == RANKS:
             figures: dict[str, Any] = bench_ranks(options, int(value))
@@ -112,10 +115,13 @@ class UpdateWork:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, device = config, resolve_device(config.hardware.device)
+        self.config = config
+        device = resolve_device(config.hardware.device)
         self.components = components = build_components(config, device)
         components.train()
-        agent, rows, length = components.agent, config.train.batch_size, config.data.seq_len
+        agent = components.agent
+        rows = config.train.batch_size
+        length = config.data.seq_len
         source = TensorSource(torch.randint(0, 256, (rows, length)))
         self.env = TokenizationEnv(components.lm, source, rows, window=agent.window, rates=agent.rates)
         self._step = TrainingStep(components, config.loss)
@@ -145,8 +151,10 @@ class UpdateWork:
 
     def update_with_given_boundaries(self, early: bool = False) -> None:
         """Make an ordinary language-model update with given boundaries, with or without the early exit's loss."""
-        lm, symbol_BN = self.components.lm, self.symbol_BN
-        x_BTD, target = lm.encode(symbol_BN)[:, :-1], symbol_BN[:, 1:]
+        lm = self.components.lm
+        symbol_BN = self.symbol_BN
+        x_BTD = lm.encode(symbol_BN)[:, :-1]
+        target = symbol_BN[:, 1:]
         loss = -lm.codec.log_prob(lm.decode(x_BTD, self.action_BT), target).mean()
         if early:
             loss = loss - 0.1 * lm.codec.log_prob(lm.early_exit(x_BTD), target).mean()
@@ -166,9 +174,12 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
         work: timed work; its last update gives the number of tokens.
         seconds: seconds of every round by variant, as ``bench`` measures them.
     """
-    components, train, passes = work.components, work.config.train, work.components.passes
+    components = work.components
+    train = work.config.train
+    passes = work.components.passes
     batch = Batch(*work.symbol_BN.shape[:2])
-    symbols, rate = batch.symbols, int(work.action_BT.sum()) / batch.symbols
+    symbols = batch.symbols
+    rate = int(work.action_BT.sum()) / batch.symbols
     policy = policy_flops(components.agent)
     flops = update_flops(components.lm, batch, passes.tokens(batch, rate), policy, passes)
     given = Passes().tokens(batch, rate)
@@ -203,12 +214,16 @@ def _matrix_peak(components: Components, device: torch.device) -> float:
     bfloat16 a CPU would compute for minutes, and is no faster at larger sizes.
     """
     dtype = components.lm.compute_dtype or components.lm.head.weight.dtype
-    largest, size, best = peak_matrix_size(device), 256, 0.0
+    largest = peak_matrix_size(device)
+    size = 256
+    best = 0.0
     while size <= largest:
         a, b = torch.randn(2, size, size, device=device).to(dtype)
         product = partial(torch.matmul, a, b)
         first = time_once(product, device)
-        repeats = 2 if first > LONG_PRODUCT else 10
+        repeats = 10
+        if first > LONG_PRODUCT:
+            repeats = 2
         best = max(best, 2 * size**3 / min(time_once(product, device) for _ in range(repeats)))
         if first > LONG_PRODUCT:
             break
@@ -241,11 +256,14 @@ def stepping_differences(env: TokenizationEnv, components: Components) -> dict[s
     symbol_BN = torch.cat([stepped[keys.SYMBOL], stepped["next", keys.SYMBOL][:, -1:]], 1)
     forcing_BT = 1.0 - stepped[keys.ACTION].float()  # 0 forces a boundary, 1 forces none
     target_rate = stepped.get(keys.TARGET_RATE, None)
-    rate = None if target_rate is None else target_rate[:, 0]
+    rate = None
+    if target_rate is not None:
+        rate = target_rate[:, 0]
     parallel = rollout(components.lm, components.agent, symbol_BN, noise=forcing_BT, rate=rate)
     differences = {}
     for stage, key in STAGES.items():
-        one, other = stepped[key].float(), parallel[key].float()
+        one = stepped[key].float()
+        other = parallel[key].float()
         difference = (one - other).abs()
         if key == keys.ENCODING:
             difference = difference / other.square().mean().sqrt()
@@ -263,17 +281,21 @@ class PlainTransformer(nn.Module):
 
     def __init__(self, config: UNetConfig, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.config, self.compute_dtype = config, compute_dtype
+        self.config = config
+        self.compute_dtype = compute_dtype
         self.codec = ByteCodec(config.width, softcap=config.output_softcap)
         layers = config.down_layers + config.mid_layers + config.up_layers
         self.layers = make_layers(config, layers, config.token_mlp)
-        self.norm, self.head = RMSNorm(config.width), make_head(self.codec, config.width)
+        self.norm = RMSNorm(config.width)
+        self.head = make_head(self.codec, config.width)
 
     def loss(self, symbol_BN: Tensor) -> Tensor:
         """Return the mean nats per byte of x_2, ..., x_N: []."""
         x_BTD = self.codec.embed(symbol_BN[:, :-1])
-        x_BTD = x_BTD if self.compute_dtype is None else x_BTD.to(self.compute_dtype)
-        length, config = x_BTD.shape[1], self.config
+        if self.compute_dtype is not None:
+            x_BTD = x_BTD.to(self.compute_dtype)
+        length = x_BTD.shape[1]
+        config = self.config
         position_T = torch.arange(length, device=x_BTD.device)
         rotary = RotaryTable(position_T, config.head_size, config.rope_base, x_BTD.dtype)
         attention = select_attention(length, x_BTD.device, config.attention_softcap)
@@ -312,7 +334,8 @@ def bench_generation(
     Returns:
         By rate: symbols per second of ``reading``, ``writing`` and ``writing_together``, and ``flops`` per symbol.
     """
-    lm, length = components.lm, symbol_BN.shape[1]
+    lm = components.lm
+    length = symbol_BN.shape[1]
     prompt = symbol_BN[:1, :PROMPT]
     reading: dict[str, Callable[[], object]] = {}
     writing: dict[str, Callable[[], object]] = {}
@@ -326,11 +349,12 @@ def bench_generation(
     # One after the other, since passes are slower for a while after numpy's threads, which write.
     seconds = measure(reading) | measure(writing)
     symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
-    return {
-        f"{rate:g}": {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
-        | {"flops": reading_flops(lm, rate, torch.nn.Module(), length)}
-        for rate in options.rates
-    }
+    speeds = {}
+    for rate in options.rates:
+        of_rate = {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
+        of_rate["flops"] = reading_flops(lm, rate, torch.nn.Module(), length)
+        speeds[f"{rate:g}"] = of_rate
+    return speeds
 
 
 def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
@@ -343,19 +367,23 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     Raises:
         UserError: the horizon does not fit the configuration, or the samples do not fit into memory.
     """
-    config, horizon = options.config, options.horizon
+    config = options.config
+    horizon = options.horizon
     stepwise = not config.model.direct
     history, *_ = [check_forecast(config, horizon, samples=count, direct=not stepwise) for count in options.samples]
     prepare(config.hardware)
     components = build_components(config, resolve_device(config.hardware.device))
     components.train(False)
-    samples = {f"{count}": count for count in options.samples} if stepwise else {}
-    samples |= {DIRECT: 0} if config.model.horizon >= horizon else {}
-    batches = {
-        name: _random_histories(options, history, batch_size(count, direct=not count))
-        for name, count in samples.items()
-    }
-    work = {name: partial(_forecast, components, batches[name], horizon, count) for name, count in samples.items()}
+    samples = {}
+    if stepwise:
+        samples = {f"{count}": count for count in options.samples}
+    if config.model.horizon >= horizon:
+        samples[DIRECT] = 0
+    batches = {}
+    work = {}
+    for name, count in samples.items():
+        batches[name] = _random_histories(options, history, batch_size(count, direct=not count))
+        work[name] = partial(_forecast, components, batches[name], horizon, count)
     seconds = interleave(work, options.repeats, torch.device("cpu"), progress=progress)
     speed = {name: len(batches[name].names) / statistics.median(values) for name, values in seconds.items()}
     title = f"forecasts per second, {horizon} steps after {history}"

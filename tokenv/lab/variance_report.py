@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,25 @@ def format_estimate(values: list[float], digits: int = 2) -> str:
     value, error = values
     if not math.isfinite(value):
         return "–"
-    return f"{value:.{digits}f} ± {error:.{digits}f}" if math.isfinite(error) else f"{value:.{digits}f}"
+    if math.isfinite(error):
+        return f"{value:.{digits}f} ± {error:.{digits}f}"
+    return f"{value:.{digits}f}"
 
 
 def _format_number(value: float) -> str:
     """Return a number with three digits, without exponent below a million."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _format_noise(values: list[float]) -> str:
     value, error = values
-    return f"{_format_number(value)} ± {_format_number(error)}" if math.isfinite(value) else "no signal"
+    if math.isfinite(value):
+        return f"{_format_number(value)} ± {_format_number(error)}"
+    return "no signal"
 
 
 def reference_of(result: Mapping[str, Any]) -> str:
@@ -60,38 +67,43 @@ def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> list[f
 
 def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, float]:
     """Return noise times FLOPs of every estimator, relative to the reference's: below 1 is better."""
-    costs, reference = result["costs"], reference_of(result)
+    costs = result["costs"]
+    reference = reference_of(result)
     products = {label: policy_estimate(entry, label, "noise")[0] * cost["flops"] for label, cost in costs.items()}
-    known = 0 < products[reference] < math.inf
-    return {label: value / products[reference] if known else math.nan for label, value in products.items()}
+    base = products[reference]
+    if not 0 < base < math.inf:
+        base = math.nan
+    return {label: value / base for label, value in products.items()}
 
 
 def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Yield a table for every checkpoint of a result of ``tokenv.lab.variance_study.run_variance_study``."""
     for entry in result["moments"]:
-        bits = entry["bits_per_byte"]
-        title = f"{entry['symbols']:,} bytes of training" + (f", {bits:.3f} bits per byte" if bits else "")
+        title = f"{entry['symbols']:,} bytes of training"
+        if entry["bits_per_byte"]:
+            title += f", {entry['bits_per_byte']:.3f} bits per byte"
         table = Table(title=f"{title}: gradient of the policy", title_justify="left")
         table.add_column("estimator", overflow="fold")
         for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
             table.add_column(name, justify="right")
         reference = reference_of(result)
-        product = noise_flops(result, entry)
+        relative = noise_flops(result, entry)
         for label, score in entry["estimators"].items():
             if "refused" in score:
                 table.add_row(label, "refused: " + score["refused"])
                 continue
             figures = score["components"]["policy"]
-            cost, base = result["costs"][label], result["costs"][reference]
+            cost = result["costs"][label]
+            base = result["costs"][reference]
             table.add_row(
-                label + (" *" if score["unbiased"] else ""),
+                f"{label}{' *' * score['unbiased']}",
                 format_estimate(figures["bias"]),
                 format_estimate(figures["turn"]),
                 format_estimate(figures["cosine"], 3),
                 _format_noise(figures["noise"]),
                 f"{cost['seconds'] / base['seconds']:.2f}",
                 f"{cost['flops'] / base['flops']:.2f}",
-                _format_number(product[label]),
+                _format_number(relative[label]),
             )
         yield table
 
@@ -111,15 +123,17 @@ def print_variance(result: Mapping[str, Any]) -> None:
 def write_variance(result: Mapping[str, Any], path: Path) -> Path:
     """Write a CSV file with a row for every estimator, checkpoint and component."""
     costs = ("seconds", "flops", "memory")
-    header = [name for figure in FIGURES for name in (figure, f"{figure}_error")]
+    header = ["symbols", "estimator", "declared_unbiased", "component"]
+    for figure in FIGURES:
+        header += [figure, f"{figure}_error"]
     rows = []
     for entry in result["moments"]:
         for label, score in entry["estimators"].items():
             for component, figures in score.get("components", {}).items():
-                values = [x for figure in FIGURES for x in figures[figure]]
+                values = chain.from_iterable(figures[figure] for figure in FIGURES)
                 cost = [result["costs"][label][name] for name in costs]
                 rows.append([entry["symbols"], label, score["unbiased"], component, *values, *cost])
-    return write_csv(path, ["symbols", "estimator", "declared_unbiased", "component", *header, *costs], rows)
+    return write_csv(path, [*header, *costs], rows)
 
 
 @dataclass(frozen=True)
@@ -138,16 +152,23 @@ class _Point:
     def height(self, axes: Axes) -> float:
         """Return the height at which it is drawn, at the edge of the axes if it lies beyond."""
         floor, top = axes.get_ylim()
-        return self.noise if self.is_drawable else floor * 1.15 if self.noise <= 0 else top / 1.15
+        if self.is_drawable:
+            return self.noise
+        if self.noise <= 0:
+            return floor * 1.15
+        return top / 1.15
 
 
 def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
     """Set a logarithmic axis with room for all bars which do not come near 0, and above for points without signal."""
     drawable = [point for point in points if point.is_drawable]
-    errors = [point.error if math.isfinite(point.error) else 0.0 for point in drawable]
-    tops = [point.noise + error for point, error in zip(drawable, errors, strict=True)] or [10.0]
-    ends = [max(point.noise - error, point.noise / 10) for point, error in zip(drawable, errors, strict=True)] or [0.1]
-    axes.set(yscale="log", ylim=(min(ends) / 2, max(tops) * 2))
+    tops = []
+    ends = []
+    for point in drawable:
+        error = np.nan_to_num(point.error, posinf=0.0)
+        tops.append(point.noise + error)
+        ends.append(max(point.noise - error, point.noise / 10))
+    axes.set(yscale="log", ylim=(min(ends, default=0.1) / 2, max(tops, default=10.0) * 2))
 
 
 def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()) -> None:
@@ -165,32 +186,40 @@ def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o
     """
     floor, _ = axes.get_ylim()
     for i, point in enumerate(points):
-        face = faces[i] if faces else ink
+        face = ink
+        if faces:
+            face = faces[i]
         if not point.is_drawable:
-            sign = "v" if point.noise <= 0 else "^"
+            sign = "^"
+            if point.noise <= 0:
+                sign = "v"
             axes.plot(point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4)
             continue
-        known = math.isfinite(point.error)
-        low = min(point.error, point.noise - floor)
+        look: dict[str, Any] = {"mfc": "white", "mec": face, "mew": 1.5}
+        if math.isfinite(point.error):
+            low = min(point.error, point.noise - floor)
+            look = {"yerr": [[low], [point.error]], "mfc": face, "mec": face, "mew": 0.6}
+            if faces:
+                look["mec"] = "black"
         axes.errorbar(
             [point.x],
             [point.noise],
-            [[low], [point.error]] if known else None,
             color=ink,
             marker=marker,
             ms=6,
-            mfc=face if known else "white",
-            mec="black" if faces and known else face,
-            mew=0.6 if known else 1.5,
             elinewidth=0.8,
             capsize=2,
             zorder=3,
+            **look,
         )
 
 
 def _sign(label: str, **style: Any) -> Line2D:
     """Return an entry of a legend."""
-    return Line2D([], [], label=label, **({"color": "black", "ls": "-" if "lw" in style else ""} | style))
+    look = {"color": "black", "ls": "-"} | style
+    if "lw" not in style and "ls" not in style:
+        look["ls"] = ""
+    return Line2D([], [], label=label, **look)
 
 
 def _draw_legend(figure: Figure, result: Mapping[str, Any], more: Sequence[Line2D], note: str) -> None:
@@ -231,21 +260,23 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     """Draw noise (1 / SNR^2) against training progress, a line for each estimator, labelled at the right."""
     figure = Figure(figsize=(9, 7.2), dpi=140, layout="constrained")
     axes = figure.subplots()
-    entries, labels = result["moments"], list(result["costs"])
+    entries = result["moments"]
+    labels = list(result["costs"])
     megabytes = [entry["symbols"] / 1e6 for entry in entries]
     offset = 0.06 * ((max(megabytes) - min(megabytes)) or megabytes[0]) / len(labels)
-    lines = {
-        label: [
-            _Point(x + offset * (number - (len(labels) - 1) / 2), *policy_estimate(entry, label, "noise"))
-            for x, entry in zip(megabytes, entries, strict=True)
-        ]
-        for number, label in enumerate(labels)
-    }
-    _set_noise_axis(axes, [point for points in lines.values() for point in points])
+    lines: dict[str, list[_Point]] = {}
+    for number, label in enumerate(labels):
+        beside = offset * (number - (len(labels) - 1) / 2)
+        estimates = [policy_estimate(entry, label, "noise") for entry in entries]
+        lines[label] = [_Point(x + beside, *estimate) for x, estimate in zip(megabytes, estimates, strict=True)]
+    _set_noise_axis(axes, list(chain.from_iterable(lines.values())))
     ends: list[tuple[float, float, str, str]] = []
     for number, (label, points) in enumerate(lines.items()):
-        colour, marker = _SHADES[number % len(_SHADES)], MARKERS[number // len(_SHADES) % len(MARKERS)]
-        axes.plot([p.x for p in points], [p.noise if p.is_drawable else math.nan for p in points], color=colour, lw=1)
+        colour = _SHADES[number % len(_SHADES)]
+        marker = MARKERS[number // len(_SHADES) % len(MARKERS)]
+        noise = np.array([point.noise for point in points], dtype=float)
+        noise[[not point.is_drawable for point in points]] = math.nan
+        axes.plot([point.x for point in points], noise, color=colour, lw=1)
         _draw_noise(axes, points, colour, marker)
         ends.append((points[-1].x, points[-1].height(axes), label, colour))
     axes.set(xlabel="training megabytes", ylabel=_NOISE)
@@ -292,11 +323,12 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
 
     The colour is the bias of direction where that ``differs`` from 0; all other points are grey.
     """
-    entries, costs = result["moments"], result["costs"]
+    entries = result["moments"]
+    costs = result["costs"]
     figure = Figure(figsize=(max(7.5 * len(entries), 9), 7.2), dpi=140, layout="constrained")
     panels = figure.subplots(1, len(entries), squeeze=False)[0]
     reference = reference_of(result)
-    biases = [policy_estimate(entry, label, "turn") for entry in entries for label in costs]
+    biases = [policy_estimate(entry, label, "turn") for entry, label in product(entries, costs)]
     known = [value for value, error in biases if differs(value, error)]
     scale = mpl.cm.ScalarMappable(
         mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
@@ -307,10 +339,13 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
             for label, cost in costs.items()
         }
         _set_noise_axis(axes, list(points.values()))
-        limits, ends = axes.get_ylim(), []
+        limits = axes.get_ylim()
+        ends = []
         for label, point in points.items():
             bias = policy_estimate(entry, label, "turn")
-            face = scale.to_rgba(np.array(bias[0])) if differs(*bias) else _NO_BIAS
+            face: Any = _NO_BIAS
+            if differs(*bias):
+                face = scale.to_rgba(np.array(bias[0]))
             _draw_noise(axes, [point], "black", faces=[face])
             text = f"{label}  [{format_estimate(bias)}]"
             ends.append((point.x, point.height(axes), text, "black"))
@@ -342,7 +377,8 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
     figure = Figure(figsize=(11, 5.2), dpi=140, layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, entry in enumerate(entries):
-        credit, colour = entry["credit"], _SHADES[number % len(_SHADES)]
+        credit = entry["credit"]
+        colour = _SHADES[number % len(_SHADES)]
         several = np.array(credit["pairs"]) > 1  # one pair has no spread, hence no error
         ahead = np.arange(len(several)) + 1
         rms, noise, mean, error = (

@@ -59,11 +59,13 @@ def check_estimators(options: VarianceOptions) -> None:
     Raises:
         UserError: an option is unknown or out of range, the reference is biased, or the study cannot fit in memory.
     """
-    config, device = options.config, torch.device("meta")
+    config = options.config
+    device = torch.device("meta")
     estimators = [_build(options, device, specification) for specification in options.specifications]
     if options.length > MAX_ENUMERABLE:
         estimators.append(_build_reference(options, device))
-    data, training = replace(config.data, seq_len=options.length), replace(config.train, batch_size=options.batch_size)
+    data = replace(config.data, seq_len=options.length)
+    training = replace(config.train, batch_size=options.batch_size)
     samples = max(estimator.sampling.samples for estimator in estimators)
     check_draws(replace(config, data=data, train=training), max(options.draws, options.reference_draws), samples)
 
@@ -108,7 +110,9 @@ class VarianceStudy:
     """
 
     def __init__(self, options: VarianceOptions, folder: Path, progress: bool) -> None:
-        self.options, self.folder, self._identity = options, folder, options.identity
+        self.options = options
+        self.folder = folder
+        self._identity = options.identity
         self._bar = partial(tqdm, leave=False, disable=not progress)
         self._progress = progress
         self._path = folder / "variance.json"
@@ -132,10 +136,12 @@ class VarianceStudy:
 
     def run(self) -> Result:
         """Measure all that is missing, and return the results."""
-        options, result = self.options, self.result
+        options = self.options
+        result = self.result
         prepare(options.config.hardware)
         result["reference"] = "enumeration" if options.length <= MAX_ENUMERABLE else options.reference
-        paths, symbol_BN = self.train_trajectory(), next(_texts(options, 1_000_003 + options.noise_seed))
+        paths = self.train_trajectory()
+        symbol_BN = next(_texts(options, 1_000_003 + options.noise_seed))
         for number, path in enumerate(self._bar(paths, desc="checkpoints", unit="checkpoint", leave=True)):
             components, state = load_components(path, options.config.hardware)  # the policy with its softcap
             problem = GradientProblem(components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed)
@@ -155,7 +161,8 @@ class VarianceStudy:
 
     def train_trajectory(self) -> list[Path]:
         """Train the trajectory unless it is there, and return its checkpoints, earliest first."""
-        options, folder = self.options, self.folder / "checkpoints"
+        options = self.options
+        folder = self.folder / "checkpoints"
         if options.run:
             paths = checkpoints.list_complete(Path(options.run) / "checkpoints")
             if not paths:
@@ -170,7 +177,9 @@ class VarianceStudy:
         )
         saved = checkpoints.list_complete(folder)
         if not saved or read_state(saved[-1]).symbols < config.train.symbols:
-            resume = checkpoints.load(saved[-1]) if saved else None
+            resume = None
+            if saved:
+                resume = checkpoints.load(saved[-1])
             # Its metrics are in the checkpoints.
             train(config, folder, lambda *_: None, resume=resume, progress=self._progress)
         paths = checkpoints.list_complete(folder)[-options.checkpoints :]
@@ -192,7 +201,9 @@ class VarianceStudy:
         """
         options = self.options
         missing = [each for each in options.specifications if each.label not in entry["estimators"]]
-        reference = self.reference_gradients(problem, checkpoint, path) if missing else {}
+        reference = {}
+        if missing:
+            reference = self.reference_gradients(problem, checkpoint, path)
         for specification in self._bar(missing, desc="estimators"):
             entry["estimators"][specification.label] = self.score(problem, specification, reference)
             self._save()
@@ -237,7 +248,8 @@ class VarianceStudy:
 
     def time_estimators(self, components: Components, symbol_BN: Tensor) -> None:
         """Measure the costs of all estimators, all again if any is missing: ratios are valid within one measurement."""
-        options, scores = self.options, self.result["moments"][-1]["estimators"]
+        options = self.options
+        scores = self.result["moments"][-1]["estimators"]
         timed = [each for each in options.specifications if "refused" not in scores[each.label]]
         if all(each.label in self.result["costs"] for each in timed):
             return
@@ -289,9 +301,13 @@ def _warm_up(options: VarianceOptions, problem: GradientProblem, estimator: Any)
     parameters = list(estimator.parameters())
     if not parameters and not list(estimator.buffers()):
         return
-    texts, generator = _texts(options, 2_000_003 + options.noise_seed), problem.generator(options.noise_seed + 4)
-    optimizer = torch.optim.Adam(parameters, lr=1e-2) if parameters else None
-    lm, agent = problem.components.lm, problem.components.agent
+    texts = _texts(options, 2_000_003 + options.noise_seed)
+    generator = problem.generator(options.noise_seed + 4)
+    optimizer = None
+    if parameters:
+        optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    lm = problem.components.lm
+    agent = problem.components.agent
     estimator.train()
     for _ in range(options.warmup):
         symbol_BN = next(texts).to(problem.device)
