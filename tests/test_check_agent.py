@@ -30,7 +30,7 @@ def test_so_does_every_agent_that_is_told_its_rate(name):
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "zero_init": True}, {"scale": 0.5}])
 def test_options_reach_the_agent(options):
-    check_agent("learned", **options)
+    assert check_agent("learned", **options) == []
 
 
 def conditional(width: int, rate: float, seq_len: int) -> ConditionalBernoulli:
@@ -41,7 +41,9 @@ def conditional(width: int, rate: float, seq_len: int) -> ConditionalBernoulli:
 
 
 def test_the_conditional_law_passes_as_what_reads_ahead():
-    check_agent("conditional", reads_ahead=True)
+    assert check_agent("conditional", reads_ahead=True) == [
+        "causality, and acting position by position: it reads ahead"
+    ]
     check_agent(conditional, reads_ahead=True)
     with pytest.raises(AssertionError, match="boundaries depend on later symbols"):
         check_agent(conditional)

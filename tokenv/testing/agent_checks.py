@@ -53,7 +53,7 @@ class _AgentProblem:
         return observation[:, :-1]
 
 
-def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = None, **options: Any) -> None:
+def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = None, **options: Any) -> list[str]:
     """Check an agent against everything that rollouts, stepping, training and generating rely on.
 
     Its output must have the right keys, shapes and ranges, with one and with several samples. The first symbol must
@@ -70,6 +70,9 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = N
             required, but the agent must reject acting position by position. None for what the agent declares.
         options: arguments of the constructor; ``width``, ``rate``, ``seq_len`` and ``codec`` are passed if required.
 
+    Returns:
+        Properties which were not checked, and the reasons; empty if everything was.
+
     Raises:
         AssertionError: a property does not hold; the message names it and the remedy.
         ValueError: the name or an option is unknown.
@@ -79,7 +82,15 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = N
         context = {"width": WIDTH, "rate": RATE, "seq_len": length, "codec": problem.lm.codec}
         checker = Checker("agent", agent, registry.AGENTS, options, context)
         built = checker.build()  # errors of the constructor are the user's and are not reported as failed checks
-        check(checker, problem, built.reads_ahead if reads_ahead is None else reads_ahead)
+        if reads_ahead is None:
+            reads_ahead = built.reads_ahead
+        check(checker, problem, reads_ahead)
+    unchecked = []
+    if reads_ahead:
+        unchecked.append("causality, and acting position by position: it reads ahead")
+    if not isinstance(built, Policy):
+        unchecked.append("that the probabilities of all boundaries sum to 1: it is no Policy")
+    return unchecked
 
 
 def _build_adapted(checker: Checker, problem: _AgentProblem) -> Agent:

@@ -31,7 +31,7 @@ DRAWS, DIRECTIONS = 4000, 16
 CONTEXT = {"width": WIDTH, "softcap": 30.0, "channels": 1}  # arguments of constructors which require them
 
 
-def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
+def check_codec(codec: str | Callable[..., Any], **options: Any) -> list[str]:
     """Check a codec against everything that the model, training and generating rely on.
 
     Embeddings and log-probabilities must have the right shapes and types and be finite; the same generator must give
@@ -46,6 +46,9 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
     Args:
         codec: a registered name, or a class or function that builds a ``Codec``.
         options: arguments of the constructor; ``width``, ``softcap`` and ``channels`` are passed if it requires them.
+
+    Returns:
+        Properties which were not checked, and the reasons; empty if everything was.
 
     Raises:
         AssertionError: a property does not hold; the message names it and the remedy.
@@ -64,6 +67,9 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> None:
         _check_embed(checker, symbol_S)
     with checker.context("a model with it"):
         _check_model(checker, built, symbol_S[: BATCH * LENGTH].unflatten(0, (BATCH, LENGTH)))
+    if built.symbol_dtype.is_floating_point:
+        return ["that the density integrates to 1: a factor which does not depend on the parameters goes unnoticed"]
+    return []
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -116,20 +116,24 @@ class Checker:
         self.options, self.arguments = options, context
         self.name = component if isinstance(component, str) else getattr(component, "__name__", str(component))
 
-    def build(self) -> Any:
+    def build(self, **context: Any) -> Any:
         """Build the component anew, always with the same parameters, in float64.
+
+        Args:
+            context: arguments which are passed if the constructor requires them, in place of the checker's.
 
         Raises:
             UserError: the name or an option is unknown, or the constructor returns something else.
         """
+        arguments = dict(self.arguments) | context
         with torch.random.fork_rng():
             torch.manual_seed(0)
             if isinstance(self.component, str):
                 config = {"name": self.component} | dict(self.options)
-                built = registry.build(self.kind, config, self.registered, **self.arguments)
+                built = registry.build(self.kind, config, self.registered, **arguments)
             else:
                 label = f"{self.kind} {self.name!r}"
-                built = registry.construct(label, self.component, self.options, **self.arguments)
+                built = registry.construct(label, self.component, self.options, **arguments)
                 if not isinstance(built, self.registered.base()):
                     raise UserError(f"{label} has built {built!r}: expected a {self.registered.base().__name__}")
         return built.double()
