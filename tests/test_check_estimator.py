@@ -155,7 +155,7 @@ def around(*parts, **options):
     ("build", "message"),
     [
         (lambda seq_len: around(Leaky(seq_len))(), "declares itself unbiased, but its expected gradient is off by"),
-        (around(Scaled()), r"off by 10\.0% of the true one"),
+        (around(Scaled()), r"off by 0\.1 of the true one"),
         (around(Unmasked()), "symbols in the padding move the loss"),
         (around(Drunk()), "the same noise gave two losses"),
         (lambda: around(Forgetful())(), "state_dict does not bring its state back"),
