@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -192,12 +191,12 @@ class Observer:
         """Whether observations hold the target rate."""
         return keys.TARGET_RATE in self.optional
 
-    @cached_property
+    @property
     def static_keys(self) -> dict[str, StaticKey]:
         """The keys which do not depend on boundaries."""
         return {name: key for name, key in STATIC_KEYS.items() if not key.optional or name in self.optional}
 
-    @cached_property
+    @property
     def history_keys(self) -> dict[str, HistoryKey]:
         """The keys which depend on earlier boundaries."""
         return {name: key for name, key in HISTORY_KEYS.items() if not key.optional or name in self.optional}

@@ -26,6 +26,8 @@ from tokenv.env.rollout import ONE_SAMPLE, rollout
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 
+GENERATORS = ("generator", "rate_generator")  # attributes
+
 
 class TokenizationEnv(EnvBase):
     """A batch of sequences whose token boundaries are the actions.
@@ -97,6 +99,25 @@ class TokenizationEnv(EnvBase):
     def _decoder(self) -> Decoder:
         """Decoder of all rows; one-pass rollouts, such as those of a sharded model, need none."""
         return Decoder(self.lm, self.batch_size[0], self._symbol_BN.shape[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with arrays for generators.
+
+        A generator's own pickle makes a tensor which nobody holds; its file is closed before the process is started
+        which a collector sends it to.
+        """
+        state = self.__dict__.copy()
+        for name in GENERATORS:
+            state[name] = state[name].get_state().numpy()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+        generators = {}
+        for name in GENERATORS:
+            generators[name] = torch.Generator()
+            generators[name].set_state(torch.from_numpy(state[name].copy()))
+        super().__setstate__(state | generators)
 
     def _make_specs(self, batch: int) -> None:
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.

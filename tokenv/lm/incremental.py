@@ -102,11 +102,28 @@ class CompiledLayers(CachedLayers):
     """``CachedLayers`` on a CPU, where a step is few numbers and many operations: compiled functions compute it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._import_kernels()
+        super().__init__(*args, **options)
+
+    def _import_kernels(self) -> None:
         # Only stepping needs numba, which takes a second to import.
         from tokenv.lm import cpu_kernels
 
         self._kernels = cpu_kernels
-        super().__init__(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: neither a module nor the arrays, whose memory is that of tensors."""
+        state = self.__dict__.copy()
+        for name in ("_kernels", "_frequencies", "_weights", "_output_weights", "_stores", "_rows"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state, and share the memory of its tensors."""
+        self.__dict__.update(state)
+        self._import_kernels()
+        self._hold(self.cache)
+        self.read_parameters()
 
     def read_parameters(self) -> None:
         """Look up the parameters, whose memory is shared: training them in place has an effect at once."""
