@@ -49,6 +49,7 @@ ALLOWED = {
         "lab",
         "compare",
         "library",
+        "testing",
     ),
 }
 

@@ -44,6 +44,8 @@ def complete_line(line: str, folder: Path = ROOT) -> list[str]:
         ("tokenv evaluate with ta", {"tasks=", "task_files="}, {"train.symbols="}),
         ("tokenv list a", {"agents"}, {"codecs"}),
         ("tokenv list agents u", {"uniform"}, {"learned"}),
+        ("tokenv check rl", {"rloo"}, {"learned"}),
+        ("tokenv check rloo k", {"kind=estimator", "kind=rate_target"}, {"rloo"}),
         ("tokenv completion z", {"zsh"}, {"bash"}),
     ],
 )

@@ -207,5 +207,5 @@ def test_sentence_of_a_missing_module() -> None:
 
 
 def test_every_command_with_keys_has_a_sample() -> None:
-    assert {*SAMPLES, "lm-eval", "list", "configs", "completion"} == set(COMMANDS)
+    assert {*SAMPLES, "lm-eval", "check", "list", "configs", "completion"} == set(COMMANDS)
     assert dataclasses.is_dataclass(Config)

@@ -157,7 +157,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
     command, said = line[0], line[2:]
     names = [word for word in said if "=" not in word]
     given = dict(word.split("=", 1) for word in said if "=" in word)
-    if command in ("configs", "list") or "print_config" in line or "--help" in line:
+    if command in ("check", "configs", "list") or "print_config" in line or "--help" in line:
         return line
     if command == "compare":
         if "runs" in given:

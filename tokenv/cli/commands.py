@@ -22,6 +22,7 @@ COMMANDS = {  # example of the arguments, and summary
     "variance": ("with quick", "measure bias, variance and cost of gradient estimators along one run"),
     "bench": ("with bench-d256", "measure speed, memory and the cost of learning boundaries"),
     "lm-eval": ("--model tokenv --model_args run=runs/7 --tasks piqa", "run the lm-evaluation-harness's command"),
+    "check": ("mytrick:mine gamma=1.0", "check an estimator, agent, rate target or codec of your own, or of ours"),
     "list": ("agents", "list agents, estimators, rate_targets, codecs, configs or datasets, a line each"),
     "configs": ("", "list the configurations that come with tokenv, and their files"),
     "completion": ("bash", "print the code by which a shell (bash, zsh, fish) completes all this"),

@@ -5,6 +5,8 @@
 ``tokenv list KIND``: agents, estimators, rate_targets, codecs, configs or datasets, a line each; all without KIND.
 ``tokenv list agents learned`` shows one with its options. ``tokenv configs`` lists configurations with their files.
 
+``tokenv check NAME``: see ``tokenv.cli.check``.
+
 ``tokenv completion SHELL``: print the code by which bash, zsh or fish completes commands, keys and names.
 ``eval "$(tokenv completion bash)"`` in ~/.bashrc (zsh: ~/.zshrc), ``tokenv completion fish | source`` in config.fish.
 
@@ -226,6 +228,10 @@ def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
         candidates = SHELLS
     elif command == "list":
         candidates = KINDS if not words else REGISTRIES[words[0]].names() if words[0] in REGISTRIES else ()
+    elif command == "check":
+        names = [name for table in REGISTRIES.values() for name in table.names()]
+        kinds = [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
+        candidates = kinds if words else names
     elif command in ("configs", "lm-eval"):
         candidates = ()
     elif "with" not in words:

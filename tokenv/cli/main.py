@@ -18,6 +18,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a failed write names 
 ALLOCATION_MESSAGE = "can't allocate memory"  # torch's, on a CPU
 FUNCTIONS = {  # the commands which are no Sacred experiments
     "lm-eval": "tokenv.cli.commands:run_lm_eval",
+    "check": "tokenv.cli.check:check",
     "list": "tokenv.cli.help:list_names",
     "configs": "tokenv.cli.help:list_configs",
     "completion": "tokenv.cli.help:print_completion",
