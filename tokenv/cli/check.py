@@ -95,5 +95,6 @@ def _made_by(name: str, options: dict[str, Any]) -> type:
         return target
     if not callable(target):
         raise UserError(f"{name!r} is {target!r}: expected a class, or a function that builds an instance")
-    context = fixture.CONTEXT | codec_checks.CONTEXT | {"codec": fixture.tiny_lm().codec}
+    codec = fixture.tiny_lm().codec
+    context: dict[str, Any] = {**fixture.CONTEXT, **codec_checks.CONTEXT, "codec": codec}
     return type(registry.construct(f"component {name!r}", target, options, **context))

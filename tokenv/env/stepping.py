@@ -113,11 +113,11 @@ class TokenizationEnv(EnvBase):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state."""
-        generators = {}
+        self.__dict__.update(state)
         for name in GENERATORS:
-            generators[name] = torch.Generator()
-            generators[name].set_state(torch.from_numpy(state[name].copy()))
-        super().__setstate__(state | generators)
+            generator = torch.Generator()
+            generator.set_state(torch.from_numpy(state[name]))
+            self.__dict__[name] = generator
 
     def _make_specs(self, batch: int) -> None:
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.
