@@ -6,15 +6,15 @@ series would otherwise be unbounded.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import special
 from torch import Tensor
 
 MIN_SCALE = 1e-3
+LOGIT_REACH = 32  # beyond these logits of a logistic variable lies a mass of 3e-14
+LOGIT_STEP = 0.5
 _UNIT = math.log(math.e - 1)  # inverse softplus of 1: heads start at a scale of about one
 
 
@@ -208,10 +208,24 @@ class LogisticMixture(Density):
         log_weight, location, _ = self._unpack(raw)
         return (log_weight.exp() * location).sum(-1)
 
-    def crps(self, raw: Tensor, value: Tensor, points: int = 64) -> Tensor:
-        """``E|X - value|`` in closed form, ``E|X - X'|`` by Gauss-Legendre quadrature over the quantiles."""
-        node, weight = (torch.as_tensor(x / 2).to(raw) for x in np.polynomial.legendre.leggauss(points))
-        spread = self._expected(raw, 0.5 + node, lambda at: self._distance(raw[..., None, None, :], at) @ weight)
+    def crps(self, raw: Tensor, value: Tensor) -> Tensor:
+        """``E|X - value|`` in closed form, ``E|X - X'|`` by quadrature, to 1e-10 of the scales in float64.
+
+        A logistic variable is ``location + scale logit(q)``, so that the mean for a pair of components is an integral
+        over logits of the narrower one. Its integrand is analytic, the nearest singularity being pi away, so that the
+        trapezoidal rule converges exponentially (Trefethen & Weideman 2014, "The exponentially convergent trapezoidal
+        rule").
+        """
+        log_weight, location, scale = self._unpack(raw)
+        logit = torch.arange(-LOGIT_REACH, LOGIT_REACH, LOGIT_STEP, device=raw.device, dtype=raw.dtype)
+        mass = LOGIT_STEP * torch.sigmoid(logit) * torch.sigmoid(-logit)
+        scale_1, scale_2 = scale.unsqueeze(-1), scale.unsqueeze(-2)
+        narrow, wide = torch.minimum(scale_1, scale_2), torch.maximum(scale_1, scale_2)
+        gap = location.unsqueeze(-1) - location.unsqueeze(-2)
+        z = (gap.unsqueeze(-1) + narrow.unsqueeze(-1) * logit) / wide.unsqueeze(-1)
+        distance = wide * ((2 * F.softplus(z) - z) @ mass)
+        weight = log_weight.exp()
+        spread = (weight.unsqueeze(-1) * weight.unsqueeze(-2) * distance).sum((-2, -1))
         return self._distance(raw, value) - spread / 2
 
     def _distance(self, raw: Tensor, value: Tensor) -> Tensor:
@@ -222,14 +236,11 @@ class LogisticMixture(Density):
 
     def entropy(self, raw: Tensor, points: int = 32) -> Tensor:
         """Approximate: every component's mean of -log p by the midpoint rule over ``points`` of its quantiles."""
-        q = (torch.arange(points, device=raw.device, dtype=raw.dtype) + 0.5) / points
-        return self._expected(raw, q, lambda at: -self.log_prob(raw[..., None, None, :], at).mean(-1))
-
-    def _expected(self, raw: Tensor, q: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the mean over the components of a function ``mean`` of their quantiles, [.., K, points] -> [.., K]."""
         log_weight, location, scale = self._unpack(raw)
+        q = (torch.arange(points, device=raw.device, dtype=raw.dtype) + 0.5) / points
         at = location.unsqueeze(-1) + scale.unsqueeze(-1) * torch.logit(q)
-        return (log_weight.exp() * mean(at)).sum(-1)
+        mean = -self.log_prob(raw[..., None, None, :], at).mean(-1)
+        return (log_weight.exp() * mean).sum(-1)
 
 
 class Bins(Density):
