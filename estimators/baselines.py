@@ -34,7 +34,9 @@ class BatchCentre(Stage):
     ``A_{i,b} = G_{i,b} - mean_b' G_{i,b'}`` (arXiv 2602.13940, eq. 17).
 
     Bias: the mean includes the sequence itself, which scales the expected gradient by (B - 1) / B at positions in
-    B sequences; its direction stays the true one. With one sequence the result is 0. Cost: O(T) elementwise.
+    B sequences. Where all sequences have one length its direction stays the true one; where lengths differ, positions
+    of few sequences are scaled down more, which turns it (``1 - cosine`` of 0.14 for two texts of three and one
+    decisions, by enumeration). With one sequence the result is 0. Cost: O(T) elementwise.
     """
 
     in_keys = [keys.ADVANTAGE, keys.DECISION_MASK]

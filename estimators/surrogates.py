@@ -21,7 +21,8 @@ class Standardise(Stage):
     ``A <- (A - mean A) / (std A + epsilon)``, as implementations of PPO do (Schulman et al. 2017, arXiv 1707.06347).
 
     Bias: one factor for all decisions, random but nearly constant in large batches; the batch's mean and deviation
-    contain the sample itself, which changes the direction by O(1 / decisions). Cost: O(T) elementwise.
+    contain the sample itself, which changes the direction by O(1 / decisions): ``1 - cosine`` of 0.05 with 6 decisions
+    and of 0.15 with 4 in a policy with a past, by enumeration; other rewards may turn it more. Cost: O(T) elementwise.
 
     Args:
         epsilon: added to the standard deviation, in nats.

@@ -13,11 +13,11 @@ from tokenv.core.contracts import Sampling, check_compatible
 from tokenv.env.rollout import rollout
 from tokenv.estimators import recipes
 from tokenv.estimators.base import chain
-from tokenv.estimators.baselines import GroupRelative
+from tokenv.estimators.baselines import BatchCentre, GroupRelative
 from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.straight_through import GumbelRao, GumbelSigmoid, ReinMax, StraightThrough
-from tokenv.estimators.surrogates import Clip, ScoreFunction
+from tokenv.estimators.surrogates import Clip, ScoreFunction, Standardise
 
 
 @pytest.fixture(params=[0, 2])
@@ -77,6 +77,37 @@ def test_standardising_a_small_batch_shrinks_and_turns(world):
     found, true = flat_gradient((prob_K.detach() * loss_K).sum(), world.inputs), world.true()
     assert 1e-4 < turn(found, true) < 0.3
     assert 0 < found @ true < true @ true
+
+
+def expected_gradient(world, estimator, length_B):
+    """Return E[gradient] of a stage's chain, each rollout alone; boundaries in the padding repeat the same rollout."""
+    noise = decisive(world.mask_KBT)
+    td = rollout(world.lm, world.agent, world.symbol_BN, noise=noise, length_B=length_B)
+    weight_K = td[keys.ACTION_LOG_PROB].detach().sum((1, 2)).exp()
+    loss_K = torch.stack([estimator(each)[keys.LOSS_POLICY].sum() for each in td.unbind(0)])
+    return flat_gradient((weight_K * loss_K).sum() / weight_K.sum(), world.inputs)
+
+
+@pytest.mark.parametrize(
+    ("window", "lengths", "turned"),
+    [(0, (5, 5), 0.0), (2, (4, 4), 0.0), (0, (5, 3), 0.1427), (2, (5, 3), 0.0037)],
+)
+def test_centring_over_the_batch_keeps_the_direction_at_equal_lengths_only(window, lengths, turned):
+    world, length_B = Enumeration(window), torch.tensor(lengths)
+    centred = chain(EarlyExit(), Discount(1.0), BatchCentre(), ScoreFunction())
+    true = expected_gradient(world, recipes.early_exit(1.0), length_B)
+    found = expected_gradient(world, centred, length_B)
+    assert turn(found, true) == pytest.approx(turned, rel=0.02, abs=1e-12)
+    if not turned:
+        torch.testing.assert_close(found, true / 2, **EXACT)
+
+
+@pytest.mark.parametrize(("lengths", "turned"), [((5, 5), 0.0498), ((4, 4), 0.1456)], ids=["6 decisions", "4"])
+def test_standardising_turns_the_more_the_fewer_decisions_there_are(lengths, turned):
+    world, length_B = Enumeration(2), torch.tensor(lengths)
+    standardised = chain(EarlyExit(), Discount(1.0), Standardise(), ScoreFunction())
+    true = expected_gradient(world, recipes.early_exit(1.0), length_B)
+    assert turn(expected_gradient(world, standardised, length_B), true) == pytest.approx(turned, rel=0.02)
 
 
 def test_clipping_shrinks_only_what_is_large(world):
