@@ -55,7 +55,7 @@ def test_losses_at_equal_flops_are_on_the_curves(factor: float) -> None:
 
 def test_the_headline_gives_the_ratio_of_flops_and_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = a_comparison([spending("cheap", 2.0, 1.0), spending("dear", 1.9, 2.8)])
-    headline, warning, equal = describe_result(comparison)[:3]
+    headline, _, warning, equal = describe_result(comparison)[:4]
     assert headline.endswith(", with 2.80 times the FLOPs of cheap.")
     assert warning.startswith("Warning: FLOPs differ by more than 5%, from 1e6 (cheap) to 2.8e6 (dear)")
     assert "With 1e6 FLOPs each, cheap was lowest, 0.5429 below dear" in equal

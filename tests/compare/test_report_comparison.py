@@ -38,7 +38,7 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.pictures import draw_pictures
-from tokenv.compare.report.report_tables import boundary_cells, print_comparison
+from tokenv.compare.report.report_tables import boundaries_table, print_comparison
 from tokenv.compare.run_evaluation import Agreement, Learned
 from tokenv.compare.score_statistics import Difference, describe_difference
 
@@ -110,7 +110,8 @@ def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
     first, second = three.methods[1].runs
     half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
     comparison = a_comparison([three.methods[0], old, half])
-    rows_of = [boundary_cells(comparison, method) for method in comparison.methods]
+    cells = dict(boundaries_table(comparison).cells())
+    rows_of = [cells[method.name] for method in comparison.methods]
     assert list(rows_of[0])[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
     told = {name: list(row.values()) for name, row in zip(("whole", "old", "half"), rows_of, strict=True)}
     assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
@@ -119,7 +120,7 @@ def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
     source = comparison_page(comparison, {})
     assert "ü␣&lt;b&gt;" in source
     series = a_comparison_of_series(three.methods)
-    assert boundary_cells(series, series.methods[0]) == {}
+    assert not boundaries_table(series).columns
 
 
 class Matrix(Page):

@@ -15,7 +15,7 @@ from scipy import stats
 from tokenv.compare.comparison import build_comparison
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.pictures import draw_profiles
-from tokenv.compare.report.report_tables import print_comparison, robust_cells, write_tables
+from tokenv.compare.report.report_tables import print_comparison, robust_table, write_tables
 from tokenv.compare.robust_statistics import (
     bootstrap_error,
     compare_robustly,
@@ -127,7 +127,7 @@ def test_the_interval_of_the_interquartile_mean_covers_the_truth(seeds, kinds, l
 def test_fewer_than_three_seeds_have_no_interval(tmp_path, capsys):
     two = a_comparison([a_method("a", 2.0), a_method("b", 2.1)])
     assert two.robust.iqm["a"].value == pytest.approx(2.005)
-    assert robust_cells(two, two.methods[1]) == {
+    assert dict(robust_table(two).cells())["b"] == {
         "interquartile mean (95% interval)": "2.1050 (–)",
         "P(better than a)": "0.00 (–)",
     }
@@ -147,8 +147,8 @@ def test_the_report_shows_the_intervals_and_the_profile(tmp_path):
     comparison = build_comparison(measured, "", {})
     profiles = draw_profiles(comparison)
     page = Page(comparison_page(comparison, {profiles.name: profiles}))
-    for method in comparison.methods:
-        assert set(robust_cells(comparison, method).values()) - {""} <= set(page.cells)
+    for _, cells in robust_table(comparison).cells():
+        assert set(cells.values()) - {""} <= set(page.cells)
     write_tables(comparison, tmp_path)
     (pair,) = rows(tmp_path / "pairs.csv")
     assert float(pair["improvement"]) == comparison.robust.improvement[pair["first"], pair["second"]].value

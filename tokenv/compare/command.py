@@ -42,8 +42,11 @@ def check_methods(options: CompareOptions) -> None:
             methods are of different kinds of data.
     """
     for protocol, own in options.split_protocols().items():
-        where = f"protocols.{protocol}: " if protocol else ""
-        first = [own.make_task(method, seed) for method in own.selected_methods for seed in own.seeds[:1]]
+        if protocol:
+            where = f"protocols.{protocol}: "
+        else:
+            where = ""
+        first = [own.make_task(method, own.seeds[0]) for method in own.selected_methods]
         configs = {f"{where}methods.{task.method}": task.config for task in first}
         starts = {repr(task.config.as_dict()): task for task in own.make_pretraining_tasks().values()}
         configs |= {f"{where}{task.label}": task.config for task in starts.values()}
@@ -104,17 +107,17 @@ def compare_methods(options: CompareOptions, *, progress: bool) -> dict[str, Com
             console().print(f"{name}: {sentence}".removeprefix(": "))
     starts = _train_shared(protocols, options, progress)
     tuned = _tune(protocols, starts, options, progress)
-    tasks = [
-        replace(task, protocol=name)
-        for name, own in protocols.items()
-        for task in own.make_tasks(starts.get(name), tuned.get(name))
-    ]
+    tasks = []
+    for name, own in protocols.items():
+        for task in own.make_tasks(starts.get(name), tuned.get(name)):
+            tasks.append(replace(task, protocol=name))
     folders, failed = run_all(tasks, options, progress=progress)
     runs = list(zip(tasks, folders, strict=True))
-    return {
-        name: _compare_protocol(name, own, [run for run in runs if run[0].protocol == name], failed)
-        for name, own in protocols.items()
-    }
+    comparisons = {}
+    for name, own in protocols.items():
+        own_runs = [run for run in runs if run[0].protocol == name]
+        comparisons[name] = _compare_protocol(name, own, own_runs, failed)
+    return comparisons
 
 
 def load_compared_run(stored: StoredRun, evaluation_request: EvaluationRequest) -> ComparedRun:
@@ -153,14 +156,18 @@ def _train_shared(
     distinct: dict[str, Task] = {}
     for task in itertools.chain.from_iterable(of_protocol.values() for of_protocol in tasks.values()):
         distinct.setdefault(repr(task.config.as_dict()), task)
-    folders, failed = run_all(list(distinct.values()), options, progress=progress) if distinct else ([], {})
+    if not distinct:
+        return {name: {} for name in protocols}
+    folders, failed = run_all(list(distinct.values()), options, progress=progress)
     if failed:
         raise RunFailedError("a run that methods start from failed: " + "; ".join(failed.values()))
     folder_of = {key: folder for key, folder in zip(distinct, folders, strict=True) if folder is not None}
-    return {
-        name: {method: folder_of[repr(task.config.as_dict())] for method, task in of_protocol.items()}
-        for name, of_protocol in tasks.items()
-    }
+    starts: dict[str, StartFolders] = {}
+    for name, of_protocol in tasks.items():
+        starts[name] = {}
+        for method, task in of_protocol.items():
+            starts[name][method] = folder_of[repr(task.config.as_dict())]
+    return starts
 
 
 def _tune(
@@ -168,8 +175,12 @@ def _tune(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Train the trials of tuning, and return by protocol and method what the best one changes."""
     candidates = {name: make_trials(own, starts.get(name), name) for name, own in protocols.items()}
-    tasks = [task for of_protocol in candidates.values() for trial in of_protocol for task in trial.tasks]
-    folders, _ = run_all(tasks, options, progress=progress) if tasks else ([], {})
+    tasks: list[Task] = []
+    for trial in itertools.chain.from_iterable(candidates.values()):
+        tasks += trial.tasks
+    if not tasks:
+        return {name: {} for name in protocols}
+    folders, _ = run_all(tasks, options, progress=progress)
     folder_of = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
     return {name: select_best_trials(candidates[name], folder_of, own) for name, own in protocols.items()}
 
@@ -208,9 +219,10 @@ def _facts(options: CompareOptions) -> dict[str, str]:
         facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:
         sizes = len({repr(task.config.as_dict()) for task in options.make_pretraining_tasks().values()})
-        facts["start"] = (
-            "all from one trained model" if sizes == 1 else f"from {sizes} trained models, by model and codec"
-        )
+        if sizes == 1:
+            facts["start"] = "all from one trained model"
+        else:
+            facts["start"] = f"from {sizes} trained models, by model and codec"
     if tuned:
         facts["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
     return facts
@@ -230,8 +242,11 @@ def parse_comparison_arguments(arguments: Sequence[str], kind: type) -> tuple[di
         UserError: a file does not exist, or a value has no place in a configuration.
     """
     _, files = read_words(arguments, kind)
-    sections = (load_yaml(config_path(file)).get("methods") for file in files)
-    names = [str(name) for methods in sections if isinstance(methods, dict) for name in methods]
+    names: list[str] = []
+    for file in files:
+        section = load_yaml(config_path(file)).get("methods")
+        if isinstance(section, dict):
+            names += map(str, section)
     names.sort(key=len, reverse=True)  # the longest name which fits, if one begins like another
     others: list[str] = []
     methods: dict[str, Any] = {}
@@ -256,7 +271,8 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     Raises:
         UserError: an unknown file, key or value.
     """
-    config_keys, comparison_keys = ({item.name for item in fields(kind)} for kind in (Config, CompareOptions))
+    config_keys = {item.name for item in fields(Config)}
+    comparison_keys = {item.name for item in fields(CompareOptions)}
     values: dict[str, Any] = {}
     for name in names:
         path = config_path(name)
@@ -282,7 +298,9 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
 def _name_methods(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with names of methods as text, which YAML or the command line may have read as numbers."""
     methods = values.get("methods")
-    return values | {"methods": {str(k): v for k, v in methods.items()}} if isinstance(methods, dict) else values
+    if isinstance(methods, dict):
+        return values | {"methods": {str(k): v for k, v in methods.items()}}
+    return values
 
 
 @dataclass(frozen=True)
@@ -310,16 +328,21 @@ def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, prot
     """
     trials = []
     for method, changes in options.selected_methods.items():
-        own = flatten(merge(options.common, changes)) if options.tune else {}
+        if options.tune:
+            own = flatten(merge(options.common, changes))
+        else:
+            own = {}
         grid = {key: values for key, values in options.tune.items() if key not in own}
         if grid and not is_trainable(options.make_task(method, options.tune_seeds[0]).config.agent):
             grid = {key: values for key, values in grid.items() if not key.startswith(OF_POLICY)}
         if not grid:
             continue
         for values in itertools.product(*grid.values()):
-            name, tuned = method, dict[str, Any]()
+            name = method
+            tuned = dict[str, Any]()
             for key, value in zip(grid, values, strict=True):
-                name, tuned = f"{name}, {key}={value}", merge(tuned, nest_key(key, value))
+                name = f"{name}, {key}={value}"
+                tuned = merge(tuned, nest_key(key, value))
             start = (starts or {}).get(method)
             tasks = [options.make_task(method, seed, start=start, changes=tuned) for seed in options.tune_seeds]
             trials.append(Trial(method, tuned, [_simplify(task, name, protocol) for task in tasks]))
@@ -328,7 +351,8 @@ def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, prot
 
 def _simplify(task: Task, name: str, protocol: str) -> Task:
     """Return the task without what only a report shows: tuning reads nothing but the last loss."""
-    config, evaluation_request = task.config, task.evaluation_request
+    config = task.config
+    evaluation_request = task.evaluation_request
     assert evaluation_request is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
     return Task(name, replace(config, validation=validation), _loss_only(evaluation_request), protocol)

@@ -175,14 +175,19 @@ class Comparison:
         return self.methods[0].runs[0].config.data.kind == "series"
 
     @property
+    def all_runs(self) -> list[ComparedRun]:
+        """Runs of all methods."""
+        return list(itertools.chain.from_iterable(method.runs for method in self.methods))
+
+    @property
     def calibrated(self) -> bool:
         """Whether any run was calibrated."""
-        return any(run.evaluation.calibration is not None for method in self.methods for run in method.runs)
+        return any(run.evaluation.calibration is not None for run in self.all_runs)
 
     @property
     def target_rates(self) -> list[float]:
         """Target rates of the methods, boundaries per symbol, each once."""
-        return sorted({mean_rate(run.config.rate) for method in self.methods for run in method.runs})
+        return sorted({mean_rate(run.config.rate) for run in self.all_runs})
 
     @property
     def both_ways(self) -> dict[Pair, Difference]:
@@ -192,8 +197,10 @@ class Comparison:
     @property
     def references(self) -> list[str]:
         """Names of the boundaries with which drawn ones were compared, in the order of the first run which has them."""
-        every = (name for m in self.methods for run in m.runs for name in run.evaluation.agreement)
-        return list(dict.fromkeys(every))
+        names: dict[str, None] = {}
+        for run in self.all_runs:
+            names |= dict.fromkeys(run.evaluation.agreement)
+        return list(names)
 
     def joint_loss(self, method: ComparedMethod) -> JointLoss:
         """Return the mean loss of symbols and boundaries, both predicted from the past.
@@ -236,10 +243,12 @@ class Comparison:
         and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L symbols, the last for longer ones,
         too. Values which were not measured are NaN.
         """
-        runs = [(method.name, run) for method in self.methods for run in method.runs]
-        table = pd.DataFrame([_tabulate_run(name, run) for name, run in runs])
+        rows = []
+        for method in self.methods:
+            rows += [_tabulate_run(method.name, run) for run in method.runs]
+        table = pd.DataFrame(rows)
         # As objects: a folder's name may be no valid Unicode, which pandas' type for text does not accept.
-        table.insert(2, "folder", pd.Series([run.folder for _, run in runs], dtype=object))
+        table.insert(2, "folder", pd.Series([run.folder for run in self.all_runs], dtype=object))
         return table
 
     @cached_property
@@ -250,18 +259,23 @@ class Comparison:
 
     def mean(self, method: str, column: str) -> float:
         """Return the mean of a column of ``runs`` over the seeds of a method; NaN if it was not measured."""
-        return float(self.means.at[method, column]) if column in self.means else math.nan
+        if column in self.means:
+            return float(self.means.at[method, column])
+        return math.nan
 
 
 def finite_mean(values: Iterable[float]) -> float:
     """Return the mean of the finite values; NaN without any."""
     known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    if known:
+        return sum(known) / len(known)
+    return math.nan
 
 
 def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
     evaluation = run.evaluation
-    raw, learned = evaluation.calibration, evaluation.learned
+    raw = evaluation.calibration
+    learned = evaluation.learned
     row: dict[str, Any] = {
         "method": method,
         "seed": run.seed,
@@ -307,17 +321,19 @@ def build_comparison(
     Raises:
         UserError: runs were measured on different data, or in different units.
     """
-    runs = [run for group in methods.values() for run in group]
+    runs = list(itertools.chain.from_iterable(methods.values()))
     for run in runs[1:]:
         _check_comparable(run, runs[0])
-    reference = reference if reference in methods else ""
+    if reference not in methods:
+        reference = ""
     table = _compare_runs(methods, reference)
     settings = differing_settings({name: group[0].config for name, group in methods.items()})
     ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
     rates_reference = reference or next(ranged, "")
-    evaluations = {name: {run.seed: run.evaluation for run in group} for name, group in methods.items()}
+    evaluations = {}
     compared = []
     for name, group in methods.items():
+        evaluations[name] = {run.seed: run.evaluation for run in group}
         own = table.estimates[name]
         compared.append(ComparedMethod(name, group, settings[name], own.mean, own.seed_error, own.document_error))
     return Comparison(
@@ -334,16 +350,18 @@ def build_comparison(
 
 
 def _compare_runs(methods: Mapping[str, Sequence[ComparedRun]], reference: str = "") -> ScoreTable:
-    return compare_scores(
-        {name: [run.evaluation.loss for run in group] for name, group in methods.items()},
-        documents=next(iter(methods.values()))[0].evaluation.document,
-        seeds={name: [run.seed for run in group] for name, group in methods.items()},
-        reference=reference,
-    )
+    losses = {}
+    seeds = {}
+    for name, group in methods.items():
+        losses[name] = [run.evaluation.loss for run in group]
+        seeds[name] = [run.seed for run in group]
+    documents = next(iter(methods.values()))[0].evaluation.document
+    return compare_scores(losses, documents=documents, seeds=seeds, reference=reference)
 
 
 def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
-    own, wanted = run.evaluation, first.evaluation
+    own = run.evaluation
+    wanted = first.evaluation
     if own.unit != wanted.unit:
         raise UserError(
             f"{run.folder} is measured in {in_words(own.unit)} and {first.folder} in {in_words(wanted.unit)}: "
@@ -357,10 +375,14 @@ def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
 
 
 def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
-    data, evaluation = runs[0].config.data, runs[0].evaluation
+    data = runs[0].config.data
+    evaluation = runs[0].evaluation
     words = TERMINOLOGY[data.kind]
     budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
-    source = data.source if "/" not in data.source else Path(data.source).name
+    if "/" not in data.source:
+        source = data.source
+    else:
+        source = Path(data.source).name
     tolerance = {"change points": f"found within {data.tolerance} steps"}
     return {
         "data": f"{source}, sequences of {data.seq_len} {words.symbol}s",
@@ -387,8 +409,14 @@ def differing_options(configs: Mapping[str, Config]) -> dict[str, dict[str, str]
 
 def _keep_differing(every: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     keys = dict.fromkeys(itertools.chain.from_iterable(every.values()))
-    varying = [key for key in keys if len({repr(values.get(key)) for values in every.values()}) > 1]
-    return {name: {key: str(values[key]) for key in varying if key in values} for name, values in every.items()}
+    differing: dict[str, dict[str, str]] = {name: {} for name in every}
+    for key in keys:
+        if len({repr(values.get(key)) for values in every.values()}) == 1:
+            continue
+        for name, values in every.items():
+            if key in values:
+                differing[name][key] = str(values[key])
+    return differing
 
 
 def _comparable_settings(config: Config, all_values: Mapping[str, Any]) -> dict[str, Any]:
@@ -419,14 +447,17 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
         groups.setdefault(key, []).append(run)
     settings = differing_settings({key: group[0].config for key, group in groups.items()})
     agents = [group[0].config.agent["name"] for group in groups.values()]
-    brief = _shorten_keys(key for each in settings.values() for key in each)
+    brief = _shorten_keys(itertools.chain.from_iterable(settings.values()))
     folders = {key: Path(group[0].folder) for key, group in groups.items()}
     short = {key: "/".join(folder.parts[-2:]) for key, folder in folders.items()}
     names = {}
     for key, group in groups.items():
         name = group[0].config.agent["name"]
         others = [f"{brief[k]}={v}" for k, v in settings[key].items() if k != "agent.name"]
-        names[key] = name if agents.count(name) == 1 else ", ".join([name, *others])
+        if agents.count(name) == 1:
+            names[key] = name
+        else:
+            names[key] = ", ".join([name, *others])
         if len(names[key]) > LONGEST_NAME:
             unique = list(short.values()).count(short[key]) == 1
             names[key] = f"{name}, {short[key] if unique else folders[key]}"
@@ -437,4 +468,10 @@ def _shorten_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return dotted keys to their last components, or to themselves where others end alike."""
     every = set(keys)
     ends = [key.rpartition(".")[2] for key in every]
-    return {key: end if ends.count(end) == 1 else key for key in every for end in [key.rpartition(".")[2]]}
+    short = {}
+    for key in every:
+        end = key.rpartition(".")[2]
+        short[key] = key
+        if ends.count(end) == 1:
+            short[key] = end
+    return short

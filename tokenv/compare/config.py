@@ -155,8 +155,11 @@ class CompareOptions:
             if not isinstance(changes, dict):
                 expected = "expected a section of what it changes, {} for nothing"
                 raise UserError(f"methods.{name} = {changes!r}: {expected}")
-        named = {"only": self.only, "skip": self.skip, "reference": [self.reference] if self.reference else []}
-        for key, name in ((key, name) for key, names in named.items() for name in names):
+        named = [("only", name) for name in self.only]
+        named += [("skip", name) for name in self.skip]
+        if self.reference:
+            named.append(("reference", self.reference))
+        for key, name in named:
             if name not in self.methods and not self.runs:
                 raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
         for name in self.only_protocols:
@@ -252,20 +255,26 @@ class CompareOptions:
         """
         for seed in self.seeds:
             for method in self.selected_methods:
-                start, own = (starts or {}).get(method), (changes or {}).get(method)
+                start = (starts or {}).get(method)
+                own = (changes or {}).get(method)
                 yield self.make_task(method, seed, start=start, changes=own)
 
     def make_pretraining_task(self, method: str) -> Task:
         """Return the run from which a method starts, with the method's own model and codec."""
         check_keys(self.pretrain, "pretrain", Config)
         own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
-        label = f"shared model of {method}" if own else "shared model"
+        if own:
+            label = f"shared model of {method}"
+        else:
+            label = "shared model"
         early_exit = {"loss": {"early": EARLY_WEIGHT}}  # methods which start from it may need one
         return Task(label, resolve(self.base, merge(early_exit, merge(self.pretrain, own))), None)
 
     def make_pretraining_tasks(self) -> dict[str, Task]:
         """Return the run from which each method starts; none without ``pretrain``."""
-        return {method: self.make_pretraining_task(method) for method in self.selected_methods} if self.pretrain else {}
+        if self.pretrain:
+            return {method: self.make_pretraining_task(method) for method in self.selected_methods}
+        return {}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options with names as values, for Sacred refuses keys with ``=``, ``.`` or a leading ``$``."""
@@ -287,7 +296,8 @@ def with_equal_compute(config: Config) -> Config:
 
     from tokenv.config.components import build_components
 
-    train, passes = config.train, build_components(config, torch.device("meta"), read_files=False).passes
+    train = config.train
+    passes = build_components(config, torch.device("meta"), read_files=False).passes
     texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
 
     def scale(symbols: int) -> int:

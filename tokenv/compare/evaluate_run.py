@@ -67,16 +67,27 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
 
 def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
     trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
-    config, parts = trained.config, trained.components
+    config = trained.config
+    parts = trained.components
     prepare(config.hardware)
-    series = load_series(config.data) if config.data.kind == "series" else None
-    corpus = load_corpus(config.data) if series is None else Corpus(series, config.data)
-    held_out, bias = corpus.validation(config.validation.sequences), None
+    if config.data.kind == "series":
+        series = load_series(config.data)
+    else:
+        series = None
+    if series is None:
+        corpus = load_corpus(config.data)
+    else:
+        corpus = Corpus(series, config.data)
+    held_out = corpus.validation(config.validation.sequences)
+    bias = None
     if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         if parts.agent.trainable:
             bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
-    references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary) if series is None else {}
+    if series is None:
+        references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary)
+    else:
+        references = {}
     options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
 
     def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
@@ -84,11 +95,15 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
         return {name: agent.draw(td, noise_BT)[keys.ACTION] for name, agent in references.items()}
 
     scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
-    action_BT, early_B = scores.action_BT, scores.loss_early_B
+    action_BT = scores.action_BT
+    early_B = scores.loss_early_B
     prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
     agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
     if held_out.gold_BN is not None:
-        truth = "true tokens" if series is None else "change points"
+        if series is None:
+            truth = "true tokens"
+        else:
+            truth = "change points"
         gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
         agreement[truth] = _agreement(action_BT, gold_BT, config.data.tolerance)
     calibration = None
@@ -141,7 +156,10 @@ def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: 
     both = corpus.validation(2 * most)
     if len(both) < 2:
         raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
-    some = most if len(both) > most else len(both) // 2
+    if len(both) > most:
+        some = most
+    else:
+        some = len(both) // 2
     options = EvalOptions(config.validation.batch_size)
     measured = evaluate_rates(parts, config, rates, both[:some], both[some:], options, allow_native=True)
     return [
@@ -219,17 +237,23 @@ def _score_forecasts(
     """Forecast test windows, with logits shifted by ``logit_bias``, and return the errors."""
     history, horizon = check_forecast_request(config, request)
     season = request.season or find_season(data.series, history)
-    contexts, points = held_out_windows(data, horizon, request.windows), naive_baselines(horizon, season)
+    contexts = held_out_windows(data, horizon, request.windows)
+    points = naive_baselines(horizon, season)
     points |= fit_peers(request.peers, data, horizon)
-    scores, how = ScoreAccumulator(QUANTILES), EvalOptions(logit_bias=logit_bias)
-    samples, direct = request.samples, request.direct
+    scores = ScoreAccumulator(QUANTILES)
+    how = EvalOptions(logit_bias=logit_bias)
+    samples = request.samples
+    direct = request.direct
     for batch in make_forecasts(parts, contexts, points, QUANTILES, how, samples=samples, direct=direct):
         scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
     error, cluster_W = scores.each()
+    peers: dict[str, dict[str, list[float]]] = {}
+    for peer in points:
+        peers[peer] = {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")}
     return Forecasts(
         horizon=horizon,
         total=contexts.total,
         cluster=cluster_W.tolist(),
         error={name: error[name].tolist() for name in ("mse", "mae", "crps", "inside")},
-        peers={peer: {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")} for peer in points},
+        peers=peers,
     )

@@ -59,8 +59,8 @@ class RobustTable:
     @property
     def pairs(self) -> pd.DataFrame:
         """One row a pair (its index) with the columns ``improvement``, ``improvement_low``, ``improvement_high``."""
-        ends = [[pair[i] for pair in self.improvement] for i in (0, 1)]
-        return _tabulate("improvement", self.improvement, pd.MultiIndex.from_arrays(ends, names=["first", "second"]))
+        index = pd.MultiIndex.from_tuples(list(self.improvement), names=["first", "second"])
+        return _tabulate("improvement", self.improvement, index)
 
 
 def _tabulate(name: str, intervals: Mapping[Any, Interval], index: pd.Index[Any]) -> pd.DataFrame:
@@ -129,9 +129,12 @@ def improvement_interval(first_SC: Array, second_TC: Array, *, paired: bool) -> 
         second_TC: losses of the second one, for the same documents.
         paired: whether row s of both is of the same seed, so that both are resampled together.
     """
-    one, other = first_SC[:, None], second_TC[None]
+    one = first_SC[:, None]
+    other = second_TC[None]
     win_STC = (one < other) + 0.5 * (one == other)
-    value, win_ST, win_C = float(win_STC.mean()), win_STC.mean(2), win_STC.mean((0, 1))
+    value = float(win_STC.mean())
+    win_ST = win_STC.mean(2)
+    win_C = win_STC.mean((0, 1))
     if min(win_ST.shape) < MIN_SEEDS:
         return Interval(value)
     if paired:
@@ -147,7 +150,8 @@ def profile_intervals(loss_SC: Array, threshold_P: Array) -> Array:
     rows = []
     for threshold in threshold_P:
         below_SC = loss_SC <= threshold
-        share, ends = float(below_SC.mean()), (math.nan, math.nan)
+        share = float(below_SC.mean())
+        ends = (math.nan, math.nan)
         if len(below_SC) >= MIN_SEEDS:
             means = below_SC.mean(1), below_SC.mean(0)
             ends = student_interval(share, [(standard_error(each), len(each) - 1.0) for each in means])
@@ -157,7 +161,9 @@ def profile_intervals(loss_SC: Array, threshold_P: Array) -> Array:
 
 def standard_error(mean_N: Array) -> float:
     """Return the standard error of a mean, which is the bootstrap's; NaN for one value."""
-    return float(mean_N.std(ddof=1)) / math.sqrt(len(mean_N)) if len(mean_N) > 1 else math.nan
+    if len(mean_N) > 1:
+        return float(mean_N.std(ddof=1)) / math.sqrt(len(mean_N))
+    return math.nan
 
 
 def bootstrap_error(statistic: Callable[[Array], Any], value: Array, axes: tuple[int, ...] = (0,)) -> float:
@@ -168,7 +174,8 @@ def bootstrap_error(statistic: Callable[[Array], Any], value: Array, axes: tuple
         value: values, in which the units lie along each of ``axes``; a resample takes the same ones along all.
         axes: dimensions of size n.
     """
-    size, generator = value.shape[axes[0]], np.random.default_rng(0)
+    size = value.shape[axes[0]]
+    generator = np.random.default_rng(0)
     if size < 2:
         return math.nan
     results = []
@@ -194,7 +201,8 @@ def clustered_standard_error(value_B: Array, document_B: Array, weight_B: Array 
     Returns:
         The standard error; NaN for one document.
     """
-    weight_B = np.ones(len(value_B)) if weight_B is None else weight_B
+    if weight_B is None:
+        weight_B = np.ones(len(value_B))
     share_C = _document_shares(document_B, weight_B)
     if len(share_C) < 2:
         return math.nan
@@ -241,4 +249,6 @@ def select_known(errors: Errors) -> tuple[Array, Array, float]:
 
 def critical_value(square: Array, degrees: Array, p: float) -> float:
     """Return Cochran and Cox's t: the ratio of a mean to its error which is exceeded with probability p."""
-    return -float(np.average(special.stdtrit(degrees, p / 2), weights=square)) if len(square) else 0.0
+    if len(square):
+        return -float(np.average(special.stdtrit(degrees, p / 2), weights=square))
+    return 0.0

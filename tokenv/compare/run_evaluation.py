@@ -210,4 +210,6 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
     except (OSError, ValueError, TypeError):
         return None  # there is none, or it is damaged, without a digest, or another run's or version's
     expected = (VERSION, checkpoint.name, evaluation_request)
-    return stored if (stored.version, stored.checkpoint, stored.evaluation_request) == expected else None
+    if (stored.version, stored.checkpoint, stored.evaluation_request) == expected:
+        return stored
+    return None

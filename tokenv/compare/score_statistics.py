@@ -62,14 +62,19 @@ class Scores:
     @property
     def mean(self) -> float:
         """Mean over columns and seeds."""
-        weight_SB = None if self.weight_B is None else np.broadcast_to(self.weight_B, self.loss_SB.shape)
+        if self.weight_B is None:
+            weight_SB = None
+        else:
+            weight_SB = np.broadcast_to(self.weight_B, self.loss_SB.shape)
         return float(np.average(self.loss_SB, weights=weight_SB))
 
     @property
     def seed_error(self) -> float:
         """Standard error of the mean over seeds; NaN for one seed."""
         seeds = len(self.loss_SB)
-        return float(self.loss_S.std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else math.nan
+        if seeds > 1:
+            return float(self.loss_S.std(ddof=1) / math.sqrt(seeds))
+        return math.nan
 
     @property
     def document_error(self) -> float:
@@ -85,7 +90,10 @@ class Scores:
     def by_document(self) -> Array:
         """Mean loss of each seed on each of the C documents, shape [S, C]."""
         index_B = np.unique(self.document_B, return_inverse=True)[1]
-        weight_B = np.ones(len(index_B)) if self.weight_B is None else self.weight_B
+        if self.weight_B is None:
+            weight_B = np.ones(len(index_B))
+        else:
+            weight_B = self.weight_B
         total_SC = np.stack([np.bincount(index_B, loss_B * weight_B) for loss_B in self.loss_SB])
         result: Array = total_SC / np.bincount(index_B, weight_B)
         return result
@@ -134,7 +142,11 @@ class Difference:
         """
         if self.one_seed or self.p_holm >= 1 - LEVEL:
             return "not separable"
-        return "better" if self.high < 0 else "worse" if self.low > 0 else "not separable"
+        if self.high < 0:
+            return "better"
+        if self.low > 0:
+            return "worse"
+        return "not separable"
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,10 @@ def compare_scores(
             ``seeds`` say; or ``reference`` is no method.
     """
     arrays = {name: np.asarray(values, dtype=float) for name, values in scores.items()}
-    columns = next(iter(arrays.values())).shape[-1] if arrays else 0
+    if arrays:
+        columns = next(iter(arrays.values())).shape[-1]
+    else:
+        columns = 0
     for name, array in arrays.items():
         if array.ndim not in (1, 2) or array.shape[-1] != columns or not array.size:
             raise ValueError(f"scores[{name!r}] has shape {array.shape}: expected [seeds, {columns}] or [{columns}]")
@@ -237,8 +252,14 @@ def compare_scores(
             raise ValueError(f"{name} has {len(values)} values: expected {columns}, one for each column of the scores")
     if reference and reference not in arrays:
         raise ValueError(f"reference = {reference!r}: expected one of {', '.join(arrays)}")
-    document_B = np.arange(columns) if documents is None else np.unique(np.asarray(documents), return_inverse=True)[1]
-    weight_B = None if lengths is None else np.asarray(lengths, dtype=float)
+    if documents is None:
+        document_B = np.arange(columns)
+    else:
+        document_B = np.unique(np.asarray(documents), return_inverse=True)[1]
+    if lengths is None:
+        weight_B = None
+    else:
+        weight_B = np.asarray(lengths, dtype=float)
     methods: dict[str, Scores] = {}
     baselines: dict[str, Scores] = {}
     for name, array in arrays.items():
@@ -265,7 +286,9 @@ def compare_scores(
 
 
 def _estimate_mean(scores: Scores, has_seeds: bool) -> Estimate:
-    mean, seed_error, document_error = scores.mean, scores.seed_error, scores.document_error
+    mean = scores.mean
+    seed_error = scores.seed_error
+    document_error = scores.document_error
     errors = [(seed_error, len(scores.seeds) - 1.0), (document_error, scores.document_degrees)]
     return Estimate(len(scores.seeds) * has_seeds, mean, seed_error, document_error, *student_interval(mean, errors))
 
@@ -281,7 +304,11 @@ def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame
     Columns: ``difference``, ``seed_error``, ``document_error``, ``low``, ``high``, ``p``, ``p_holm``, ``verdict``.
     """
     rows = [{**asdict(each), "difference": each.mean, "verdict": each.verdict} for each in differences.values()]
-    first, second = zip(*differences, strict=True) if differences else ((), ())
+    if differences:
+        first, second = zip(*differences, strict=True)
+    else:
+        first = ()
+        second = ()
     index = pd.MultiIndex.from_arrays([list(first), list(second)], names=["first", "second"])
     return pd.DataFrame(rows, index=index, columns=COLUMNS)
 
@@ -310,15 +337,20 @@ def estimate_difference(first: Scores, second: Scores) -> Difference:
     assert np.array_equal(first.document_B, second.document_B)
     common = [seed for seed in first.seeds if seed in second.seeds]
     if len(common) > 1 or (common and min(len(first.seeds), len(second.seeds)) == 1):
-        first, second = first.select(common), second.select(common)
-        seed_error, degrees = replace(first, loss_SB=first.loss_SB - second.loss_SB).seed_error, len(common) - 1.0
+        first = first.select(common)
+        second = second.select(common)
+        seed_error = replace(first, loss_SB=first.loss_SB - second.loss_SB).seed_error
+        degrees = len(common) - 1.0
     else:
         seed_error, degrees = _welch(first, second)
     # The documents' error is that of the difference of the means over seeds, which need not be paired.
     gap = replace(first, loss_SB=(first.loss_SB.mean(0) - second.loss_SB.mean(0))[None], seeds=(0,))
     errors = [(seed_error, degrees), (gap.document_error, gap.document_degrees)]
     low, high = student_interval(gap.mean, errors)
-    p = math.nan if math.isnan(seed_error) else _p_value(gap.mean, errors)
+    if math.isnan(seed_error):
+        p = math.nan
+    else:
+        p = _p_value(gap.mean, errors)
     return Difference(gap.mean, gap.document_error, seed_error, low, high, p)
 
 
@@ -354,7 +386,8 @@ def adjust_p_values(p: Sequence[float]) -> list[float]:
     Args:
         p: p-values of all hypotheses.
     """
-    adjusted, largest = [0.0] * len(p), 0.0
+    adjusted = [0.0] * len(p)
+    largest = 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
         adjusted[index] = largest
@@ -370,14 +403,21 @@ def apply_holm(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
 
 def describe_difference(first: str, second: str, difference: Difference, unit: str) -> str:
     """Describe a difference in one sentence, the unit being such as ``bits per byte``."""
-    size, ends, form = difference.mean, [difference.low, difference.high], "+.4f"
+    size = difference.mean
+    ends = [difference.low, difference.high]
+    form = "+.4f"
     if difference.one_seed:
         reason = "one seed decides nothing, for another may say otherwise"
         return f"{first} and {second} are not separable: {size:{form}} {unit}, but {reason}."
     beginning = f"{first} and {second} are not separable:"
     if difference.verdict != "not separable":
-        size, ends, form = abs(size), sorted(map(abs, ends)), ".4f"
+        size = abs(size)
+        ends = sorted(map(abs, ends))
+        form = ".4f"
         beginning = f"{first} is {difference.verdict} than {second} by"
-    holm = "" if math.isnan(difference.p_holm) else f", after Holm's correction {difference.p_holm:.2g}"
+    if math.isnan(difference.p_holm):
+        holm = ""
+    else:
+        holm = f", after Holm's correction {difference.p_holm:.2g}"
     interval = f"95% interval {ends[0]:{form}} to {ends[1]:{form}}"
     return f"{beginning} {size:{form}} {unit} ({interval}, p = {difference.p:.2g}{holm})."

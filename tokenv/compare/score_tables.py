@@ -61,7 +61,8 @@ def tabulate_rates(evaluations: Mapping[str, Mapping[int, RunEvaluation]], refer
             runs = groups[way, asked].values()
             loss_SB = np.array([run.loss for run in runs])
             own = Scores(loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(groups[way, asked]))
-            drawn, flops = float(np.mean([run.rate for run in runs])), float(np.mean([run.flops for run in runs]))
+            drawn = float(np.mean([run.rate for run in runs]))
+            flops = float(np.mean([run.flops for run in runs]))
             row = {"method": method, "way": PRECEDENCE[way], "asked": asked or drawn, "drawn": drawn, "flops": flops}
             row |= {"seeds": len(runs), "loss": own.mean, "seed_error": own.seed_error}
             row |= {"document_error": own.document_error, "lowest": own.loss_S.min(), "highest": own.loss_S.max()}
@@ -130,7 +131,9 @@ def compare_forecasts(
         methods[name] = {seed: run.forecast for seed, run in runs.items() if run.forecast is not None}
         if len(methods[name]) < len(runs):
             return None
-    every = [(f"{name}, seed {seed}", each) for name, runs in methods.items() for seed, each in runs.items()]
+    every = []
+    for name, of_method in methods.items():
+        every += [(f"{name}, seed {seed}", each) for seed, each in of_method.items()]
     first_label, first = every[0]
     for label, each in every:
         if (each.horizon, each.cluster) != (first.horizon, first.cluster):
@@ -141,7 +144,9 @@ def compare_forecasts(
             )
     tables: dict[str, ScoreTable] = {}
     for score in (*SCORES, "inside"):
-        scores: dict[str, Any] = {name: [each.error[score] for each in of.values()] for name, of in methods.items()}
+        scores: dict[str, Any] = {}
+        for name, of_method in methods.items():
+            scores[name] = [each.error[score] for each in of_method.values()]
         if score != "inside":
             scores |= {name: error["mae" if score == "crps" else score] for name, error in first.peers.items()}
         seeds = {name: list(of) for name, of in methods.items()}
@@ -149,13 +154,17 @@ def compare_forecasts(
     mse = tables["mse"].methods["mean"].sort_values(kind="stable")
     table = pd.DataFrame({"forecaster": mse.index, "is_method": mse.index.isin(list(methods))}, index=mse.index)
     table["seeds"] = [len(methods.get(name, ())) for name in mse.index]
-    table["horizon"], table["windows"] = first.horizon, len(first.cluster)
+    table["horizon"] = first.horizon
+    table["windows"] = len(first.cluster)
     for score, compared in tables.items():
         columns = {"mean": score, "seed_error": f"{score}_seed_error", "document_error": f"{score}_window_error"}
         own = compared.methods[list(columns)].rename(columns=columns).astype(object)
         table = table.join(own.reindex(mse.index, fill_value=""))
     for peer in mse.index[~table.is_method]:
-        table[f"skill against {peer}"] = 1 - mse / mse[peer] if mse[peer] > 0 else math.nan
+        if mse[peer] > 0:
+            table[f"skill against {peer}"] = 1 - mse / mse[peer]
+        else:
+            table[f"skill against {peer}"] = math.nan
     return ForecastComparison(
         horizon=first.horizon,
         windows=len(first.cluster),

@@ -69,7 +69,10 @@ class StoredRun:
         """Whether a process works on the run; where it cannot be seen from here, its last heartbeat decides."""
         if self.status != "RUNNING":
             return False
-        pids = None if self.process is None else processes.alive_pids(self.process)
+        if self.process is None:
+            pids = None
+        else:
+            pids = processes.alive_pids(self.process)
         if pids is not None:
             return bool(pids)
         silence = file_system_time(self.folder.parent) - self.last_heartbeat
@@ -79,7 +82,8 @@ class StoredRun:
 def read_run(folder: Path) -> StoredRun | None:
     """Return a stored training run; None where the folder holds something else, or what this version cannot read."""
     try:
-        run, config = (folder / "run.json").stat(), (folder / "config.json").stat()
+        run = (folder / "run.json").stat()
+        config = (folder / "config.json").stat()
         return _read_unchanged(folder, run.st_mtime, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
@@ -106,7 +110,10 @@ def finished_run(folder: Path) -> StoredRun:
     """
     stored = read_run(folder)
     if stored is None or not stored.finished:
-        problem = "there is no training run" if stored is None else f"the run's status is {stored.status}"
+        if stored is None:
+            problem = "there is no training run"
+        else:
+            problem = f"the run's status is {stored.status}"
         raise UserError(f"runs: {folder}: {problem}; expected the folder of a finished one, such as runs/1")
     trust.check(stored.config.as_dict(), folder)
     if problem := find_contradiction(stored):
@@ -128,7 +135,8 @@ def find_contradiction(run: StoredRun) -> str:
     checkpoint = complete[-1]
     state = checkpoints.load_state(checkpoint)
     own: Config = from_dict(Config, state["config"])
-    there, here = flatten(own.as_dict()), flatten(run.config.as_dict())
+    there = flatten(own.as_dict())
+    here = flatten(run.config.as_dict())
     for key in {**here, **there}:
         values = here.get(key), there.get(key)
         if key.partition(".")[0] in IDENTITY and len({json.dumps(value, default=str) for value in values}) > 1:

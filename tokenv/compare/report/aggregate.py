@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -65,7 +66,9 @@ def sort_methods(comparison: Comparison) -> list[ComparedMethod]:
 
 def join_names(names: Sequence[str]) -> str:
     """Return names as an enumeration in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def describe_target_rates(comparison: Comparison) -> str:
@@ -76,13 +79,14 @@ def describe_target_rates(comparison: Comparison) -> str:
 def describe_result(comparison: Comparison) -> list[str]:
     """Return two or three sentences: which method is best, and how certain that is."""
     best, *others = sort_methods(comparison)
-    value, unit = format_number(best.loss), comparison.unit_in_words
+    value = format_number(best.loss)
+    unit = comparison.unit_in_words
     if math.isfinite(best.seed_error):
         value = f"{format_with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
         return [f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."]
     ratio = _describe_flops_ratio(comparison, best.name)
-    sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}{ratio}.", *_describe_compute(comparison)]
+    sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}{ratio}."]
     pairs = comparison.both_ways
     known = [(escape_line(m.name), pairs[m.name, best.name]) for m in others if (m.name, best.name) in pairs]
     tied = [f"{name} ({format_number(d.mean, '+.4f')})" for name, d in known if d.verdict == "not separable"]
@@ -90,14 +94,21 @@ def describe_result(comparison: Comparison) -> list[str]:
     if tied:
         sentences.append(f"Not separable from it at 95%: {join_names(tied)}.")
     if worse:
-        names = join_names([name for name, _ in worse]) if len(worse) <= _MAX_NAMES else f"{len(worse)} others"
+        if len(worse) <= _MAX_NAMES:
+            names = join_names([name for name, _ in worse])
+        else:
+            names = f"{len(worse)} others"
         least = format_number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
         sentences.append(f"At 95%{_describe_correction(comparison)} it is better than {names} (difference: {least}).")
     sentences += _describe_tests(comparison)
+    sentences += _describe_compute(comparison)
     if not tied and not worse:
         sentences.append("It was not compared with the others, so the certainty of this is unknown.")
     if ahead := find_look_ahead(comparison):
-        verb = "reads" if len(ahead) == 1 else "read"
+        if len(ahead) == 1:
+            verb = "reads"
+        else:
+            verb = "read"
         sentences.append(f"{join_names(ahead)} {verb} ahead: such {comparison.unit_in_words} are not a causal model's.")
     if any(len(method.runs) == 1 for method in comparison.methods):
         sentences.append(
@@ -125,7 +136,8 @@ def find_losses_at_equal_flops(comparison: Comparison) -> LossesAtFlops | None:
     """
     if comparison.equal_flops:
         return None
-    unit, flops = comparison.unit, float(comparison.runs.flops.min())
+    unit = comparison.unit
+    flops = float(comparison.runs.flops.min())
     for metric in (f"calibrated/{unit}", f"validation/{unit}", f"train/{unit}"):
         losses = {}
         for method in comparison.methods:
@@ -195,8 +207,13 @@ def find_look_ahead(comparison: Comparison) -> list[str]:
 def find_reference(comparison: Comparison) -> str:
     """Return the method whose pairs alone Holm's correction counts; empty if it counts all."""
     counted = [set(pair) for pair, each in comparison.differences.items() if math.isfinite(each.p_holm)]
-    common = set.intersection(*counted) if 1 < len(counted) < len(comparison.differences) else set()
-    return common.pop() if len(common) == 1 else ""
+    if 1 < len(counted) < len(comparison.differences):
+        common = set.intersection(*counted)
+    else:
+        common = set()
+    if len(common) == 1:
+        return common.pop()
+    return ""
 
 
 def _describe_tests(comparison: Comparison) -> list[str]:
@@ -223,7 +240,8 @@ def rank_by_seed(comparison: Comparison) -> pd.DataFrame:
 
 
 def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    x, y = np.asarray(curve[0], dtype=float), np.asarray(curve[1], dtype=float)
+    x = np.asarray(curve[0], dtype=float)
+    y = np.asarray(curve[1], dtype=float)
     known = drawable(x, y)
     return x[known], y[known]
 
@@ -231,7 +249,9 @@ def _clean(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 def _smooth(curve: Curve) -> Curve:
     """Return the running mean of a curve; a short curve as it is."""
     span = len(curve[1]) // _SMOOTHING
-    return curve if span < 2 else (curve[0], running_mean(np.asarray(curve[1], dtype=float), span).tolist())
+    if span < 2:
+        return curve
+    return (curve[0], running_mean(np.asarray(curve[1], dtype=float), span).tolist())
 
 
 def interpolate_flops(positions: Sequence[float] | np.ndarray, flops: Curve) -> np.ndarray:
@@ -262,7 +282,8 @@ def average_curves(curves: Sequence[Curve]) -> Band | None:
     cleaned = [(x, y) for x, y in map(_clean, curves) if len(x)]
     if not cleaned:
         return None
-    start, end = max(x[0] for x, _ in cleaned), min(x[-1] for x, _ in cleaned)
+    start = max(x[0] for x, _ in cleaned)
+    end = min(x[-1] for x, _ in cleaned)
     grid = cleaned[0][0]
     grid = grid[(grid >= start) & (grid <= end)]
     if not len(grid):
@@ -287,14 +308,19 @@ def compute_band(method: ComparedMethod, metric: str, by_flops: bool = False) ->
         return band
     spent = [run.history.get("train/flops", ((), ())) for run in method.runs]
     flops = [interpolate_flops(band.x, curve) for curve in spent if len(_clean(curve)[0])]
-    return band._replace(x=np.mean(flops, axis=0)) if flops else None
+    if flops:
+        return band._replace(x=np.mean(flops, axis=0))
+    return None
 
 
 def choose_loss_metric(comparison: Comparison) -> str:
     """Return the loss to draw: the validation's, unless more methods have a curve of the training's."""
 
+    def has_curve(method: ComparedMethod, metric: str) -> bool:
+        return any(len(run.history.get(metric, ((),))[0]) > 1 for run in method.runs)
+
     def count_methods(metric: str) -> int:
-        return sum(any(len(run.history.get(metric, ((),))[0]) > 1 for run in m.runs) for m in comparison.methods)
+        return sum(has_curve(method, metric) for method in comparison.methods)
 
     return max(f"validation/{comparison.unit}", f"train/{comparison.unit}", key=count_methods)
 
@@ -306,21 +332,26 @@ def compute_length_shares(comparison: Comparison, method: str) -> np.ndarray:
     """
     runs = comparison.runs
     shares = runs[runs.method == method].filter(regex=r"^length \d+$").dropna(how="all")
-    return shares.fillna(0.0).to_numpy().mean(0) if shares.size else np.zeros(0)
+    if shares.size:
+        return shares.fillna(0.0).to_numpy().mean(0)
+    return np.zeros(0)
 
 
 def compute_test_error(comparison: Comparison, method: str) -> float:
     """Return the standard error over seeds of the loss on the test split; NaN if fewer than two are known."""
     losses = comparison.runs.loss_test[comparison.runs.method == method].dropna()
-    return float(np.std(losses, ddof=1)) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
+    if len(losses) > 1:
+        return float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
+    return math.nan
 
 
 def list_passages(method: ComparedMethod) -> list[list[Character]]:
     """Return the passages with the boundaries of the method's first seed."""
-    return [
-        characters(passage.text.encode("latin-1"), passage.boundary_prob, [bool(action) for action in passage.action])
-        for passage in method.runs[0].evaluation.passages
-    ]
+    passages = []
+    for passage in method.runs[0].evaluation.passages:
+        boundary = list(map(bool, passage.action))
+        passages.append(characters(passage.text.encode("latin-1"), passage.boundary_prob, boundary))
+    return passages
 
 
 def compute_colour_scale(comparison: Comparison) -> tuple[float, float]:
@@ -330,8 +361,12 @@ def compute_colour_scale(comparison: Comparison) -> tuple[float, float]:
         1st and 99th percentile of the probabilities other than 0 and 1; all of [0, 1] if there are none or if they
         are alike.
     """
-    texts = [text for method in comparison.methods for text in list_passages(method)]
-    return colour_ends([c.probability for text in texts for c in text if 0 < c.probability < 1])
+    uncertain = []
+    for method in comparison.methods:
+        for character in itertools.chain.from_iterable(list_passages(method)):
+            if 0 < character.probability < 1:
+                uncertain.append(character.probability)
+    return colour_ends(uncertain)
 
 
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
@@ -374,7 +409,8 @@ def draw_lines(
         curves: method to its band; at least one.
         finish: function which sets the axes' labels, limits and formats.
     """
-    names, styles = [short(method) for method in curves], assign_styles(comparison)
+    names = [short(method) for method in curves]
+    styles = assign_styles(comparison)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

@@ -11,20 +11,19 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
+from tokenv.compare.comparison import ComparedMethod, Comparison, finite_mean
 from tokenv.compare.report import report_tables
 from tokenv.compare.report.aggregate import (
     assign_styles,
     compute_colour_scale,
     describe_result,
     describe_target_rates,
-    format_number,
-    format_with_error,
     list_passages,
     rank_by_seed,
     sort_methods,
 )
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
+from tokenv.compare.report.table import Column, Table
 from tokenv.compare.score_statistics import add_reversed_pairs, describe_difference
 from tokenv.core.atomic import write_atomically
 from tokenv.plotting.characters import escape, escape_line
@@ -55,7 +54,9 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         words: names of symbols, tokens and so on.
         unit: unit of the losses, as metrics are named.
     """
-    data, documents, losses = words.data, f"{words.document}s", in_words(unit).capitalize()
+    data = words.data
+    documents = f"{words.document}s"
+    losses = in_words(unit).capitalize()
     return [
         f"{losses} are of held-out {data}, with boundaries drawn as in training. ± is always the standard error over "
         f"seeds: how much another seed may change a figure. The error over {documents}, how much other held-out {data} "
@@ -94,12 +95,14 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     styles = assign_styles(comparison)
     scale = compute_colour_scale(comparison)
     passages = {method.name: list_passages(method) for method in comparison.methods}
-    agreement = [f"{reference} {score}" for reference in comparison.references for score in AGREEMENT]
+    settings = {method.name: describe_settings(method) for method in comparison.methods}
 
     def colour_passage(index: int) -> list[tuple[Any, ...]]:
         def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
             texts = passages[method.name]
-            return coloured(texts[index], scale) if index < len(texts) else []
+            if index < len(texts):
+                return coloured(texts[index], scale)
+            return []
 
         return _rows(comparison, show)
 
@@ -112,11 +115,9 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         looks=list(styles.values()),
         unit=escape(comparison.unit_in_words),
         words=comparison.words,
-        methods=_rows(
-            comparison, lambda method: (describe_settings(method), report_tables.method_cells(comparison, method))
-        ),
-        robust=_rows(comparison, lambda method: report_tables.robust_cells(comparison, method)),
-        options=_rows(comparison, lambda method: report_tables.option_cells(comparison, method)),
+        methods=_render_table(comparison, report_tables.methods_table(comparison), settings),
+        robust=_render_table(comparison, report_tables.robust_table(comparison)),
+        options=_render_table(comparison, report_tables.options_table(comparison)),
         given_up=[escape(sentence) for sentence in comparison.given_up],
         targets=describe_target_rates(comparison),
         matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
@@ -133,11 +134,8 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         pictures={name: embed(picture) for name, picture in pictures.items()},
         windows=[name for name in pictures if name.startswith("window-")],
         references=[escape(name) for name in comparison.references],
-        agreements=_rows(
-            comparison,
-            lambda method: [format_number(comparison.mean(method.name, column), ".3f") for column in agreement],
-        ),
-        boundaries=_rows(comparison, lambda method: report_tables.boundary_cells(comparison, method)),
+        agreements=_render_table(comparison, report_tables.agreements_table(comparison)),
+        boundaries=_render_table(comparison, report_tables.boundaries_table(comparison)),
         passages=[(f"held-out passage {i + 1}", colour_passage(i)) for i in range(max(map(len, passages.values())))],
         notes=write_notes(comparison.words, comparison.unit),
         **legend(scale),
@@ -149,19 +147,33 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
     forecasts = comparison.forecasts
     if forecasts is None:
         return None
-    table, pairs = forecasts.table, add_reversed_pairs(forecasts.differences["mse"])
+    table = forecasts.table
+    pairs = add_reversed_pairs(forecasts.differences["mse"])
 
     def compare(row: str, other: str) -> report_tables.Cell | None:
-        return None if row == other else report_tables.difference_cell(row, other, pairs[row, other], "MSE")
+        if row == other:
+            return None
+        return report_tables.difference_cell(row, other, pairs[row, other], "MSE")
 
     methods = table.forecaster[table.is_method]
+    forecasts_table = report_tables.forecasts_table(forecasts)
+    matrix = []
+    for row in methods:
+        matrix.append((escape_line(row), [compare(row, other) for other in table.forecaster]))
     return {
-        "title": report_tables.forecast_title(forecasts),
+        "title": escape(forecasts_table.title),
         "conclusion": [escape(line) for line in report_tables.describe_forecasts(forecasts)],
-        "rows": _number_rows(comparison, report_tables.forecast_rows(forecasts)),
+        "table": _render_table(comparison, forecasts_table),
         "names": [escape_line(name) for name in table.forecaster],
-        "matrix": [(escape_line(row), [compare(row, other) for other in table.forecaster]) for row in methods],
+        "matrix": matrix,
     }
+
+
+def _render_table(comparison: Comparison, table: Table, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what the page shows of a table; beside the names of methods their settings, if they are given."""
+    known = settings or {}
+    rows = [(name, cells, known.get(name, "")) for name, cells in table.cells()]
+    return {"first": table.first, "headers": table.headers(), "rows": _number_rows(comparison, rows)}
 
 
 def _rows(comparison: Comparison, show: Callable[[ComparedMethod], T]) -> list[tuple[Any, ...]]:
@@ -210,28 +222,53 @@ def embed(picture: Picture) -> dict[str, str]:
     return {"caption": picture.caption, "light": light, "dark": dark}
 
 
-def tabulate_summary(comparisons: Mapping[str, Comparison], reference: str) -> pd.DataFrame:
-    """Return one row for every method in every protocol.
+def summary_columns(comparison: Comparison) -> list[Column]:
+    """Return what the summary shows and writes of a protocol's methods."""
+    columns = [
+        Column("seeds", file="seeds"),
+        Column("loss", f"{comparison.unit_in_words} ± seeds", error="seed_error", file="loss"),
+        Column("seed_error", file="seed_error"),
+        Column("rank", "rank", ".1f", file="rank"),
+    ]
+    f1_header = ""
+    if find_true_boundaries(comparison) is not None:
+        f1_header = "F1"
+    columns += [Column(key, file=key) for key in ("area", "boundary_rate", "loss_raw", "boundary_rate_raw")]
+    columns += [
+        Column("f1", f1_header, ".2f", file="f1"),
+        Column("flops", "FLOPs", ".2e", file="flops"),
+        Column("seconds", "seconds", ",.0f", file="seconds"),
+    ]
+    return columns + [Column(key, file=key) for key in ("difference", "low", "high", "p", "p_holm", "verdict")]
 
-    Columns: ``protocol``, ``method``, ``seeds``, ``loss``, ``seed_error``, ``rank`` (mean over seeds of its rank among
-    the methods), ``METRICS``, ``f1`` with the true boundaries, and the difference from the reference: ``difference``,
-    ``low``, ``high``, ``p``, ``p_holm``, ``verdict``. Unknown values are NaN or empty.
+
+def summary_table(comparison: Comparison, reference: str) -> Table:
+    """Return a protocol's part of the summary: its methods with their mean ranks over seeds.
+
+    The columns of a difference from the reference are empty where there is none; unknown values are NaN.
+
+    Args:
+        comparison: comparison of the protocol.
+        reference: method against which the others are tested; empty for none in particular.
     """
+    ranks = rank_by_seed(comparison)
+    truth = find_true_boundaries(comparison)
     rows = []
-    for protocol, comparison in comparisons.items():
-        ranks, pairs, truth = rank_by_seed(comparison), comparison.both_ways, find_true_boundaries(comparison)
-        for method in comparison.methods:
-            f1 = comparison.mean(method.name, f"{truth} f1")
-            row: dict[str, Any] = {"protocol": protocol, "method": method.name, "seeds": len(method.runs)}
-            row |= {"loss": method.loss, "seed_error": method.seed_error, "rank": finite_mean(ranks.loc[method.name])}
-            row |= {name: comparison.mean(method.name, name) for name in METRICS}
-            row |= {"f1": "" if math.isnan(f1) else f1}
-            row |= dict.fromkeys(("difference", "low", "high", "p", "p_holm", "verdict"), "")
-            if each := pairs.get((method.name, reference)):
-                row |= {"difference": each.mean, "low": each.low, "high": each.high, "p": each.p, "p_holm": each.p_holm}
-                row |= {"verdict": "" if math.isnan(each.p_holm) else each.verdict}
-            rows.append(row)
-    return pd.DataFrame(rows)
+    for method in comparison.methods:
+        row: dict[str, Any] = {"seeds": len(method.runs), "loss": method.loss, "seed_error": method.seed_error}
+        row["rank"] = finite_mean(ranks.loc[method.name])
+        row |= {name: comparison.mean(method.name, name) for name in METRICS}
+        row["f1"] = comparison.mean(method.name, f"{truth} f1")
+        row |= dict.fromkeys(("difference", "low", "high", "p", "p_holm", "verdict"), "")
+        difference = comparison.both_ways.get((method.name, reference))
+        if difference is not None:
+            row |= {"difference": difference.mean, "low": difference.low, "high": difference.high}
+            row |= {"p": difference.p, "p_holm": difference.p_holm}
+            if math.isfinite(difference.p_holm):
+                row["verdict"] = difference.verdict
+        rows.append(row)
+    frame = pd.DataFrame(rows, index=[method.name for method in comparison.methods])
+    return Table("", "method", frame, summary_columns(comparison))
 
 
 def find_true_boundaries(comparison: Comparison) -> str | None:
@@ -239,26 +276,33 @@ def find_true_boundaries(comparison: Comparison) -> str | None:
     return next((name for name in TRUE_BOUNDARIES if name in comparison.references), None)
 
 
-def _order_methods(table: pd.DataFrame) -> list[str]:
+def _order_methods(tables: Mapping[str, Table]) -> list[str]:
     """Return the methods by their mean rank, as a share of the methods of a protocol; those of more protocols first."""
-    share = table["rank"] / table.groupby("protocol")["rank"].transform("size")
-    shares = {name: list(share[table.method == name]) for name in dict.fromkeys(table.method)}
+    shares: dict[str, list[float]] = {}
+    for table in tables.values():
+        for name, rank in table.frame["rank"].items():
+            shares.setdefault(str(name), []).append(rank / len(table.frame))
     return sorted(shares, key=lambda name: (-len(shares[name]), finite_mean(shares[name])))
 
 
-def _forecasts_by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[tuple[str, str] | None]]]:
-    """Return MSE and MAE of every forecaster in every protocol, lowest mean MSE first; None where it has none."""
-    every = [
-        {row["forecaster"]: row for row in each.forecasts.table.to_dict("records")} if each.forecasts else {}
-        for each in comparisons.values()
-    ]
-    names = dict.fromkeys(name for rows in every for name in rows)
-    order = sorted(names, key=lambda name: finite_mean(rows[name]["mse"] for rows in every if name in rows))
-
-    def show(row: Mapping[str, Any] | None) -> tuple[str, str] | None:
-        return None if row is None else (report_tables.format_score(row, "mse"), report_tables.format_score(row, "mae"))
-
-    return [(escape_line(name), [show(rows.get(name)) for rows in every]) for name in order]
+def _forecasts_by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[list[str]]]]:
+    """Return MSE and MAE of every forecaster in every protocol, lowest mean MSE first; no cells where it has none."""
+    every: list[dict[str, list[str]]] = []
+    errors: dict[str, list[float]] = {}
+    for comparison in comparisons.values():
+        cells: dict[str, list[str]] = {}
+        if comparison.forecasts is not None:
+            table = report_tables.forecasts_table(comparison.forecasts)
+            shown = [column for column in table.columns if column.key in ("mse", "mae")]
+            for name, row in table.rows():
+                cells[name] = [column.show(row) for column in shown]
+                errors.setdefault(name, []).append(row["mse"])
+        every.append(cells)
+    order = sorted(errors, key=lambda name: finite_mean(errors[name]))
+    rows = []
+    for name in order:
+        rows.append((escape_line(name), [cells.get(name, []) for cells in every]))
+    return rows
 
 
 def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str], reference: str) -> str:
@@ -272,51 +316,55 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
     Returns:
         One HTML document, to be written as UTF-8.
     """
-    pictures = {name: draw_ranks(comparison) for name, comparison in comparisons.items()}
-    table = tabulate_summary(comparisons, reference)
-    known = {(row["protocol"], row["method"]): row for row in table.to_dict("records")}
-    return render(
-        "compare/report/summary.html.jinja",
-        title=f"{len(comparisons)} protocols",
-        reference=escape_line(reference),
-        protocols=[
+    tables = {name: summary_table(comparison, reference) for name, comparison in comparisons.items()}
+    rows = []
+    for method in _order_methods(tables):
+        cells = [_summary_cells(tables[name], method, comparisons[name], reference) for name in comparisons]
+        rows.append((escape_line(method), cells))
+    protocols = []
+    for name, comparison in comparisons.items():
+        picture = draw_ranks(comparison)
+        headers = tables[name].headers()
+        pictures = []
+        if picture is not None:
+            pictures.append(embed(picture))
+        protocols.append(
             {
                 "name": escape_line(name),
                 "page": pages[name],
-                "unit": escape(comparison.unit_in_words),
+                "headers": headers,
                 "facts": _escape_items(comparison.facts),
                 "conclusion": [escape(line) for line in describe_result(comparison)],
                 "failed": _escape_items(comparison.failed),
                 "truth": find_true_boundaries(comparison),
-                "pictures": [embed(picture) for picture in (pictures[name],) if picture],
+                "pictures": pictures,
             }
-            for name, comparison in comparisons.items()
-        ],
-        rows=[
-            (
-                escape_line(method),
-                [_cells(known.get((name, method)), each, reference) for name, each in comparisons.items()],
-            )
-            for method in _order_methods(table)
-        ],
+        )
+    return render(
+        "compare/report/summary.html.jinja",
+        title=f"{len(comparisons)} protocols",
+        reference=escape_line(reference),
+        protocols=protocols,
+        rows=rows,
         forecasts=_forecasts_by_protocol(comparisons),
     )
 
 
-def _cells(row: Mapping[str, Any] | None, comparison: Comparison, reference: str) -> dict[str, Any] | None:
-    if row is None:
+def _summary_cells(table: Table, name: str, comparison: Comparison, reference: str) -> dict[str, Any] | None:
+    """Return the cells of a method in a protocol, with its verdict, settings and test; None if it is not in it."""
+    if name not in table.frame.index:
         return None
-    name = row["method"]
+    row = table.frame.loc[name]
+    tip = ""
     difference = comparison.both_ways.get((name, reference))
+    if difference is not None:
+        tip = escape(describe_difference(name, reference, difference, comparison.unit_in_words))
+    (method,) = [method for method in comparison.methods if method.name == name]
     return {
-        "loss": format_with_error(row["loss"], row["seed_error"]),
-        "rank": format_number(row["rank"], ".1f"),
-        "truth": "" if row["f1"] == "" else format_number(row["f1"], ".2f"),
-        "flops": format_number(row["flops"], ".2e"),
-        "seconds": format_number(row["seconds"], ",.0f"),
+        "cells": [escape(column.show(row)) for column in table.shown()],
         "verdict": row["verdict"].replace(" ", "-"),
-        "settings": next(describe_settings(method) for method in comparison.methods if method.name == name),
-        "tip": escape(describe_difference(name, reference, difference, comparison.unit_in_words)) if difference else "",
+        "settings": describe_settings(method),
+        "tip": tip,
     }
 
 
@@ -335,7 +383,8 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, reference
     if len(comparisons) == 1:
         return write_report(next(iter(comparisons.values())), folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written, pages = [], {}
+    written = []
+    pages = {}
     for number, (name, comparison) in enumerate(comparisons.items(), 1):
         prefix = f"{number}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
         for path in write_report(comparison, folder / prefix):
@@ -344,13 +393,21 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, reference
         pages[name] = f"{prefix}-report.html"
     page = folder / "report.html"
     write_atomically(page, summary_page(comparisons, pages, reference))
-    summary = report_tables.write_frame(folder / "summary.csv", tabulate_summary(comparisons, reference))
-    forecasts = {name: each.forecasts.table for name, each in comparisons.items() if each.forecasts is not None}
+    tables = {name: summary_table(comparison, reference).for_file() for name, comparison in comparisons.items()}
+    summary = _write_protocols(folder / "summary.csv", tables)
+    forecasts = {}
+    for name, comparison in comparisons.items():
+        if comparison.forecasts is not None:
+            forecasts[name] = report_tables.forecasts_table(comparison.forecasts).for_file()
     if forecasts:
-        frame = pd.concat(forecasts, names=["protocol"]).reset_index(level=0)
-        kept = [column for column in frame if not column.startswith("skill against ")]
-        written.insert(0, report_tables.write_frame(folder / "forecasts.csv", frame[kept]))
+        written.insert(0, _write_protocols(folder / "forecasts.csv", forecasts))
     return [page, summary, *written]
+
+
+def _write_protocols(path: Path, frames: Mapping[str, pd.DataFrame]) -> Path:
+    """Write the frames of protocols below one another, with the columns which all have."""
+    frame = pd.concat(frames, names=["protocol"], join="inner").reset_index(level=0)
+    return report_tables.write_frame(path, frame)
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:

@@ -41,7 +41,8 @@ from tokenv.plotting.theme import BLUE, GREY, ORANGE
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
-_ROW, _REST = 1.15, 0.9  # inches of a method in a window's picture, and of axis and legend
+_ROW = 1.15
+_REST = 0.9  # inches of a method in a window's picture, and of axis and legend
 _FAR = 1.5  # forecasts with more than this times the highest MSE of a method are beyond the axis
 _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # larger shares of tokens of one length would flatten all other methods' lines
@@ -49,8 +50,10 @@ _SPIKE = 0.5  # larger shares of tokens of one length would flatten all other me
 
 def _draw_losses(comparison: Comparison) -> Picture | None:
     """Draw the loss of every method and seed."""
-    methods, styles = sort_methods(comparison), assign_styles(comparison)
-    unit, documents = comparison.unit_in_words, f"{comparison.words.document}s"
+    methods = sort_methods(comparison)
+    styles = assign_styles(comparison)
+    unit = comparison.unit_in_words
+    documents = f"{comparison.words.document}s"
     if not any(math.isfinite(method.loss) for method in methods):
         return None
 
@@ -86,7 +89,8 @@ def _draw_losses(comparison: Comparison) -> Picture | None:
 
 def _draw_differences(comparison: Comparison) -> Picture | None:
     """Draw every method's difference from the best, with 95% intervals."""
-    methods, pairs = sort_methods(comparison), comparison.both_ways
+    methods = sort_methods(comparison)
+    pairs = comparison.both_ways
     best = methods[0]
     differences = [pairs.get((method.name, best.name)) for method in methods]
     if not any(difference and math.isfinite(difference.mean) for difference in differences):
@@ -98,15 +102,15 @@ def _draw_differences(comparison: Comparison) -> Picture | None:
         axes.plot(0, 0, "D", color=mpl.rcParams["text.color"], ms=5)
         for row, difference in enumerate(differences):
             if difference:
-                colour, interval = VERDICTS[difference.verdict], (difference.low, difference.high)
+                colour = VERDICTS[difference.verdict]
+                interval = (difference.low, difference.high)
                 if all(map(math.isfinite, interval)):
                     axes.plot(interval, (row, row), color=colour, lw=2, marker="|", ms=7)
                 axes.plot(difference.mean, row, "o", color=colour, ms=5)
         label_rows(axes, [method.name for method in methods])
         axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
-        names = [
-            name for name in VERDICTS if any(difference and difference.verdict == name for difference in differences)
-        ]
+        drawn = {difference.verdict for difference in differences if difference}
+        names = [name for name in VERDICTS if name in drawn]
         handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
         legend_below(figure, handles, names)
 
@@ -124,7 +128,8 @@ def draw_ranks(comparison: Comparison) -> Picture | None:
     Returns:
         None with fewer than three methods or two seeds in common.
     """
-    ranks, styles = rank_by_seed(comparison), assign_styles(comparison)
+    ranks = rank_by_seed(comparison)
+    styles = assign_styles(comparison)
     if len(ranks) < 3 or len(ranks.columns) < 2:
         return None
     mean = ranks.mean(axis=1).sort_values(kind="stable")
@@ -133,7 +138,8 @@ def draw_ranks(comparison: Comparison) -> Picture | None:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for row, name in enumerate(mean.index):
-            style, rank_S = styles[name], list(ranks.loc[name])
+            style = styles[name]
+            rank_S = list(ranks.loc[name])
             axes.plot(rank_S, [row] * len(rank_S), "o", color=style.colour, mfc="none", ms=3.5, mew=1)
             axes.plot(mean[name], row, style.marker, color=style.colour, ms=7)
         for number, (first, last) in enumerate(bars):
@@ -152,7 +158,8 @@ def draw_ranks(comparison: Comparison) -> Picture | None:
 
 def draw_profiles(comparison: Comparison) -> Picture | None:
     """Draw the performance profile of every method; None for one method, or where no method has three seeds."""
-    robust, documents = comparison.robust, f"{comparison.words.document}s"
+    robust = comparison.robust
+    documents = f"{comparison.words.document}s"
     curves = {m.name: Band(robust.threshold_P, *robust.profiles[m.name].T) for m in sort_methods(comparison)}
     if len(curves) < 2 or max(len(method.runs) for method in comparison.methods) < MIN_SEEDS:
         return None
@@ -188,7 +195,8 @@ def _find_inseparable(comparison: Comparison, names: Sequence[str]) -> list[tupl
 def _limit_to_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
     """Set limits by the values after each first third: the first steps' losses would flatten all else."""
     late = [band.mean[band.x >= band.x[-1] / 3] for band in curves.values()]
-    low, high = min(map(np.min, late)), max(map(np.max, late))
+    low = min(map(np.min, late))
+    high = max(map(np.max, late))
     margin = 0.06 * (high - low) or 0.1
     axes.set_ylim(low - margin, high + margin)
 
@@ -223,13 +231,19 @@ def _draw_curves(
         axes.set_ylim(bottom=0)
 
     caption = f"{labels[1]}, mean over the seeds; {_BAND}. {note}".rstrip()
-    return draw_lines(comparison, name, caption, curves, finish) if curves else None
+    if curves:
+        return draw_lines(comparison, name, caption, curves, finish)
+    return None
 
 
 def _draw_training(comparison: Comparison) -> Iterator[Picture | None]:
     """Draw losses, boundary rates and the certainty of policies over training."""
-    metric, symbol = choose_loss_metric(comparison), comparison.words.symbol
-    kind = "validation" if metric.startswith("validation/") else "training (running mean)"
+    metric = choose_loss_metric(comparison)
+    symbol = comparison.words.symbol
+    if metric.startswith("validation/"):
+        kind = "validation"
+    else:
+        kind = "training (running mean)"
     loss = f"{kind} {comparison.unit_in_words}"
     cut = "The axis ends above the values after the first third of training."
     for name, position in ((f"loss-{symbol}s", f"{symbol}s"), ("loss-flops", "FLOPs")):
@@ -271,14 +285,14 @@ def draw_rates(comparison: Comparison) -> Picture | None:
         return None
     rates = comparison.rates[comparison.rates.compared]
     columns = ["flops", "loss", "lowest", "highest"]
-    curves = {
-        name: Band(*(rows[column].to_numpy() for column in columns))
-        for name, rows in rates.groupby("method", sort=False)
-    }
+    curves = {}
+    for name, rows in rates.groupby("method", sort=False):
+        curves[name] = Band(*rows[columns].to_numpy().T)
     trained = {method.name: method.runs[0].config.rate for method in comparison.methods}
     rings = [row for row in rates.itertuples() if row.asked == trained[row.method]]
     colours = {name: style.colour for name, style in assign_styles(comparison).items()}
-    unit, symbol = comparison.unit_in_words, comparison.words.symbol
+    unit = comparison.unit_in_words
+    symbol = comparison.words.symbol
 
     def finish(axes: Axes) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -309,9 +323,12 @@ def draw_forecasts(forecasts: ForecastComparison, colours: Mapping[str, str]) ->
     largest = _FAR * max(row["mse"] for row in rows if row["is_method"])
 
     def draw(figure: Figure) -> None:
-        axes, ink = figure.subplots(), mpl.rcParams["text.color"]
+        axes = figure.subplots()
+        ink = mpl.rcParams["text.color"]
         for y, row in enumerate(rows):
-            mse, error, colour = row["mse"], row["mse_seed_error"], colours.get(row["forecaster"], ink)
+            mse = row["mse"]
+            error = row["mse_seed_error"]
+            colour = colours.get(row["forecaster"], ink)
             if mse > largest:
                 axes.annotate(
                     f"{format_number(mse, '.3f')} →", (0.99, y), xycoords=("axes fraction", "data"), ha="right",

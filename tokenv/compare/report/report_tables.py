@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from rich.table import Column, Table
+import rich.table
 from rich.text import Text
 
-from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, JointLoss, finite_mean
+from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
 from tokenv.compare.report.aggregate import (
     compute_length_shares,
     compute_test_error,
@@ -24,6 +24,8 @@ from tokenv.compare.report.aggregate import (
     format_with_error,
     sort_methods,
 )
+from tokenv.compare.report.table import Column, Row, Table
+from tokenv.compare.robust_statistics import Interval
 from tokenv.compare.score_statistics import Difference, add_reversed_pairs, describe_difference, tabulate_differences
 from tokenv.compare.score_tables import DIFFERENCE, ForecastComparison
 from tokenv.evaluation.boundary_stats import CLASSES
@@ -34,7 +36,6 @@ from tokenv.plotting.console import console, write_csv
 
 _TOKENS = 12  # most frequent tokens shown
 OWN_RATE = "its own"
-Row = tuple[str, Mapping[str, str]]  # name, and header to text of the other cells
 
 
 class Cell(NamedTuple):
@@ -52,66 +53,193 @@ def difference_cell(first: str, second: str, difference: Difference, unit: str) 
     return Cell(format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip)
 
 
-def format_joint(joint: JointLoss) -> str:
-    """Return a joint loss for people, with the method which predicts the boundaries from the past."""
-    value = format_number(joint.loss)
-    return f"{value} (by {escape_line(joint.imitator)})" if joint.imitator else value
-
-
-def method_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
-    """Return header and text of the cells on a method's losses, rate and cost."""
-
-    def mean(column: str, form: str = ".4f") -> str:
-        return format_number(comparison.mean(method.name, column), form)
-
-    cells = {
-        f"{escape(comparison.unit_in_words)} ± seeds": format_with_error(method.loss, method.seed_error),
-        f"error over {comparison.words.document}s": format_number(method.document_error),
-        **({"joint bits": format_joint(comparison.joint_loss(method))} if find_look_ahead(comparison) else {}),
-        "each seed": " ".join(format_number(run.loss) for run in method.runs),
-    }
-    if comparison.has_test:
-        error = compute_test_error(comparison, method.name)
-        cells["test ± seeds"] = format_with_error(comparison.mean(method.name, "loss_test"), error)
-    cells |= {"mean over training": mean("area"), "early exit": mean("loss_early")}
-    cells[f"boundaries / {comparison.words.symbol}"] = mean("boundary_rate", ".3f")
-    if comparison.calibrated:
-        cells |= {"before calibration": mean("loss_raw"), "its rate": mean("boundary_rate_raw", ".3f")}
-    cells["FLOPs"] = mean("flops", ".2e")
-    if (at_equal := find_losses_at_equal_flops(comparison)) is not None:
-        cells[f"at {format_number(at_equal.flops, '.2e')} FLOPs"] = format_number(at_equal.losses[method.name])
-    return cells | {"seconds": mean("seconds", ",.0f")}
-
-
-def robust_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
-    """Return header and text of the cells on a method's robust statistics, with 95% intervals."""
-    robust, base = comparison.robust, find_reference(comparison) or sort_methods(comparison)[0].name
-    header, pair = f"P(better than {escape_line(base)})", (method.name, base)
-    better = format_interval(robust.improvement[pair], ".2f") if pair in robust.improvement else ""
-    return {"interquartile mean (95% interval)": format_interval(robust.iqm[method.name]), header: better}
-
-
-def boundary_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
-    """Return header and text of the cells on a method's boundaries; a dash where nothing was measured.
-
-    Boundaries by class have a column for each class of byte in the text, with its share. There are no cells if nothing
-    was measured of any method, as of series.
-    """
-    classes = [name for name in CLASSES if f"share of {name}" in comparison.runs]
-    if not classes:
-        return {}
-    rate, learned = comparison.mean(method.name, "boundary_rate"), method.runs[0].evaluation.learned
-    tokens = [
-        escape(show_whitespace(token.encode("latin-1"))) for token, _ in (learned.tokens if learned else [])[:_TOKENS]
+def methods_table(comparison: Comparison) -> Table:
+    """Return the table of losses, rates and costs, best method first."""
+    methods = sort_methods(comparison)
+    words = comparison.words
+    unit = comparison.unit
+    frame = _means(comparison)
+    for key in ("loss", "seed_error", "document_error", "reads_ahead"):
+        frame[key] = [getattr(method, key) for method in methods]
+    frame["seeds"] = [len(method.runs) for method in methods]
+    frame["each_seed"] = [_show_losses(method) for method in methods]
+    columns = [
+        Column("seeds", file="seeds"),
+        Column("loss", f"{comparison.unit_in_words} ± seeds", error="seed_error", file=unit),
+        Column("seed_error", file="seed_error"),
+        Column("document_error", f"error over {words.document}s", terminal=False, file="document_error"),
     ]
-    cells = {
-        "bytes per token": format_number(1 / rate, ".2f") if rate > 0 else "–",
-        "F1 with whitespace": format_number(comparison.mean(method.name, "whitespace f1"), ".3f"),
-    }
-    for name in classes:
-        share = format_number(100 * finite_mean(comparison.runs[f"share of {name}"]), ".0f")
-        cells[f"{name} ({share}%)"] = format_number(comparison.mean(method.name, f"boundaries after {name}"), ".3f")
-    return cells | {"most frequent tokens": "  ".join(tokens) or "–"}
+    if find_look_ahead(comparison):
+        joint = [comparison.joint_loss(method) for method in methods]
+        frame["joint"] = [each.loss for each in joint]
+        frame["imitator"] = [each.imitator for each in joint]
+        columns += [
+            Column("reads_ahead", "reads ahead", _show_reads_ahead, file="reads_ahead"),
+            Column("joint", "joint bits", _show_joint, file=f"joint_{unit}"),
+            Column("imitator", file="imitator"),
+        ]
+    columns.append(Column("each_seed", "each seed", terminal=False))
+    if comparison.has_test:
+        frame["test_error"] = [compute_test_error(comparison, method.name) for method in methods]
+        columns.append(Column("loss_test", "test ± seeds", error="test_error", file=f"test_{unit}"))
+    columns += [
+        Column("area", "mean over training", terminal=False, file="area"),
+        Column("loss_early", "early exit", file=f"{unit}_early"),
+        Column("boundary_rate", f"boundaries / {words.symbol}", ".3f", file="boundary_rate"),
+    ]
+    if comparison.calibrated:
+        columns += [
+            Column("loss_raw", "before calibration", terminal=False, file=f"{unit}_raw"),
+            Column("boundary_rate_raw", "its rate", ".3f", terminal=False, file="boundary_rate_raw"),
+        ]
+    columns.append(Column("flops", "FLOPs", ".2e", file="flops"))
+    at_equal = find_losses_at_equal_flops(comparison)
+    if at_equal is not None:
+        frame["at_equal_flops"] = [at_equal.losses[method.name] for method in methods]
+        frame["equal_flops"] = at_equal.flops
+        name = f"{at_equal.metric.replace('/', '_')}_at_equal_flops"
+        columns += [
+            Column("at_equal_flops", f"at {format_number(at_equal.flops, '.2e')} FLOPs", file=name),
+            Column("equal_flops", file="equal_flops"),
+        ]
+    columns.append(Column("seconds", "seconds", ",.0f", file="seconds"))
+    return Table(comparison.title, "method", frame, columns)
+
+
+def _means(comparison: Comparison) -> pd.DataFrame:
+    """Return a frame of the methods' mean figures, best method first."""
+    return comparison.means.loc[[method.name for method in sort_methods(comparison)]].copy()
+
+
+def _show_losses(method: ComparedMethod) -> str:
+    return " ".join(format_number(run.loss) for run in method.runs)
+
+
+def _show_reads_ahead(row: Row) -> str:
+    if row["reads_ahead"]:
+        return "yes"
+    return ""
+
+
+def _show_joint(row: Row) -> str:
+    """Return a joint loss with the method which predicts the boundaries from the past."""
+    value = format_number(row["joint"])
+    if row["imitator"]:
+        return f"{value} (by {escape_line(row['imitator'])})"
+    return value
+
+
+def robust_table(comparison: Comparison) -> Table:
+    """Return the table of robust statistics with 95% intervals, best method first."""
+    robust = comparison.robust
+    best = sort_methods(comparison)[0]
+    base = find_reference(comparison) or best.name
+    frame = robust.methods.loc[[method.name for method in sort_methods(comparison)]].copy()
+    unknown = Interval(math.nan)
+    frame["better"] = [robust.improvement.get((name, base), unknown) for name in frame.index]
+
+    def show_mean(row: Row) -> str:
+        return format_interval(Interval(row["iqm"], row["iqm_low"], row["iqm_high"]))
+
+    def show_better(row: Row) -> str:
+        if math.isnan(row["better"].value):
+            return ""
+        return format_interval(row["better"], ".2f")
+
+    columns = [
+        Column("iqm", "interquartile mean (95% interval)", show_mean, file="iqm"),
+        Column("iqm_low", file="iqm_low"),
+        Column("iqm_high", file="iqm_high"),
+        Column("better", f"P(better than {base})", show_better),
+    ]
+    return Table("Robust to exceptional seeds", "method", frame, columns)
+
+
+def boundaries_table(comparison: Comparison) -> Table:
+    """Return the table of boundaries by class of byte, each with its share; without columns if none was measured."""
+    frame = _means(comparison)
+    columns = []
+    classes = [name for name in CLASSES if f"share of {name}" in comparison.runs]
+    if classes:
+        frame["bytes_per_token"] = 1 / frame.boundary_rate.where(frame.boundary_rate > 0)
+        frame["tokens"] = [_frequent_tokens(method) for method in sort_methods(comparison)]
+        frame["whitespace f1"] = [comparison.mean(name, "whitespace f1") for name in frame.index]
+        columns.append(Column("bytes_per_token", "bytes per token", ".2f"))
+        columns.append(Column("whitespace f1", "F1 with whitespace", ".3f"))
+        for name in classes:
+            share = format_number(100 * finite_mean(comparison.runs[f"share of {name}"]), ".0f")
+            columns.append(Column(f"boundaries after {name}", f"{name} ({share}%)", ".3f"))
+        columns.append(Column("tokens", "most frequent tokens"))
+    return Table("Boundaries", "method", frame, columns)
+
+
+def _frequent_tokens(method: ComparedMethod) -> str:
+    learned = method.runs[0].evaluation.learned
+    if learned is None or not learned.tokens:
+        return "–"
+    return "  ".join(show_whitespace(token.encode("latin-1")) for token, _ in learned.tokens[:_TOKENS])
+
+
+def agreements_table(comparison: Comparison) -> Table:
+    """Return the table of agreement with reference boundaries: precision, recall and F1 of each reference."""
+    columns = []
+    for reference in comparison.references:
+        for score in AGREEMENT:
+            key = f"{reference} {score}"
+            columns.append(Column(key, key, ".3f", file=key.replace(" ", "_")))
+    return Table("Agreement", "method", _means(comparison), columns)
+
+
+def options_table(comparison: Comparison) -> Table:
+    """Return the table of the options in which methods differ: a dash for one which a method does not have."""
+    options = [comparison.options[method.name] for method in sort_methods(comparison)]
+    frame = pd.DataFrame(options, index=[method.name for method in sort_methods(comparison)]).fillna("")
+    columns = []
+    for key in frame:
+
+        def show(row: Row, key: str = key) -> str:
+            return row[key] or "–"
+
+        columns.append(Column(key, key, show, file=key))
+    return Table("Options in which the methods differ", "method", frame, columns)
+
+
+def values_table(options: Table) -> Table:
+    """Return the same for a terminal, one line an option: each value with the methods which have it."""
+    values = []
+    for key in options.frame:
+        groups = options.frame.groupby(key, sort=False).groups
+        lines = [f"{value or '–'}: {', '.join(map(escape_line, names))}" for value, names in groups.items()]
+        values.append("\n".join(lines))
+    frame = pd.DataFrame({"values": values}, index=list(options.frame))
+    return Table(options.title, "option", frame, [Column("values", "values")])
+
+
+def forecasts_table(forecasts: ForecastComparison) -> Table:
+    """Return the table of every forecaster, lowest MSE first; baselines have no errors over seeds."""
+    frame = forecasts.table.set_index("forecaster")
+
+    def show_inside(row: Row) -> str:
+        if row["is_method"]:
+            return format_number(100 * row["inside"], ".1f") + "%"
+        return "–"
+
+    columns = [Column(key, file=key) for key in ("is_method", "seeds", "horizon", "windows")]
+    headers = {"mse": "MSE ± seeds", "mae": "MAE ± seeds", "crps": "CRPS ± seeds"}
+    for score, header in headers.items():
+        columns.append(Column(score, header, error=f"{score}_seed_error", file=score))
+        columns.append(Column(f"{score}_seed_error", file=f"{score}_seed_error"))
+        window_error = f"{score}_window_error"
+        shown = ""
+        if score == "mse":
+            shown = "error over windows"
+        columns.append(Column(window_error, shown, file=window_error))
+    columns.append(Column("inside", "80% interval holds", show_inside, file="inside"))
+    for name in forecasts.baselines:
+        key = f"skill against {name}"
+        columns.append(Column(key, f"skill: {name}", "+.3f", terminal=False, file=key))  # needs wider pages
+    title = f"Forecasts of {forecasts.horizon} steps, {forecasts.windows:,} of {forecasts.total:,} test windows"
+    return Table(title, "forecaster", frame, columns)
 
 
 def rate_columns(comparison: Comparison) -> list[str]:
@@ -119,7 +247,10 @@ def rate_columns(comparison: Comparison) -> list[str]:
     rates = comparison.rates
     if not len(rates):
         return []
-    own = [OWN_RATE] if (rates.way == NATIVE).any() else []
+    if (rates.way == NATIVE).any():
+        own = [OWN_RATE]
+    else:
+        own = []
     return [f"{rate:g}" for rate in sorted(set(rates.asked[rates.way != NATIVE]))] + own
 
 
@@ -158,47 +289,26 @@ def _arrange_by_rate(
     """Return a row for every method and way: a cell for each of ``rate_columns``."""
     cells: dict[tuple[str, str], dict[str, Cell]] = {}
     for row in rates.itertuples(index=False):
-        column = OWN_RATE if row.way == NATIVE else f"{row.asked:g}"
+        if row.way == NATIVE:
+            column = OWN_RATE
+        else:
+            column = f"{row.asked:g}"
         cells.setdefault((row.method, row.way), {})[column] = show(row)
     columns = rate_columns(comparison)
-    return [(*key, [own.get(column, Cell("–")) for column in columns]) for key, own in cells.items()]
-
-
-def forecast_title(forecasts: ForecastComparison) -> str:
-    """Return the title of the table."""
-    return f"Forecasts of {forecasts.horizon} steps, {forecasts.windows:,} of {forecasts.total:,} test windows"
-
-
-def forecast_rows(forecasts: ForecastComparison) -> list[Row]:
-    """Return every forecaster, lowest MSE first, with header and text of the other cells."""
-    rows: list[Row] = []
-    for row in forecasts.table.to_dict("records"):
-        cells = {
-            "MSE ± seeds": format_score(row, "mse"),
-            "error over windows": format_number(row["mse_window_error"]),
-            "MAE ± seeds": format_score(row, "mae"),
-            "CRPS ± seeds": format_score(row, "crps"),
-            "80% interval holds": format_number(100 * row["inside"], ".1f") + "%" if row["is_method"] else "–",
-        }
-        for name in forecasts.baselines:
-            own = name == row["forecaster"]
-            cells[f"skill: {escape_line(name)}"] = "" if own else format_number(row[f"skill against {name}"], "+.3f")
-        rows.append((row["forecaster"], cells))
+    rows = []
+    for key, own in cells.items():
+        rows.append((*key, [own.get(column, Cell("–")) for column in columns]))
     return rows
-
-
-def format_score(row: Mapping[str, Any], score: str) -> str:
-    """Return a forecaster's score for people, of methods with its standard error over seeds."""
-    mean, error = row[score], row[f"{score}_seed_error"]
-    return format_with_error(mean, error) if row["is_method"] else format_number(mean)
 
 
 def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
     """Return sentences which compare the best method with all other forecasters, by MSE."""
     best = next(row for row in forecasts.table.to_dict("records") if row["is_method"])
-    pairs, name = add_reversed_pairs(forecasts.differences["mse"]), best["forecaster"]
+    pairs = add_reversed_pairs(forecasts.differences["mse"])
+    name = best["forecaster"]
     known = [(escape_line(other), pairs[name, other]) for other in forecasts.table.forecaster if (name, other) in pairs]
-    sentences = [f"{escape_line(name)} has the methods' lowest MSE: {format_score(best, 'mse')}."]
+    lowest = format_with_error(best["mse"], best["mse_seed_error"])
+    sentences = [f"{escape_line(name)} has the methods' lowest MSE: {lowest}."]
     counted = sum(math.isfinite(pair.p_holm) for pair in forecasts.differences["mse"].values())
     if not counted:
         return [*sentences, "One seed is separable from nothing: how much another would change is unknown."]
@@ -212,62 +322,11 @@ def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
     return sentences
 
 
-def _make_table(title: str, first: str, rows: Sequence[Row]) -> Table:
-    """Return a table for a rich console whose first column, of names, is headed ``first``."""
-    table = Table(title=Text(escape(title)), title_justify="left")
-    table.add_column(first, overflow="fold")
-    for header in rows[0][1]:
-        table.add_column(Text(header), justify="right")
-    for name, cells in rows:
-        table.add_row(Text(escape_line(name)), *cells.values())
-    return table
-
-
-def _method_rows(comparison: Comparison) -> list[Row]:
-    """Return every method with those of its cells which fit a terminal."""
-    left_out = ("error over", "each seed", "mean over", "before", "its rate")
-    rows: list[Row] = []
-    for method in sort_methods(comparison):
-        cells = {
-            "rate" if header.startswith("boundaries") else header: text
-            for header, text in method_cells(comparison, method).items()
-            if not header.startswith(left_out)
-        }
-        rows.append((method.name + (" (reads ahead)" if method.reads_ahead else ""), cells))
-    return rows
-
-
-def option_keys(comparison: Comparison) -> list[str]:
-    """Return the dotted keys of the options in which methods differ."""
-    keys: dict[str, None] = {}
-    for own in comparison.options.values():
-        keys |= dict.fromkeys(own)
-    return list(keys)
-
-
-def option_cells(comparison: Comparison, method: ComparedMethod) -> dict[str, str]:
-    """Return key and value of the options in which methods differ; a dash for one which the method does not have."""
-    own = comparison.options[method.name]
-    return {escape_line(key): escape_line(own.get(key, "–")) for key in option_keys(comparison)}
-
-
-def options_table(comparison: Comparison) -> Table:
-    """Return a table for a rich console, one line an option: its values, each with the methods which have it."""
-    table = Table("option", "values", title=Text("Options in which the methods differ"), title_justify="left")
-    for key in option_keys(comparison):
-        methods_of: dict[str, list[str]] = {}
-        for name, own in comparison.options.items():
-            methods_of.setdefault(own.get(key, "–"), []).append(escape_line(name))
-        values = [f"{escape_line(value)}: {', '.join(names)}" for value, names in methods_of.items()]
-        table.add_row(Text(escape_line(key)), Text("\n".join(values)))
-    return table
-
-
-def rates_table(comparison: Comparison) -> Table:
+def rates_table(comparison: Comparison) -> rich.table.Table:
     """Return a table for a rich console, one line a method and way."""
-    names = [Column(f"at {column}", justify="right") for column in rate_columns(comparison)]
-    title = f"{comparison.unit_in_words} ± seeds"
-    table = Table("method", "way", *names, title=Text(title), title_justify="left")
+    table = rich.table.Table("method", "way", title=Text(f"{comparison.unit_in_words} ± seeds"), title_justify="left")
+    for column in rate_columns(comparison):
+        table.add_column(f"at {column}", justify="right")
     for method, way, cells in rate_losses(comparison):
         table.add_row(Text(escape_line(method)), way, *(cell.text for cell in cells))
     return table
@@ -275,41 +334,27 @@ def rates_table(comparison: Comparison) -> Table:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the tables, which method is best, and the sentences on the best method's pairs."""
-    terminal, methods = console(wide=120), sort_methods(comparison)
-    terminal.print(_make_table(comparison.title, "method", _method_rows(comparison)))
-    robust = [(method.name, robust_cells(comparison, method)) for method in methods]
-    terminal.print(_make_table("Robust to exceptional seeds", "method", robust))
-    if option_keys(comparison):
-        terminal.print(options_table(comparison))
+    terminal = console(wide=120)
+    best = sort_methods(comparison)[0]
+    tables = [methods_table(comparison), robust_table(comparison)]
+    options = options_table(comparison)
+    if options.columns:
+        tables.append(values_table(options))
+    for table in tables:
+        terminal.print(table.for_terminal())
     if len(comparison.rates):
         terminal.print(rates_table(comparison))
     for line in describe_result(comparison):
         terminal.print(line)
     for pair, difference in comparison.differences.items():
-        if methods[0].name in pair:
+        if best.name in pair:
             terminal.print(f"- {describe_difference(*pair, difference, comparison.unit_in_words)}")
-    if (forecasts := comparison.forecasts) is not None:
-        rows = [
-            (name, {header: text for header, text in cells.items() if not header.startswith("skill")})
-            for name, cells in forecast_rows(forecasts)  # skills need wider pages
-        ]
-        terminal.print(_make_table(forecast_title(forecasts), "forecaster", rows))
-        for line in describe_forecasts(forecasts):
+    if comparison.forecasts is not None:
+        terminal.print(forecasts_table(comparison.forecasts).for_terminal())
+        for line in describe_forecasts(comparison.forecasts):
             terminal.print(line)
     for run, reason in comparison.failed.items():
         terminal.print(f"did not finish: {escape_line(run)}: {reason}")
-
-
-def _csv_columns(comparison: Comparison) -> dict[str, str]:
-    """Return the columns of ``Comparison.runs`` which are written beside the loss, and their names in the files."""
-    unit = comparison.unit
-    names = {"loss_test": f"test_{unit}"} if comparison.has_test else {}
-    names |= {"loss_early": f"{unit}_early", "area": "area", "boundary_rate": "boundary_rate"}
-    if comparison.calibrated:
-        names |= {"loss_raw": f"{unit}_raw", "boundary_rate_raw": "boundary_rate_raw"}
-    names |= {"flops": "flops", "seconds": "seconds"}
-    every = [(reference, score) for reference in comparison.references for score in AGREEMENT]
-    return names | {f"{name} {score}": f"{name.replace(' ', '_')}_{score}" for name, score in every}
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
@@ -321,63 +366,65 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
-        ``patch-lengths.csv``), shares by method; ``options.csv``, the options in which methods differ;
-        ``rates.csv`` if methods were measured at requested rates,
-        ``forecasts.csv`` and ``forecast-pairs.csv`` if there are forecasts. Losses are in columns of their unit's name.
+        ``patch-lengths.csv``), shares by method; ``options.csv``, the options in which methods differ, if there are
+        any; ``rates.csv`` if methods were measured at requested rates, ``forecasts.csv`` and ``forecast-pairs.csv`` if
+        there are forecasts. Losses are in columns of their unit's name.
     """
-    unit, words, names = comparison.unit, comparison.words, _csv_columns(comparison)
-    methods = sort_methods(comparison)
-    order = [method.name for method in methods]
-    compared = [f"{reference} {score}" for reference in comparison.references for score in AGREEMENT]
-    own = {
-        "method": order,
-        "seeds": [len(method.runs) for method in methods],
-        unit: [method.loss for method in methods],
-        "seed_error": [method.seed_error for method in methods],
-        "document_error": [method.document_error for method in methods],
-        **comparison.robust.methods.loc[order].to_dict("list"),
+    words = comparison.words
+    of_methods = [methods_table(comparison), robust_table(comparison), agreements_table(comparison)]
+    options = options_table(comparison)
+    frames = {
+        "methods.csv": pd.concat([table.for_file().set_index("method") for table in of_methods], axis=1).reset_index(),
+        "runs.csv": _tabulate_runs(comparison, of_methods),
+        "pairs.csv": _tabulate_pairs(comparison),
+        f"{words.token}-lengths.csv": _tabulate_lengths(comparison),
     }
-    if find_look_ahead(comparison):
-        own["reads_ahead"] = [method.reads_ahead for method in methods]
-        joint = [comparison.joint_loss(method) for method in methods]
-        own[f"joint_{unit}"] = [each.loss for each in joint]
-        own["imitator"] = [each.imitator for each in joint]
-    if (at_equal := find_losses_at_equal_flops(comparison)) is not None:
-        own["equal_flops"] = [at_equal.flops] * len(order)
-        own[f"{at_equal.metric.replace('/', '_')}_at_equal_flops"] = [at_equal.losses[name] for name in order]
-    means = _blank_missing(comparison.means.loc[order, list(names)], compared).rename(columns=names)
-    runs = _blank_missing(comparison.runs.set_index("method").loc[order].reset_index(), compared)
+    if options.columns:
+        frames["options.csv"] = options.for_file()
+    if len(comparison.rates):
+        columns = ["method", "way", "asked", "drawn", "flops", "seeds", "loss", "seed_error", "document_error"]
+        frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(columns={"loss": comparison.unit})
+    if comparison.forecasts is not None:
+        by_score = {}
+        for score, differences in comparison.forecasts.differences.items():
+            by_score[score] = tabulate_differences(differences)
+        frames["forecasts.csv"] = forecasts_table(comparison.forecasts).for_file()
+        frames["forecast-pairs.csv"] = pd.concat(by_score, names=["score"]).reset_index()
+    return [write_frame(folder / name, frame) for name, frame in frames.items()]
+
+
+def _tabulate_runs(comparison: Comparison, tables: Sequence[Table]) -> pd.DataFrame:
+    """Return the figures of every run which the tables show as means, best method first."""
+    names = {}
+    for table in tables:
+        for column in table.columns:
+            if column.file and column.key in comparison.runs:
+                names[column.key] = column.file
+    runs = comparison.runs.set_index("method").loc[list(_means(comparison).index)].reset_index()
+    return runs[["method", "seed", "folder", *names]].rename(columns=names)
+
+
+def _tabulate_pairs(comparison: Comparison) -> pd.DataFrame:
+    """Return the difference of every pair, in figures and in a sentence, and the ratio of its FLOPs."""
     pairs = tabulate_differences(comparison.differences).join(comparison.robust.pairs).reset_index()
     spent = comparison.means.flops
     pairs["flops_ratio"] = [spent[first] / spent[second] for first, second in comparison.differences]
-    pairs["sentence"] = [
-        describe_difference(*pair, each, comparison.unit_in_words) for pair, each in comparison.differences.items()
-    ]
-    lengths = [(name, i, share) for name in order for i, share in enumerate(compute_length_shares(comparison, name), 1)]
-    frames = {
-        "methods.csv": pd.concat([pd.DataFrame(own), means.reset_index(drop=True)], axis=1),
-        "runs.csv": runs[["method", "seed", "folder", "loss", *names]].rename(columns={"loss": unit, **names}),
-        "pairs.csv": pairs,
-        f"{words.token}-lengths.csv": pd.DataFrame(lengths, columns=["method", f"{words.symbol}s", "share"]),
-    }
-    if option_keys(comparison):
-        rows = [{"method": name} | dict(comparison.options[name]) for name in order]
-        frames["options.csv"] = pd.DataFrame(rows, columns=["method", *option_keys(comparison)]).fillna("")
-    if len(comparison.rates):
-        columns = ["method", "way", "asked", "drawn", "flops", "seeds", "loss", "seed_error", "document_error"]
-        frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(columns={"loss": unit})
-    if (forecasts := comparison.forecasts) is not None:
-        differences = {score: tabulate_differences(pairs) for score, pairs in forecasts.differences.items()}
-        frames["forecasts.csv"] = forecasts.table
-        frames["forecast-pairs.csv"] = pd.concat(differences, names=["score"]).reset_index()
-    return [write_frame(folder / name, frame) for name, frame in frames.items()]
+    sentences = []
+    for pair, difference in comparison.differences.items():
+        sentences.append(describe_difference(*pair, difference, comparison.unit_in_words))
+    pairs["sentence"] = sentences
+    return pairs
+
+
+def _tabulate_lengths(comparison: Comparison) -> pd.DataFrame:
+    """Return the share of tokens by length of every method, best method first."""
+    rows = []
+    for method in sort_methods(comparison):
+        for length, share in enumerate(compute_length_shares(comparison, method.name), 1):
+            rows.append((method.name, length, share))
+    return pd.DataFrame(rows, columns=["method", f"{comparison.words.symbol}s", "share"])
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> Path:
     """Write a data frame without its index as a CSV file (see ``tokenv.plotting.console.write_csv``)."""
     return write_csv(path, list(frame.columns), frame.itertuples(index=False, name=None))
-
-
-def _blank_missing(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Return the frame with empty cells for missing values of some columns."""
-    return frame.assign(**{name: frame[name].astype(object).where(frame[name].notna(), "") for name in columns})
