@@ -12,7 +12,7 @@ import tokenv
 from tokenv.cli.main import run_command
 from tokenv.compare.command import resolve_comparison
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.evaluate_run import evaluate_run
+from tokenv.compare.run_evaluation import evaluate_run
 from tokenv.compare.scheduler import run_all
 from tokenv.config.files import merge
 from tokenv.core import checkpoints, trust

@@ -21,8 +21,15 @@ from tokenv.cli.train import TrainOptions
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.evaluate_run import LONGEST, evaluate_run, token_lengths
-from tokenv.compare.run_evaluation import Agreement, RunEvaluation, _owner, load_evaluation
+from tokenv.compare.run_evaluation import (
+    LONGEST,
+    Agreement,
+    RunEvaluation,
+    _owner,
+    evaluate_run,
+    load_evaluation,
+    token_lengths,
+)
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
 from tokenv.config.conversion import from_dict

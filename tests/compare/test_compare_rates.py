@@ -14,10 +14,9 @@ from tokenv.cli.main import run_command
 from tokenv.compare.command import resolve_comparison
 from tokenv.compare.comparison import build_comparison
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.evaluate_run import at_rates, evaluate_run
 from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.report_tables import rate_columns, rates_table
-from tokenv.compare.run_evaluation import RateEvaluation, load_evaluation
+from tokenv.compare.run_evaluation import RateEvaluation, at_rates, evaluate_run, load_evaluation
 from tokenv.compare.score_statistics import Scores, adjust_p_values, estimate_difference
 from tokenv.compare.score_tables import DIFFERENCE, tabulate_rates
 from tokenv.core.errors import UserError

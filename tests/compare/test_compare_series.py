@@ -17,8 +17,7 @@ from tokenv.cli.main import run_command
 from tokenv.compare.command import load_compared_run
 from tokenv.compare.comparison import build_comparison
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.evaluate_run import evaluate_run
-from tokenv.compare.run_evaluation import load_evaluation
+from tokenv.compare.run_evaluation import evaluate_run, load_evaluation
 from tokenv.compare.store import finished_run
 from tokenv.config.files import flatten
 from tokenv.core import keys

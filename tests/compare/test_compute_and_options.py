@@ -18,10 +18,10 @@ from tokenv.cli.main import run_command
 from tokenv.compare.command import check_methods, resolve_comparison
 from tokenv.compare.comparison import ComparedMethod, Comparison
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.evaluate_run import _measure
 from tokenv.compare.report.aggregate import describe_result, find_losses_at_equal_flops
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.report_tables import print_comparison, write_tables
+from tokenv.compare.run_evaluation import _measure
 from tokenv.config.class_options import complete_options, with_class_defaults
 from tokenv.config.files import merge, resolve
 from tokenv.config.registry import ESTIMATORS

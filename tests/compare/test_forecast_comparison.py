@@ -10,10 +10,9 @@ from pages import Page
 
 from tokenv.cli.main import run_command
 from tokenv.compare.config import CompareOptions, EvaluationRequest, ForecastRequest
-from tokenv.compare.evaluate_run import evaluate_run
 from tokenv.compare.report.page import comparison_page, write_reports
 from tokenv.compare.report.pictures import draw_forecasts
-from tokenv.compare.run_evaluation import Forecasts, load_evaluation
+from tokenv.compare.run_evaluation import Forecasts, evaluate_run, load_evaluation
 from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
 from tokenv.compare.score_tables import compare_forecasts
 from tokenv.core.errors import UserError

@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from tokenv.compare.comparison import ComparedRun, Comparison, build_comparison, group_into_methods
 from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind
-from tokenv.compare.evaluate_run import check_forecast_request, evaluate_run
-from tokenv.compare.run_evaluation import load_evaluation
+from tokenv.compare.run_evaluation import check_forecast_request, evaluate_run, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import StoredRun, finished_run
 from tokenv.config.build import is_trainable

@@ -1,21 +1,45 @@
-"""Evaluation of a run, stored beside it in a file which needs no model to be read."""
+"""Evaluation of a finished run for a comparison: losses, boundaries, rates and forecasts, measured once and stored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from tokenv.compare.config import EvaluationRequest
+from tokenv.config import registry
+from tokenv.config.components import Components
 from tokenv.config.conversion import Figure, from_dict
-from tokenv.core import checkpoints
+from tokenv.config.hardware import prepare
+from tokenv.config.schema import Config, ForecastRequest
+from tokenv.core import checkpoints, keys
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.errors import UserError
+from tokenv.core.rates import mean_rate
 from tokenv.core.run_folders import DIGESTS
+from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
-from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt
+from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.tokenizer import train_bpe
+from tokenv.data.windows import SeriesData, load_series
+from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt, compute_boundary_stats, make_excerpts
+from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
+from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
+from tokenv.evaluation.loaded_run import load_run
+from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
+from tokenv.forecasting.contexts import held_out_windows
+from tokenv.forecasting.forecaster import check_forecast, make_forecasts
+from tokenv.forecasting.scores import ScoreAccumulator
 
 FILE = "assessment.json"
 VERSION = 4
+QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
+LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
 @dataclass(frozen=True)
@@ -213,3 +237,215 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
     if (stored.version, stored.checkpoint, stored.evaluation_request) == expected:
         return stored
     return None
+
+
+def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
+    """Evaluate a finished run on its held-out data, or read its stored evaluation.
+
+    Args:
+        folder: folder of the run.
+        evaluation_request: what to measure.
+
+    Raises:
+        MissingFileError: the run has no checkpoint.
+        UserError: there is too little held-out data to calibrate on.
+    """
+    evaluation = load_evaluation(folder, evaluation_request)
+    if evaluation is None:
+        evaluation = _measure(folder, evaluation_request)
+        save_evaluation(evaluation, folder)
+    return evaluation
+
+
+def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
+    trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
+    config = trained.config
+    parts = trained.components
+    prepare(config.hardware)
+    if config.data.kind == "series":
+        series = load_series(config.data)
+    else:
+        series = None
+    if series is None:
+        corpus = load_corpus(config.data)
+    else:
+        corpus = Corpus(series, config.data)
+    held_out = corpus.validation(config.validation.sequences)
+    bias = None
+    if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
+        held_out, own = split_for_calibration(corpus, config.validation.sequences)
+        if parts.agent.trainable:
+            bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
+    if series is None:
+        references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary)
+    else:
+        references = {}
+    options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
+
+    def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
+        noise_BT = torch.zeros(td.shape, device=td.device)
+        return {name: agent.draw(td, noise_BT)[keys.ACTION] for name, agent in references.items()}
+
+    scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
+    action_BT = scores.action_BT
+    early_B = scores.loss_early_B
+    prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
+    agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
+    if held_out.gold_BN is not None:
+        if series is None:
+            truth = "true tokens"
+        else:
+            truth = "change points"
+        gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
+        agreement[truth] = _agreement(action_BT, gold_BT, config.data.tolerance)
+    calibration = None
+    if bias is not None:
+        plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
+        calibration = Calibration(bias, plain.loss, plain.boundary_rate)
+    shown = (held_out, prob_BT[: evaluation_request.passages], action_BT[: evaluation_request.passages])
+    of_kind: dict[str, Any] = {"passages": [], "windows": [], "loss_test": None}
+    if series is None:
+        of_kind["passages"] = _passages(*shown)
+        of_kind["learned"] = Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT))
+    else:
+        of_kind["windows"] = make_excerpts(*shown)
+        of_kind["loss_test"] = _test_loss(parts, series, config, options)
+        if (forecast := evaluation_request.forecast) is not None:
+            of_kind["forecast"] = _score_forecasts(config, parts, series, forecast, options.logit_bias)
+    return RunEvaluation(
+        version=VERSION,
+        checkpoint=trained.path.name,
+        evaluation_request=evaluation_request,
+        fingerprint=corpus.fingerprint,
+        unit=parts.lm.codec.unit,
+        loss=scores.loss_B.tolist(),
+        document=held_out.document_B.tolist(),
+        loss_early=None if early_B is None else early_B.mean().item(),
+        boundary_rate=scores.boundary_rate,
+        calibration=calibration,
+        token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
+        agreement=agreement,
+        at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
+        **of_kind,
+    )
+
+
+def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: Corpus) -> list[RateEvaluation]:
+    """Evaluate a run at requested rates, on its held-out sequences; on half of them if there are no others.
+
+    Args:
+        parts: model and agent.
+        config: configuration of the run.
+        rates: requested boundary rates, in boundaries per symbol.
+        corpus: source of held-out sequences to evaluate, and of others to calibrate on.
+
+    Raises:
+        UserError: there is only one held-out sequence.
+    """
+    if not rates:
+        return []
+    most = config.validation.sequences
+    both = corpus.validation(2 * most)
+    if len(both) < 2:
+        raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
+    if len(both) > most:
+        some = most
+    else:
+        some = len(both) // 2
+    options = EvalOptions(config.validation.batch_size)
+    measured = evaluate_rates(parts, config, rates, both[:some], both[some:], options, allow_native=True)
+    return [
+        RateEvaluation(p.way, p.target_rate, p.boundary_rate, p.flops, p.logit_bias, loss_B.tolist())
+        for p, loss_B in measured
+    ]
+
+
+def _test_loss(parts: Components, series: SeriesData, config: Config, options: EvalOptions) -> float | None:
+    try:
+        test = series.test(config.validation.sequences)
+    except ValueError:  # too short for a window
+        return None
+    return evaluate(parts, test, options).loss
+
+
+def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:
+    return [
+        Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
+        for symbol_N, prob_T, action_T in zip(held_out.symbol_BN, prob_BT, action_BT, strict=False)
+    ]
+
+
+def _reference_agents(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Any]:
+    """Return agents by name which draw familiar boundaries in text."""
+    sections = {"whitespace": {}, "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))}}
+    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
+    return {
+        name: registry.build("agent", {"name": name} | options, registry.AGENTS, **context)
+        for name, options in sections.items()
+    }
+
+
+def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
+    """Compare boundaries without the first symbol, where every agent draws one."""
+    scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
+    return Agreement(**{name.removeprefix("boundary_"): value for name, value in scores.items()})
+
+
+def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
+    """Count the tokens of 1, 2, ... symbols; the symbols after a sequence's last boundary are no token.
+
+    Args:
+        action_BT: 1 where a token ends, which it always does at the first symbol; this one is not counted.
+        longest: tokens of at least so many symbols are counted together, in the last entry.
+    """
+    row, position = action_BT.nonzero(as_tuple=True)
+    same_row = row[1:] == row[:-1]
+    length = (position[1:] - position[:-1])[same_row].clamp(max=longest)
+    return torch.bincount(length, minlength=longest + 1)[1:].tolist()
+
+
+def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[int, int]:
+    """Return the steps of history which forecasts continue, and those to forecast, if a run can make the forecasts.
+
+    Raises:
+        UserError: the data are text, the direct head predicts fewer steps, the sequences or the memory are too short,
+            or the season is longer than a history.
+    """
+    if config.data.kind != "series":
+        raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
+    if request.horizon is None and not config.model.horizon:
+        raise UserError(
+            "forecast.horizon is null and model.horizon = 0: expected one of them, the steps to forecast or those that "
+            "a direct head predicts"
+        )
+    horizon = request.horizon or config.model.horizon
+    history = check_forecast(config, horizon, samples=request.samples, direct=request.direct, season=request.season)
+    return history, horizon
+
+
+def _score_forecasts(
+    config: Config, parts: Components, data: SeriesData, request: ForecastRequest, logit_bias: float
+) -> Forecasts:
+    """Forecast test windows, with logits shifted by ``logit_bias``, and return the errors."""
+    history, horizon = check_forecast_request(config, request)
+    season = request.season or find_season(data.series, history)
+    contexts = held_out_windows(data, horizon, request.windows)
+    points = naive_baselines(horizon, season)
+    points |= fit_peers(request.peers, data, horizon)
+    scores = ScoreAccumulator(QUANTILES)
+    how = EvalOptions(logit_bias=logit_bias)
+    samples = request.samples
+    direct = request.direct
+    for batch in make_forecasts(parts, contexts, points, QUANTILES, how, samples=samples, direct=direct):
+        scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+    error, cluster_W = scores.each()
+    peers: dict[str, dict[str, list[float]]] = {}
+    for peer in points:
+        peers[peer] = {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")}
+    return Forecasts(
+        horizon=horizon,
+        total=contexts.total,
+        cluster=cluster_W.tolist(),
+        error={name: error[name].tolist() for name in ("mse", "mae", "crps", "inside")},
+        peers=peers,
+    )

@@ -28,7 +28,7 @@ from tokenv.config.hardware import set_threads
 from tokenv.core import processes, trust
 from tokenv.core.errors import REPORT
 
-PRELOADED = ["tokenv.__main__", "tokenv.compare.evaluate_run"]
+PRELOADED = ["tokenv.__main__", "tokenv.compare.run_evaluation"]
 UNKNOWN_EXIT = 255  # exit status in multiprocessing after the fork server, which alone knew it, was killed
 INTERRUPTED = 130  # exit status of a command after Ctrl-C or SIGTERM
 _LOCK = threading.Lock()  # starting a process collects the exit statuses of all others, each of which is reported once
@@ -216,7 +216,7 @@ def _run_locked_job(spec: JobSpec, lock: RunLock, stop_requested: Callable[[], b
         if run is None or not run.finished:
             return JobResult("failed", f"it ended, but {store} holds no finished run of its configuration")
     if spec.evaluation_request is not None:
-        call = "tokenv.compare.evaluate_run:evaluate_run", [run.folder, spec.evaluation_request]
+        call = "tokenv.compare.run_evaluation:evaluate_run", [run.folder, spec.evaluation_request]
         ended = _run_process(call, 1, spec, lock, stop_requested)
         if ended is not None:
             return ended
