@@ -1,6 +1,6 @@
 """Estimators, by which a policy learns from reward: chains of stages. They know neither agent, model nor environment.
 
-The stages of an estimator of your own are imported from here: ``from tokenv.estimators import Stage, chain, Discount``.
+Recipes, and stages for an estimator of your own, are imported from here: ``from tokenv.estimators import rloo, chain``.
 """
 
 from tokenv.core import lazy_exports
@@ -9,7 +9,7 @@ STAGES = {
     "base": ("Chain", "Stage", "chain"),
     "credit": ("BoundaryCredit", "Discount", "EarlyExit", "LambdaReturn", "Likelihood"),
     "baselines": (
-        *("BatchCentre", "GroupRelative", "LeaveOneOut", "LeaveOneOutBatch", "LinearCritic", "MovingAverage"),
+        *("BatchCentre", "GroupRelative", "LeaveOneOutSamples", "LeaveOneOutBatch", "LinearCritic", "MovingAverage"),
         *("ShrunkLeaveOneOut", "TextCritic"),
     ),
     "surrogates": ("Clip", "ClippedSurrogate", "FixedRateProposal", "Imitation", "ScoreFunction", "Standardise"),
@@ -20,19 +20,17 @@ STAGES = {
     "rate_targets": ("BinomialPrior", "LogitPressure", "RateTarget", "RatioLoss"),
 }
 
-RECIPES = {  # estimators by name
-    name: f"tokenv.estimators.recipes:{name}"
-    for name in (
-        *("naive", "early_exit", "reinforce", "leave_one_out", "moving_average", "lambda_return", "standardised"),
-        *("rloo", "rloo_clipped", "boundary_credit", "linear_critic", "text_critic", "reinpatch", "ppo", "off_policy"),
-        *("arm", "disarm", "arms", "bitflip", "branch", "rebar", "relax"),
-        *("straight", "gumbel", "reinmax", "gumbel_rao", "path"),
-    )
-}
+RECIPE_NAMES = (
+    *("naive", "early_exit", "reinforce", "leave_one_out", "moving_average", "lambda_return", "standardised"),
+    *("rloo", "rloo_clipped", "boundary_credit", "linear_critic", "text_critic", "reinpatch", "ppo", "off_policy"),
+    *("arm", "disarm", "arms", "bitflip", "branch", "rebar", "relax"),
+    *("straight", "gumbel", "reinmax", "gumbel_rao", "path"),
+)
+RECIPES = {name: f"tokenv.estimators.recipes:{name}" for name in RECIPE_NAMES}  # estimators by name
 RATE_TARGETS = {  # rate targets by name
     "logit_pressure": "tokenv.estimators.rate_targets:LogitPressure",
     "binomial": "tokenv.estimators.rate_targets:BinomialPrior",
     "ratio": "tokenv.estimators.rate_targets:RatioLoss",
 }
 
-__getattr__, __dir__ = lazy_exports(__name__, STAGES)
+__getattr__, __dir__ = lazy_exports(__name__, STAGES | {"recipes": RECIPE_NAMES})

@@ -69,7 +69,7 @@ class LeaveOneOutBatch(Stage):
         return _set_centred(tensordict, advantage - others)
 
 
-class LeaveOneOut(Stage):
+class LeaveOneOutSamples(Stage):
     """Subtract the mean over the other samples of the same sequence (RLOO).
 
     ``A_k = G_k - 1/(K-1) sum_{k' != k} G_{k'}`` (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!";
@@ -99,7 +99,7 @@ class LeaveOneOut(Stage):
         return _set_centred(tensordict, centred * (samples / (samples - 1)))
 
 
-class ShrunkLeaveOneOut(LeaveOneOut):
+class ShrunkLeaveOneOut(LeaveOneOutSamples):
     """Subtract the mean over the other samples, multiplied by a learned factor.
 
     ``A_k = G_k - beta M_k``, M_k the mean over the other samples, ``beta = E[G_k M_k] / E[M_k^2]``, the factor of least
@@ -107,11 +107,11 @@ class ShrunkLeaveOneOut(LeaveOneOut):
     variation earlier stages (a critic, the early exit) explain, the less the mean of a few samples improves (shrinkage,
     as in Zeng et al. 2025, arXiv 2511.03710, who compute the factor from the batch itself).
 
-    Bias: none, for every policy: beta depends on earlier rollouts only. Cost: as ``LeaveOneOut``; its state is two
-    numbers, which checkpoints hold.
+    Bias: none, for every policy: beta depends on earlier rollouts only. Cost: as ``LeaveOneOutSamples``; its state is
+    two numbers, which checkpoints hold.
 
     Args:
-        reward_only: see ``LeaveOneOut``.
+        reward_only: see ``LeaveOneOutSamples``.
         decay: decay of the running means, in [0, 1).
 
     Raises:
@@ -153,11 +153,11 @@ class GroupRelative(Stage):
     2603.26097), position by position.
 
     Bias: the mean includes the sample itself (a factor (K - 1) / K), and dividing by the group's own standard
-    deviation weighs decisions by their spread, which changes the gradient's direction. Cost: as ``LeaveOneOut``.
+    deviation weighs decisions by their spread, which changes the gradient's direction. Cost: as ``LeaveOneOutSamples``.
 
     Args:
         epsilon: added to the standard deviation, in nats.
-        reward_only: whether only the first sample trains the language model; see ``LeaveOneOut``.
+        reward_only: whether only the first sample trains the language model; see ``LeaveOneOutSamples``.
         centred_only: whether not to divide by the standard deviation, so that only the factor (K - 1) / K remains (Liu
             et al. 2025, arXiv 2503.20783).
 
@@ -289,8 +289,8 @@ class TextCritic(_RewardCritic):
     How it is credited and trained: see ``_RewardCritic``.
 
     Bias: none, for every policy. Cost: a network of (2 D + 1) x ``hidden`` weights on every symbol, forward and
-    backward; the encodings are detached. Before ``LeaveOneOut`` it has no effect, because it is the same in all samples
-    of a text; there, use ``ShrunkLeaveOneOut``.
+    backward; the encodings are detached. Before ``LeaveOneOutSamples`` it has no effect, because it is the same in all
+    samples of a text; there, use ``ShrunkLeaveOneOut``.
 
     Args:
         width: model width D.
@@ -335,7 +335,7 @@ class LinearCritic(_RewardCritic):
     it, not ``EarlyExit``. How it is credited and trained: see ``_RewardCritic``.
 
     Bias: none, for every policy. Cost: 3 D products on every symbol, forward and backward; the encodings are detached.
-    Memory: V (D + 1) parameters. It has no effect before ``LeaveOneOut``.
+    Memory: V (D + 1) parameters. It has no effect before ``LeaveOneOutSamples``.
 
     Args:
         width: model width D.

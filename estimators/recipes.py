@@ -5,8 +5,8 @@ from tokenv.estimators.base import Chain, Stage, chain
 from tokenv.estimators.baselines import (
     BatchCentre,
     GroupRelative,
-    LeaveOneOut,
     LeaveOneOutBatch,
+    LeaveOneOutSamples,
     LinearCritic,
     MovingAverage,
     ShrunkLeaveOneOut,
@@ -123,7 +123,7 @@ def rloo(
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
     """
-    stages = EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), _surrogate(head_epochs)
+    stages = EarlyExit(), Discount(gamma, scaled), LeaveOneOutSamples(reward_only), _surrogate(head_epochs)
     return chain(*stages, num_samples=num_samples)
 
 
@@ -151,7 +151,9 @@ def rloo_clipped(
         head_epochs: see ``reinforce``.
     """
     surrogate = ClippedSurrogate(epsilon, epochs, head_epochs)
-    return chain(EarlyExit(), Discount(gamma, scaled), LeaveOneOut(reward_only), surrogate, num_samples=num_samples)
+    return chain(
+        EarlyExit(), Discount(gamma, scaled), LeaveOneOutSamples(reward_only), surrogate, num_samples=num_samples
+    )
 
 
 def boundary_credit(
@@ -169,7 +171,7 @@ def boundary_credit(
         reward_only: whether the language model learns from the first sample alone.
     """
     credit = BoundaryCredit(gamma, boundaries, anneal)
-    return chain(EarlyExit(), credit, LeaveOneOut(reward_only), ScoreFunction(), num_samples=num_samples)
+    return chain(EarlyExit(), credit, LeaveOneOutSamples(reward_only), ScoreFunction(), num_samples=num_samples)
 
 
 def linear_critic(

@@ -5,7 +5,7 @@ import torch
 
 from tokenv.core import keys
 from tokenv.estimators.base import Stage, chain
-from tokenv.estimators.baselines import LeaveOneOut, LeaveOneOutBatch, MovingAverage
+from tokenv.estimators.baselines import LeaveOneOutBatch, LeaveOneOutSamples, MovingAverage
 from tokenv.estimators.credit import Discount, EarlyExit
 from tokenv.estimators.statistics import leave_one_out_mean
 from tokenv.estimators.surrogates import ScoreFunction
@@ -159,7 +159,7 @@ def one_sample(stage):
 
 
 def with_samples(stage, count):
-    return chain(EarlyExit(), Discount(1.0), LeaveOneOut(), stage, ScoreFunction(), num_samples=count)
+    return chain(EarlyExit(), Discount(1.0), LeaveOneOutSamples(), stage, ScoreFunction(), num_samples=count)
 
 
 def averaged(stage):

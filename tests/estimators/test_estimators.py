@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.objectives.value.functional import reward2go
 
+from tokenv import estimators
+from tokenv.config import registry
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.estimators.base import ROLLOUT_KEYS, Stage, chain
@@ -318,3 +320,14 @@ def test_impossible_discounts_are_refused(gamma):
 def test_impossible_rates_are_refused(rate):
     with pytest.raises(ValueError, match="rate"):
         LogitPressure(rate)
+
+
+def test_recipes_and_stages_are_imported_from_the_package():
+    assert set(registry.ESTIMATORS) <= set(dir(estimators))
+    for name in registry.ESTIMATORS:
+        assert getattr(estimators, name) is registry.find("estimator", name, registry.ESTIMATORS)
+    stages = {name.lower() for names in estimators.STAGES.values() for name in names}
+    same_name = {name for name in registry.ESTIMATORS if name.replace("_", "") in stages}
+    for name in same_name:  # such a stage is what the recipe consists of
+        built = registry.build("estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.2, seq_len=6)
+        assert name.replace("_", "") in {type(stage).__name__.lower() for stage in built.stages}

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tokenv.core import keys
 from tokenv.estimators import recipes
-from tokenv.estimators.baselines import LeaveOneOut, LinearCritic, ShrunkLeaveOneOut, TextCritic
+from tokenv.estimators.baselines import LeaveOneOutSamples, LinearCritic, ShrunkLeaveOneOut, TextCritic
 from tokenv.estimators.credit import BoundaryCredit, Discount
 
 
@@ -78,12 +78,12 @@ def test_the_share_of_the_other_sample_is_learned():
     """The factor converges to s^2 / (s^2 + 1), of least variance; the first rollout is as in leave-one-out."""
     for shared in (0.0, 1.0, 5.0):
         part, td = ShrunkLeaveOneOut(), two_samples(shared)
-        torch.testing.assert_close(part(td.clone()), LeaveOneOut()(td))
+        torch.testing.assert_close(part(td.clone()), LeaveOneOutSamples()(td))
         for _ in range(30):
             part(two_samples(shared))
         assert part.beta.item() == pytest.approx(shared**2 / (shared**2 + 1), abs=0.05)
         fresh = two_samples(shared)
-        centred = [each(fresh.clone())[keys.ADVANTAGE].var().item() for each in (part, LeaveOneOut())]
+        centred = [each(fresh.clone())[keys.ADVANTAGE].var().item() for each in (part, LeaveOneOutSamples())]
         assert centred[0] < centred[1] * 1.001
 
 
