@@ -39,7 +39,8 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     trust.allow_named({"data": options.data})
     data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.limit) for name in options.task_names}
-    how = EvalOptions(options.batch_size, options.seed, tolerance=data.tolerance, progress=sys.stderr.isatty())
+    progress = sys.stderr.isatty()
+    how = EvalOptions(options.batch_size, options.seed, tolerance=data.tolerance, progress=progress)
     if options.at_rates:
         return _evaluate_at_rates(trained, data, options, how)
     held_out, calibration = _load_held_out(data, options, options.calibrate)
@@ -48,7 +49,8 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
         ways["calibrated"] = replace(how, logit_bias=_find_bias(trained, calibration, how))
     results: dict[str, dict[str, Any]] = {}
     for name, way in ways.items():
-        result = results[name] = evaluate(trained.components, held_out, way).metrics()
+        result = evaluate(trained.components, held_out, way).metrics()
+        results[name] = result
         if name == "calibrated":
             result["logit_bias"] = way.logit_bias
         rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None and not math.isnan(value)}
@@ -71,12 +73,15 @@ def _evaluate_at_rates(
     """Evaluate all runs at the requested rates on the same sequences; print a table and write the files."""
     runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.other_runs}
     _check_same_data(runs)
-    weights, calibrate_all = options.entropy_weight, options.calibrate or bool(options.entropy_weight)
+    weights = options.entropy_weight
+    calibrate_all = options.calibrate or bool(weights)
     calibrated = {run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None}
     held_out, calibration = _load_held_out(data, options, bool(calibrated))
     points: list[RatePoint] = []
     for run, each in runs.items():
-        rates = options.rates or [rate_for_flops(each.components, options.flops or 0.0, each.config.data.seq_len)]
+        rates = options.rates
+        if options.flops is not None:
+            rates = [rate_for_flops(each.components, options.flops, each.config.data.seq_len)]
         shifted_on = None
         if run in calibrated:
             shifted_on = calibration
@@ -84,12 +89,19 @@ def _evaluate_at_rates(
             each.components, each.config, rates, held_out, shifted_on, how, run=run, entropy_weights=weights
         )
         points.extend(point for point, _ in measured)
-    unit, title = trained.components.lm.codec.unit, f"{len(held_out)} {options.split} sequences of {data.source}"
-    console(wide=140 if weights else 110).print(rates_table(points, unit=unit, title=title))
+    unit = trained.components.lm.codec.unit
+    title = f"{len(held_out)} {options.split} sequences of {data.source}"
+    wide = 110
+    if weights:
+        wide = 140
+    console(wide=wide).print(rates_table(points, unit=unit, title=title))
     if options.out is not None:
-        table, picture = Path(f"{options.out}.csv"), Path(f"{options.out}.png")
+        table = Path(f"{options.out}.csv")
+        picture = table.with_suffix(".png")
         write_rates(points, table)
-        above = f"{options.run}, {title}" if options.title is None else options.title
+        above = f"{options.run}, {title}"
+        if options.title is not None:
+            above = options.title
         draw_rates(points, picture, unit=unit, title=above, trained=trained.config.rate)
         console().print(f"rates: {table}, {picture}")
     result = {"unit": unit, "points": [asdict(point) for point in points]}
@@ -102,7 +114,8 @@ def _check_same_data(runs: Mapping[str, LoadedRun]) -> None:
     first, *_ = runs
     for run, each in runs.items():
         for key in ("kind", "seq_len"):
-            one, other = (getattr(config.data, key) for config in (runs[first].config, each.config))
+            one = getattr(runs[first].config.data, key)
+            other = getattr(each.config.data, key)
             if one != other:
                 raise UserError(
                     f"other_runs: {run} has data.{key} = {other!r}, and {first} has {one!r}: expected the same"
@@ -130,7 +143,9 @@ def _load_held_out(
     if data.kind != "series":
         raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
     series = load_series(data)
-    calibration = Corpus(series, data).validation(options.sequences) if calibrates else None
+    calibration = None
+    if calibrates:
+        calibration = Corpus(series, data).validation(options.sequences)
     return series.test(options.sequences), calibration
 
 

@@ -67,8 +67,14 @@ def train(
     Raises:
         UserError: an unknown key or value, or texts which cannot be trained on.
     """
-    names = [str(config)] if isinstance(config, str | Path) else []
-    values = config.as_dict() if isinstance(config, Config) else {} if names else dict(config)  # type: ignore[arg-type]
+    names: list[str] = []
+    values: dict[str, Any] = {}
+    if isinstance(config, str | Path):
+        names = [str(config)]
+    elif isinstance(config, Config):
+        values = config.as_dict()
+    else:
+        values = dict(config)
     values = merge(values, updates)
     if texts is not None:
         path = write_documents(texts, Path(store) / "_texts", column=column)

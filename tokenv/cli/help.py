@@ -84,13 +84,16 @@ def print_help(command: str) -> None:
 
     print(f"\nKeys, as tokenv {command} with key=value:")
     width = max(60, min(120, shutil.get_terminal_size((120, 0)).columns))
-    print("\n".join(line for key in keys for line in _lines(key, width)))
+    for key in keys:
+        print("\n".join(_lines(key, width)))
     print(f"\n{usage(command).rstrip()}")
 
 
 def _lines(key: Key, width: int) -> Iterator[str]:
-    default = "" if key.default is dataclasses.MISSING else f" = {format_value(key.default)}"
-    begin, text = f"  {key.name}{default}", f"{key.meaning.rstrip('.')} [{key.expected}]"
+    begin = f"  {key.name}"
+    if key.default is not dataclasses.MISSING:
+        begin += f" = {format_value(key.default)}"
+    text = f"{key.meaning.rstrip('.')} [{key.expected}]"
     if len(begin) > 33:
         yield from textwrap.wrap(begin, width, subsequent_indent=" " * 6)
         begin = ""
@@ -101,7 +104,9 @@ def format_value(value: Any) -> str:
     """Return a value as it is typed on the command line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value)
 
 
 def list_names(arguments: list[str]) -> None:
@@ -110,16 +115,24 @@ def list_names(arguments: list[str]) -> None:
     Raises:
         UserError: there is no such kind, or no such name of it.
     """
-    kind, name, *more = [*arguments, "", ""][: max(2, len(arguments))]
-    if more or (kind and kind not in KINDS):
+    kind, name, *more = [*arguments, "", ""]
+    if any(more) or (kind and kind not in KINDS):
         raise UserError(f"cannot list {' '.join(arguments)!r}: {suggest(kind, KINDS)}")
     if name:
         _show_one(kind, name)
         return
-    for one in [kind] if kind else KINDS:
-        rows = list(KINDS[one]())
-        longest = max((len(name) for name, _ in rows), default=0)
-        print("\n".join([*([] if kind else [f"\n{one}:"]), *(f"{name:{longest}}  {text}" for name, text in rows)]))
+    for one in KINDS:
+        if kind in ("", one):
+            _print_kind(one, heading=not kind)
+
+
+def _print_kind(kind: str, *, heading: bool) -> None:
+    rows = dict(KINDS[kind]())
+    longest = max(map(len, rows), default=0)
+    if heading:
+        print(f"\n{kind}:")
+    for name, text in rows.items():
+        print(f"{name:{longest}}  {text}")
 
 
 def list_configs(arguments: list[str]) -> None:
@@ -136,14 +149,18 @@ def _registered(table: registry.Registry) -> Rows:
         except (LookupError, UserError) as error:  # of another package; the others are listed all the same
             yield name, f"cannot be used: {error}"
             continue
-        yield name, description if name in table else f"{description} (from {target})".strip()
+        if name not in table:
+            description = f"{description} (from {target})".strip()
+        yield name, description
 
 
 def _configs() -> Rows:
     for name, path in named_configs().items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        text = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
-        yield name, text[: text.index(". ") + 1] if ". " in text else text
+        comment = takewhile(lambda line: line.startswith("#"), lines)
+        text = " ".join(line.lstrip("# ") for line in comment)
+        first, stop, _ = text.partition(". ")
+        yield name, first + stop.strip()
 
 
 def _datasets() -> Rows:
@@ -181,10 +198,15 @@ def _show_one(kind: str, name: str) -> None:
     target = registry.find(section, name, REGISTRIES[kind])
     print(inspect.getdoc(target) or "")
     print(f"\nOptions, as {section}.name={name} {section}.key=value:")
-    descriptions = meanings(target) if isinstance(target, type) else {}
+    descriptions = {}
+    if isinstance(target, type):
+        descriptions = meanings(target)
     for key, parameter in parameters(target).items():
-        default = "the run's own" if parameter.default is parameter.empty else format_value(parameter.default)
-        print(f"  {f'{section}.{key} = {default}':36}  {descriptions.get(key, '')}".rstrip())
+        default = "the run's own"
+        if parameter.default is not parameter.empty:
+            default = format_value(parameter.default)
+        option = f"{section}.{key} = {default}"
+        print(f"  {option:36}  {descriptions.get(key, '')}".rstrip())
 
 
 def print_completion(arguments: list[str]) -> None:
@@ -193,9 +215,10 @@ def print_completion(arguments: list[str]) -> None:
     Raises:
         UserError: there is no such shell, or argcomplete is not installed.
     """
-    if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise UserError(f"cannot complete in {' '.join(arguments)!r}: {suggest(' '.join(arguments), SHELLS)}")
-    print(_import_argcomplete().shellcode(["tokenv"], shell=arguments[0]))
+    shell = " ".join(arguments)
+    if shell not in SHELLS:
+        raise UserError(f"cannot complete in {shell!r}: {suggest(shell, SHELLS)}")
+    print(_import_argcomplete().shellcode(["tokenv"], shell=shell))
 
 
 def answer_shell() -> None:
@@ -222,27 +245,32 @@ def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:
         prefix: beginning of the next word.
         parsed_args: ``command`` and the ``words`` before the next one.
     """
-    command, words = parsed_args.command, parsed_args.words or []
-    candidates: Iterable[str]
-    if command == "completion":
-        candidates = SHELLS
-    elif command == "list":
-        candidates = KINDS if not words else REGISTRIES[words[0]].names() if words[0] in REGISTRIES else ()
-    elif command == "check":
-        names = [name for table in REGISTRIES.values() for name in table.names()]
-        kinds = [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
-        candidates = kinds if words else names
-    elif command in ("configs", "lm-eval"):
-        candidates = ()
-    elif "with" not in words:
-        candidates = ("with", "print_config", "--help")
-    elif "=" in prefix:
-        key, _equals, value = prefix.partition("=")
-        candidates = [f"{key}={each}" for each in _values(key, value)]
-    else:
-        names = list(named_configs()) if command in WITH_CONFIGS else []
-        candidates = [*names, *(f"{key.name}=" for key in command_keys(command))]
+    candidates = _candidates(parsed_args.command, parsed_args.words or [], prefix)
     return [word for word in candidates if word.startswith(prefix)]
+
+
+def _candidates(command: str, words: list[str], prefix: str) -> Iterable[str]:
+    if command == "completion":
+        return SHELLS
+    if command == "list" and not words:
+        return KINDS
+    if command == "list" and words[0] in REGISTRIES:
+        return REGISTRIES[words[0]].names()
+    if command == "check" and words:
+        return [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
+    if command == "check":
+        return [name for table in REGISTRIES.values() for name in table.names()]
+    if command in ("list", "configs", "lm-eval"):
+        return ()
+    if "with" not in words:
+        return ("with", "print_config", "--help")
+    key, equals, value = prefix.partition("=")
+    if equals:
+        return [f"{key}={each}" for each in _values(key, value)]
+    names: list[str] = []
+    if command in WITH_CONFIGS:
+        names += named_configs()
+    return names + [f"{key.name}=" for key in command_keys(command)]
 
 
 def _values(key: str, value: str) -> Iterable[str]:

@@ -28,6 +28,9 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     rate = options.rate
     if options.flops is not None:
         rate = rate_for_flops(trained.components, options.flops, trained.config.data.seq_len)
+    stop = None
+    if options.stop is not None:
+        stop = encode(options.stop)
     (written,) = generate_texts(
         trained,
         [options.read()],
@@ -36,13 +39,16 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
         samples=options.n,
         temperature=options.temperature,
         top_p=options.top_p,
-        stop=None if options.stop is None else encode(options.stop),
+        stop=stop,
     )
     for each in written:
         print_passage(to_passage(each))
-    spans = [Spans(each, trained.step).as_dict() for each in written]
-    write_json_output(options.json, spans[0] if options.n == 1 else spans)
-    return escape(written[0].text.decode("utf-8", errors="replace"))  # Sacred prints the result without escaping it
+    spans: Any = [Spans(each, trained.step).as_dict() for each in written]
+    if options.n == 1:
+        (spans,) = spans
+    write_json_output(options.json, spans)
+    first = written[0].text.decode("utf-8", errors="replace")
+    return escape(first)  # Sacred prints the result without escaping it
 
 
 GENERATE = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)
@@ -60,16 +66,24 @@ def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
         prepare(trained.config.hardware)
         how = EvalOptions(seed=options.seed, threshold=options.threshold, rate=options.rate)
         segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
-        spans[run], passages[run] = Spans(segmentation, trained.step), to_passage(segmentation)
+        spans[run] = Spans(segmentation, trained.step)
+        passages[run] = to_passage(segmentation)
         own = passage_facts(passages[run], trained.step)
-        facts |= {run: ", ".join(f"{k}: {v}" for k, v in own.items())} if options.other_runs else {"run": run, **own}
         if options.other_runs:
+            facts[run] = ", ".join(f"{name}: {value}" for name, value in own.items())
             console().print(f"{run}:")
+        else:
+            facts = {"run": run, **own}
         print_passage(passages[run], options.max_chars)
     if options.out is not None:
-        headings = passages if options.other_runs else {options.file or "text": passages[options.run]}
+        headings = passages
+        if not options.other_runs:
+            headings = {options.file or "text": passages[options.run]}
         pages = write_pages(Path(options.out), headings, facts)
-        console().print("page: " + (options.out if len(pages) == 1 else f"{pages[0]} to {pages[-1]}"))
+        files = options.out
+        if len(pages) > 1:
+            files = f"{pages[0]} to {pages[-1]}"
+        console().print(f"page: {files}")
     write_json_output(options.json, {run: each.as_dict() for run, each in spans.items()})
     first = passages[options.run]
     return {"boundaries": sum(c.boundary for c in first), "characters": len(first)}

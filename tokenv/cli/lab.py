@@ -52,7 +52,8 @@ def measure_and_show(options: BenchOptions, _record: Record) -> dict[str, Any]:
     if options.scaling:
         rows = scale(options, progress=sys.stderr.isatty())
         console().print(scaling_table(rows))
-        console().print("scaling: " + ", ".join(map(str, write_scaling(rows, options.out))))
+        files = write_scaling(rows, options.out)
+        console().print("scaling: " + ", ".join(map(str, files)))
         return {"scaling": rows}
     if options.plan:
         figures = plan(options)
@@ -76,14 +77,16 @@ def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptio
         UserError: an unknown key or value, or a run which cannot be measured.
         MissingFileError: there is no such run or study.
     """
-    own, base = take_own(VarianceOptions, updates), None
+    own = take_own(VarianceOptions, updates)
+    base = None
     if own.get("resume"):
         stored = Path(str(own["resume"])) / OPTIONS_FILE
         if not stored.is_file():
             raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished study")
         values = _stored_options(stored)
         _check_unchanged(own, updates)
-        base, own = values.pop("config"), values | own
+        base = values.pop("config")
+        own = values | own
     if own.get("run"):
         _, base = stored_config("run", str(own["run"]), names)
     config = resolve(names, updates, base=base)
@@ -124,14 +127,17 @@ def _stored_options(path: Path) -> dict[str, Any]:
 
 def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
     """Compare gradient estimators, then store and show the results."""
-    folder = Path(options.resume) if options.resume else (record.folder or record.scratch) / "variance"
+    folder = (record.folder or record.scratch) / "variance"
+    if options.resume:
+        folder = Path(options.resume)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
     try:
         result = run_variance_study(options, folder, sys.stderr.isatty())
     except KeyboardInterrupt:
-        stored = options.resume or record.folder is not None
-        hint = f"resume it with: tokenv variance with resume={folder}" if stored else "nothing was saved"
+        hint = "nothing was saved"
+        if options.resume or record.folder is not None:
+            hint = f"resume it with: tokenv variance with resume={folder}"
         raise KeyboardInterrupt(f"stopped; {hint}") from None
     write_variance(result, folder / "variance.csv")
     draw_progress(result, folder / "progress.png")

@@ -63,11 +63,14 @@ def error_message(error: BaseException) -> str | None:
     if isinstance(error, UserError | RunFailedError):
         text = str(error)
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in DISK_ERRORS):
-        path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        text = f"{path}{error.strerror}: expected a file or folder that can be read, or written, with room on the disk"
+        text = f"{error.strerror}: expected a file or folder that can be read, or written, with room on the disk"
+        if error.filename is not None:
+            text = f"{os.fsdecode(error.filename)}: {text}"
     elif isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or ALLOCATION_MESSAGE in str(error):
         text = f"not enough memory: make the model or train.batch_size smaller ({error})"
-    return None if text is None else escape_line(text)
+    if text is None:
+        return None
+    return escape_line(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: words after ``tokenv``; None for those of this process.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's code, which tokenv completion prints
         from tokenv.cli.help import answer_shell
 
@@ -92,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print(f"tokenv {tokenv.__version__}")
         else:
-            run_command(arguments[0], arguments[1:])
+            name, *words = arguments
+            run_command(name, words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of standard output has ended
         from tokenv.plotting.console import discard_output  # loads rich

@@ -156,9 +156,11 @@ class OneFigure:
 
     def completed_event(self, stop_time: datetime, result: Any) -> None:
         """Store the first figure of the result; nothing where it is no number."""
-        figures = list(result.values()) if isinstance(result, dict) else [result]
-        is_number = bool(figures) and isinstance(figures[0], int | float)
-        figure = float(figures[0]) if is_number else None
+        figure = result
+        if isinstance(result, dict):
+            figure = next(iter(result.values()), None)
+        if not isinstance(figure, int | float):
+            figure = None
         self._observer.completed_event(stop_time=stop_time, result=figure)
 
 
@@ -211,9 +213,7 @@ def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[i
     now = datetime.now(UTC).replace(tzinfo=None).isoformat()
     stored = _read_mapping(folder / "metrics.json")
     for name, (steps, values) in metrics.items():
-        before = stored.get(name)
-        times = before.get("timestamps") if isinstance(before, dict) else None
-        times = times[: len(steps)] if isinstance(times, list) else []
+        times = _stored_times(stored.get(name))[: len(steps)]
         times += [now] * (len(steps) - len(times))
         stored[name] = {"steps": steps, "values": values, "timestamps": times}
     write_atomically(folder / "metrics.json", json.dumps(stored, sort_keys=True, indent=2))
@@ -222,13 +222,21 @@ def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[i
     write_atomically(folder / "run.json", json.dumps(entry, sort_keys=True, indent=2))
 
 
+def _stored_times(metric: Any) -> list[Any]:
+    """Return the times of a metric of metrics.json; none where it is missing or damaged."""
+    if isinstance(metric, dict) and isinstance(metric.get("timestamps"), list):
+        times: list[Any] = metric["timestamps"]
+        return times
+    return []
+
+
 def _read_mapping(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one where the file is missing or damaged."""
-    try:
+    with suppress(OSError, ValueError):
         values = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+        if isinstance(values, dict):
+            return values
+    return {}
 
 
 class Tracker(RunObserver, ABC):
@@ -270,7 +278,9 @@ class Tracker(RunObserver, ABC):
         self, ex_info: Any, command: Any, host_info: Any, start_time: Any, config: Any, meta_info: Any, _id: Any
     ) -> None:
         """Handle the start of the run."""
-        number = start_time.strftime("%Y%m%d-%H%M%S") if _id is None else _id
+        number = _id
+        if number is None:
+            number = start_time.strftime("%Y%m%d-%H%M%S")
         self.begin(f"{ex_info['name']}-{number}", config)
         self.has_begun = True
 
@@ -298,12 +308,15 @@ class Tracker(RunObserver, ABC):
 class TensorBoard(Tracker):
     """Event files in a folder of the run's own under ``destination``."""
 
-    package, module, takes = "tensorboard", "torch.utils.tensorboard", "a folder"
+    package = "tensorboard"
+    module = "torch.utils.tensorboard"
+    takes = "a folder"
 
     def begin(self, name: str, config: Mapping[str, Any]) -> None:
         """Open a writer."""
         self.writer = self.api.SummaryWriter(f"{self.destination}/{name}")
-        self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+        lines = (f"    {key}: {value}" for key, value in config.items())
+        self.writer.add_text("config", "\n".join(lines))
 
     def add(self, name: str, value: float, step: int) -> None:
         """Write a scalar."""
@@ -332,7 +345,7 @@ class WandB(Tracker):
 
     def end(self, status: str) -> None:
         """Finish the run."""
-        self.run.finish(exit_code=0 if status == "FINISHED" else 1)
+        self.run.finish(exit_code=int(status != "FINISHED"))
 
 
 class MLflow(Tracker):

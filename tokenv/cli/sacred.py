@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
 Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # optional packages behind Sacred's flags
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
+MENDABLE = ("EnforceClean", "No version control", "Invalid key")  # errors; the former two of --enforce_clean
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -58,7 +60,8 @@ def _tracker_option(short: str, tracker: type[Tracker]) -> CLIOption:
     def attach(destination: str, run: Run) -> None:
         run.observers.append(tracker(destination))
 
-    attach.__name__, attach.__doc__ = tracker.package, f"Send metrics to {tracker.__name__}: VALUE is {tracker.takes}."
+    attach.__name__ = tracker.package
+    attach.__doc__ = f"Send metrics to {tracker.__name__}: VALUE is {tracker.takes}."
     return CLIOption(attach, short, f"--{tracker.package}", is_flag=False)
 
 
@@ -80,7 +83,9 @@ def run_folder(run: Run) -> Path | None:
     for observer in run.observers:
         if isinstance(observer, FileStorageObserver):
             return Path(observer.dir)
-    return Path(RUNS) / str(run._id) if run.observers else None
+    if not run.observers:
+        return None
+    return Path(RUNS) / str(run._id)
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ class Record:
 
     def add(self, path: Path) -> None:
         """Store a copy of a file."""
-        if not any(isinstance(observer, FileStorageObserver) for observer in self._run.observers) and self.folder:
+        has_files = any(isinstance(observer, FileStorageObserver) for observer in self._run.observers)
+        if self.folder and not has_files:
             self.folder.mkdir(parents=True, exist_ok=True)
             copy_atomically(path, self.folder / path.name)
         self._run.add_artifact(path, path.name)
@@ -179,10 +185,13 @@ class Command:
 
         @experiment.main
         def main(_run: Run) -> Any:
-            _run.observers = [OneFigure(each) if isinstance(each, SqlObserver) else each for each in _run.observers]
+            for number, observer in enumerate(_run.observers):
+                if isinstance(observer, SqlObserver):
+                    _run.observers[number] = OneFigure(observer)
             return self.work(options, Record(_run, folder))
 
-        own = options.as_dict() if hasattr(options, "as_dict") else asdict(options)
+        to_dict = getattr(options, "as_dict", partial(asdict, options))
+        own = to_dict()
         values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
         for plugin in plugins(values):
             for name, version in plugin.packages.items():
@@ -208,19 +217,22 @@ class Command:
         flags = _parse_flags(self.name, arguments)
         options = self.options(flags["UPDATE"], flags["--file_storage"])
         works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
-        shortcut = self.shortcut(options) if works else None
-        if shortcut is not None:
+        shortcut = works and self.shortcut(options)
+        if shortcut:
             with GracefulStop(at_once=True):
                 return shortcut()
-        stored_by_flag = any(flags.get(flag) for flag in STORAGE_FLAGS)
-        experiment = self.experiment(options, RUNS if self.stored and not stored_by_flag else None)
-        if not self.stored and not stored_by_flag:
-            flags["--unobserved"] = True  # or Sacred warns that there is no observer
+        store = None
+        if not any(flags.get(flag) for flag in STORAGE_FLAGS):
+            if self.stored:
+                store = RUNS
+            else:
+                flags["--unobserved"] = True  # or Sacred warns that there is no observer
+        experiment = self.experiment(options, store)
         if flags["--loglevel"] is None:
             flags["--loglevel"] = "WARNING"  # our commands print what Sacred logs at INFO
-        store = flags["--file_storage"] or (RUNS if experiment.observers else None)
-        if works and store:
-            _check_store(Path(store))
+        folder = flags["--file_storage"] or store
+        if works and folder:
+            _check_store(Path(folder))
         if works and flags["--mongo_db"]:
             with _translate_errors():
                 check_mongo(flags["--mongo_db"])
@@ -254,8 +266,9 @@ def _bare_experiment(name: str) -> Experiment:
 
 def _add_source(experiment: Experiment, file: Path) -> None:
     """Add a source file to an experiment, with the git commit of its checkout."""
-    checkout = next((folder for folder in file.resolve().parents if (folder / ".git").exists()), None)
-    experiment.sources.add(Source(str(file), get_digest(file), *_commit_of(checkout)))
+    checkouts = (folder for folder in file.resolve().parents if (folder / ".git").exists())
+    commit = _commit_of(next(checkouts, None))
+    experiment.sources.add(Source(str(file), get_digest(file), *commit))
 
 
 @functools.cache
@@ -272,7 +285,10 @@ def _commit_of(checkout: Path | None) -> Commit:
 
 def source_files() -> list[Path]:
     """Return all source files of tokenv."""
-    return [file for room in ROOMS for file in sorted(_package_folder(room).rglob("*.py"))]
+    files: list[Path] = []
+    for room in ROOMS:
+        files += sorted(_package_folder(room).rglob("*.py"))
+    return files
 
 
 def _package_folder(name: str) -> Path:
@@ -287,14 +303,16 @@ def _translate_errors() -> Iterator[None]:
     """Turn Sacred's errors which the user can mend into ``UserError``: wrong keys, packages which are missing."""
     try:
         yield
-    except (RuntimeError, KeyError, ModuleNotFoundError) as error:
-        text = str(error.args[0]) if error.args else ""
-        if text.startswith(("EnforceClean", "No version control", "Invalid key")):  # the former two of --enforce_clean
-            raise UserError(text) from error
-        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        if package in OBSERVER_PACKAGES:
-            raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
-        raise
+    except ModuleNotFoundError as error:
+        package, _, _ = (error.name or "").partition(".")
+        if package not in OBSERVER_PACKAGES:
+            raise
+        raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
+    except (RuntimeError, KeyError) as error:
+        text = str(next(iter(error.args), ""))
+        if not text.startswith(MENDABLE):
+            raise
+        raise UserError(text) from error
 
 
 def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
@@ -326,7 +344,9 @@ def _match_usage(experiment: Experiment, arguments: list[str]) -> dict[str, Any]
 
 def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
     """Return advice on a line without ``with``, or with ``--key value`` for ``key=value``; empty if it has neither."""
-    flags = {flag for option in experiment.all_cli_options for flag in option.get_flags()}
+    flags: set[str] = set()
+    for option in experiment.all_cli_options:
+        flags.update(option.get_flags())
     meant = ["with"]
     words = iter(word for word in arguments if word != "with")
     for word in words:

@@ -102,7 +102,9 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
     """Train, then store and show the results; ``ranks`` are the processes which train together, if several do."""
-    config, folder, progress_bars = options.config, record.folder, sys.stderr.isatty()
+    config = options.config
+    folder = record.folder
+    progress_bars = sys.stderr.isatty()
     components = build_components(config, torch.device("meta"), read_files=options.resume is None)
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
@@ -110,11 +112,13 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
     if busy := busy_warning(config.hardware):
         warn(busy)
     started = time.perf_counter()
-    work_folder = record.scratch if folder is None else folder
-    resume = None if options.resume is None else checkpoints.load(Path(options.resume))
+    work_folder = folder or record.scratch
+    resume = _load_resumed(options)
     logs: list[Log] = [record.log]
     if not progress_bars:
-        resumed_symbols = 0 if resume is None else RunState.from_dict(resume.state).symbols
+        resumed_symbols = 0
+        if resume is not None:
+            resumed_symbols = RunState.from_dict(resume.state).symbols
         logs.append(ProgressLog(config, components.lm.codec.unit, resumed_symbols))
 
     def log(name: str, value: float, symbols: int) -> None:
@@ -135,12 +139,23 @@ def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = 
         message = f"{work_folder}: cannot be written to ({error.strerror}); {_resume_hint(folder)}"
         raise UserError(message) from error
     seconds = time.perf_counter() - started
-    title = record.title if options.title is None else options.title
+    title = record.title
+    if options.title is not None:
+        title = options.title
     for picture in _show(str(work_folder), config, last, history, record.scratch, title):
         record.add(picture)
     rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
-    _print_summary(config, last, history, rows if folder is None else rows | {"stored in": _stored_in(config, folder)})
+    if folder is not None:
+        rows["stored in"] = _stored_in(config, folder)
+    _print_summary(config, last, history, rows)
     return last.metrics()
+
+
+def _load_resumed(options: TrainOptions) -> checkpoints.Checkpoint | None:
+    """Return the checkpoint from which a run is resumed; None for a new run."""
+    if options.resume is None:
+        return None
+    return checkpoints.load(Path(options.resume))
 
 
 def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
@@ -148,27 +163,32 @@ def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
 
     It also completes the files of a run which was killed between its last step and the end of its report.
     """
-    path = None if options.resume is None else Path(options.resume)
-    if path is None or path.parent.name != "checkpoints":
+    if options.resume is None:
+        return None
+    path = Path(options.resume)
+    if path.parent.name != "checkpoints":
         return None
     state = RunState.read(path)
     total = max(options.config.train.symbols, state.config["train"]["symbols"])
-    last, folder = state.validation, path.parents[1]
+    last = state.validation
+    folder = path.parents[1]
     if last is None or state.symbols < total:
         return None
 
     def show() -> dict[str, Any]:
         _show(str(path), options.config, last, state.history, folder, f"tokenv run {folder.name}")
         mark_completed(folder, last.metrics(), state.history)
-        _print_summary(options.config, last, state.history, {"stored in": _stored_in(options.config, folder)})
+        rows = {"stored in": _stored_in(options.config, folder)}
+        _print_summary(options.config, last, state.history, rows)
         return last.metrics()
 
     return show
 
 
 def _resume_hint(folder: Path | None) -> str:
-    saved = folder is not None and checkpoints.list_complete(folder / "checkpoints")
-    return f"resume it with: tokenv train with resume={folder}" if saved else "nothing was saved"
+    if folder is None or not checkpoints.list_complete(folder / "checkpoints"):
+        return "nothing was saved"
+    return f"resume it with: tokenv train with resume={folder}"
 
 
 def _is_within(folder: Path, path: str | None) -> bool:
@@ -179,23 +199,30 @@ def _is_within(folder: Path, path: str | None) -> bool:
 def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
     """Draw the results into a folder, and print a passage of text with its boundaries."""
     trained = load_run(run, "latest", fall_back=False)
-    picture, curves = folder / _picture(config), folder / "curves.png"
+    picture = folder / _picture(config)
+    curves = folder / "curves.png"
     corpus = load_corpus(config.data)
     if config.data.kind == "series":
-        draw_patches(_held_out_patches(trained, corpus), picture, title=title, context=config.data.series.context)
+        patches = _held_out_patches(trained, corpus)
+        draw_patches(patches, picture, title=title, context=config.data.series.context)
     else:
         passage = _held_out_passage(trained, corpus)
         sequences = max(1, min(256, STATS_BYTES // config.data.seq_len))
-        tables = boundary_tables(boundary_stats_of_run(trained, corpus.validation(sequences)))
-        tables |= training_table(boundary_stats_over_training(trained, corpus.validation(max(1, sequences // 4))))
-        write_pages(picture, {"held-out text": passage}, passage_facts(passage, trained.step), tables)
+        stats = boundary_stats_of_run(trained, corpus.validation(sequences))
+        fewer = corpus.validation(max(1, sequences // 4))
+        stats_over_training = boundary_stats_over_training(trained, fewer)
+        tables = boundary_tables(stats) | training_table(stats_over_training)
+        facts = passage_facts(passage, trained.step)
+        write_pages(picture, {"held-out text": passage}, facts, tables)
         print_passage(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
     return picture, curves
 
 
 def _picture(config: Config) -> str:
-    return "patches.png" if config.data.kind == "series" else "segments.html"
+    if config.data.kind == "series":
+        return "patches.png"
+    return "segments.html"
 
 
 def _stored_in(config: Config, folder: Path) -> str:
@@ -203,8 +230,10 @@ def _stored_in(config: Config, folder: Path) -> str:
 
 
 def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) -> list[Character]:
-    held_out = corpus.validation(max(1, length // trained.config.data.seq_len))
-    return to_passage(segment(trained, bytes(held_out.symbol_BN.flatten()[:length].tolist())))
+    sequences = max(1, length // trained.config.data.seq_len)
+    symbol_N = corpus.validation(sequences).symbol_BN.flatten()[:length]
+    text = bytes(symbol_N.tolist())
+    return to_passage(segment(trained, text))
 
 
 def _held_out_patches(trained: LoadedRun, corpus: Corpus, count: int = 4) -> list[SeriesExcerpt]:
@@ -219,8 +248,9 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
-    words, unit = TERMINOLOGY[config.data.kind], in_words(last.unit)
-    missed = ", which it misses" if off_target(config, last.boundary_rate) else ""
+    words = TERMINOLOGY[config.data.kind]
+    unit = in_words(last.unit)
+    missed = ", which it misses" * off_target(config, last.boundary_rate)
     symbols, flops = (values[-1] for values in history["train/flops"])
     linear = history["train/flops_linear"][1][-1]
     spread = f"± over {words.document}s; of one seed"
@@ -256,19 +286,30 @@ def describe_run(config: Config, components: Components, folder: Path | None, re
         folder: folder in which the run is stored; None if it is not stored.
         resume: checkpoint from which the run is resumed.
     """
-    lm, agent = (sum(p.numel() for p in module.parameters()) for module in (components.lm, components.agent))
     device = resolve_device(config.hardware.device)
     precision = str(resolve_precision(config.hardware.precision, device)).removeprefix("torch.")
-    learner = f"estimator {config.estimator['name']}" if components.agent.trainable else "which does not learn"
-    data, symbols = config.data, TERMINOLOGY[config.data.kind].symbol
+    learner = "which does not learn"
+    if components.agent.trainable:
+        learner = f"estimator {config.estimator['name']}"
+    place = "not stored"
+    if folder is not None:
+        place = str(folder)
+    if resume is not None:
+        place += f" (from {resume})"
+    data = config.data
+    symbols = TERMINOLOGY[data.kind].symbol
     facts = [
-        f"{'not stored' if folder is None else folder}{f' (from {resume})' if resume else ''}",
+        place,
         f"{config.train.symbols:,} {symbols}s of {data.source}, {data.seq_len} a sequence",
-        f"{lm:,} parameters, {agent:,} of the agent",
+        f"{_count_parameters(components.lm):,} parameters, {_count_parameters(components.agent):,} of the agent",
         f"agent {config.agent['name']}, {learner}, rate {config.rate:g}",
         f"{device}, {precision}, seed {config.seed}",
     ]
     return " · ".join(facts)
+
+
+def _count_parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class ProgressLog:
@@ -281,7 +322,9 @@ class ProgressLog:
     """
 
     def __init__(self, config: Config, unit: str, resumed_symbols: int = 0) -> None:
-        self._total, self._unit, self._resumed_symbols = config.train.symbols, unit, resumed_symbols
+        self._total = config.train.symbols
+        self._unit = unit
+        self._resumed_symbols = resumed_symbols
         self._symbol = TERMINOLOGY[config.data.kind].symbol
         self._started = time.monotonic()
         self._next = self._started + FIRST_SECONDS
@@ -295,25 +338,27 @@ class ProgressLog:
             return
         self._next = now + EVERY_SECONDS
         speed = (symbols - self._resumed_symbols) / (now - self._started)
-        remaining = _format_duration((self._total - symbols) / speed) if speed > 0 else "unknown"
-        losses = [
-            f"{split} {self._last[key]:.3f} {self._unit.replace('_per_', '/')}"
-            for split in ("train", "validation")
-            if (key := f"{split}/{self._unit}") in self._last
-        ]
-        line = [
-            f"{symbols:,} of {self._total:,} {self._symbol}s ({symbols / self._total:.0%})",
-            *losses,
-            f"rate {self._last.get('train/boundary_rate', float('nan')):.3f}",
-            f"{speed:,.0f} {self._symbol}s/s",
-            f"{remaining} left",
-        ]
+        remaining = "unknown"
+        if speed > 0:
+            remaining = _format_duration((self._total - symbols) / speed)
+        line = [f"{symbols:,} of {self._total:,} {self._symbol}s ({symbols / self._total:.0%})"]
+        unit = self._unit.replace("_per_", "/")
+        for split in ("train", "validation"):
+            loss = self._last.get(f"{split}/{self._unit}")
+            if loss is not None:
+                line.append(f"{split} {loss:.3f} {unit}")
+        rate = self._last.get("train/boundary_rate", math.nan)
+        line += [f"rate {rate:.3f}", f"{speed:,.0f} {self._symbol}s/s", f"{remaining} left"]
         print("training: " + ", ".join(line), file=sys.stderr, flush=True)
 
 
 def _format_duration(seconds: float) -> str:
     minutes = round(seconds / 60)
-    return f"{round(seconds)} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    if minutes < 2:
+        return f"{round(seconds)} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes / 60:.1f} h"
 
 
 class TrainCommand(Command):
@@ -340,27 +385,32 @@ def _distributed_command(command: Command, ranks: Ranks) -> Command:
         show = command.shortcut(options)
         if ranks.is_first:
             return show
-        return partial(_train_only, options, ranks) if show is None else lambda: None
+        if show is None:
+            return partial(_train_only, options, ranks)
+        return lambda: None
 
     work = partial(train_and_show, ranks=ranks)
     return Command(command.name, resolve, work, command.kind, command.stored, shortcut)
 
 
 def _train_only(options: TrainOptions, ranks: Ranks) -> None:
-    resume = None if options.resume is None else checkpoints.load(Path(options.resume))
-    train(options.config, Path(), lambda *_: None, resume=resume, ranks=ranks)
+    train(options.config, Path(), lambda *_: None, resume=_load_resumed(options), ranks=ranks)
 
 
 def _shared_facts(options: TrainOptions) -> dict[str, Any]:
     """Return what must be equal on all ranks, by name."""
     values = options.config.as_dict()
-    files = [*source_files(), *(path for plugin in plugins(values) for path in plugin.files)]
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    return flatten(values) | {
-        "resume": None if options.resume is None else Path(options.resume).name,
-        "the digest of the code": code,
-        "torch": torch.__version__,
-    }
+    files = source_files()
+    for plugin in plugins(values):
+        files += plugin.files
+    code = hashlib.sha256()
+    for path in files:
+        code.update(path.read_bytes())
+    facts = flatten(values)
+    facts["resume"] = options.resume and Path(options.resume).name
+    facts["the digest of the code"] = code.hexdigest()[:16]
+    facts["torch"] = torch.__version__
+    return facts
 
 
 @contextmanager

@@ -72,6 +72,8 @@ def check_held_out(configs: Mapping[str, Config], options: CompareOptions) -> No
         UserError: two methods have other data or another number of sequences; or files of the user's own are too small
             to calibrate on. Other data is counted only when it is measured: reading it takes long.
     """
+    if not configs:  # stored runs alone are compared
+        return
     (first_name, first), *others = configs.items()
     for name, config in others:
         if (config.data, config.validation.sequences) != (first.data, first.validation.sequences):
