@@ -15,9 +15,12 @@ from tokenv.agents.learned import Learned
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
+from tokenv.core.expectations import all_boundaries, forcing_noise
+from tokenv.core.sequences import SequenceBatch
 from tokenv.env.rollout import rollout
 from tokenv.estimators import Imitation, ScoreFunction, chain
 from tokenv.estimators.statistics import mean_over_decisions
+from tokenv.evaluation.evaluator import evaluate
 from tokenv.lm.unet import UNet
 from tokenv.training.trainer import train
 
@@ -139,8 +142,29 @@ def test_a_run_may_imitate_throughout_and_needs_no_early_exit(tmp_path: Path) ->
     assert not build_components(config).early_exit
     assert logged["train/imitation_nats"][-1] < logged["train/imitation_nats"][0]
     assert "train/loss_policy" not in logged
-    nats, decisions = logged["train/imitation_nats"][-1], 30 / 31  # the first boundary is forced
-    assert logged["validation/imitation_bits"][-1] == pytest.approx(nats * decisions / math.log(2), rel=0.3)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_imitation_bits_are_those_of_the_teachers_boundaries_among_all(window: int) -> None:
+    """Each draw's probability from the policy's draws alone: the noise of 0 and 1 forces it, and all sum to 1."""
+    changes = {"imitation": {"teacher": {"name": "whitespace"}}, "agent": {"window": window}}
+    components = build_components(resolve([], merge(settings(), changes)))
+    components.lm.double()
+    components.agent.double()
+    torch.nn.init.normal_(components.agent.projection.weight)
+    components.train(False)
+    pattern_K1T = all_boundaries(TEXT.shape[1])
+    noise_KBT = forcing_noise(pattern_K1T).expand(-1, len(TEXT), -1)
+    with torch.no_grad():
+        td = rollout(components.lm, components.agent, TEXT, noise=noise_KBT)
+    log_prob_KB = td[keys.ACTION_LOG_PROB].sum(-1)
+    torch.testing.assert_close(log_prob_KB.exp().sum(0), torch.ones(2).double())
+    taught_BT = Whitespace().draw(td[0], noise_KBT[0])[keys.ACTION]
+    is_taught_KB = (td[keys.ACTION] == taught_BT).all(-1)
+    assert is_taught_KB.sum(0).tolist() == [1, 1]
+    bits_B = -log_prob_KB.T[is_taught_KB.T] / math.log(2) / (TEXT.shape[1] - 1)
+    found = evaluate(components, SequenceBatch(TEXT, ["", ""], None, torch.arange(2))).imitation_bits
+    assert found == pytest.approx(bits_B.mean().item(), rel=1e-6)  # encodings are float32
 
 
 @pytest.mark.parametrize(
