@@ -77,8 +77,9 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         *(_NOTES_ON_SERIES if words == SERIES else _NOTES_ON_TEXT),
         "The loss at equal FLOPs is read from the curves where the cheapest run ends. The learning rate of a longer "
         "training has not come down yet there: a training of that length would have reached less.",
-        f"FLOPs are counted by the paper's rule, 6 per matrix parameter for every {words.symbol} or "
-        f"{words.token}, and Muon's matrix products; padding is not counted.",
+        f"FLOPs are 6 per matrix parameter for every {words.symbol} or {words.token}, which is the paper's rule, and "
+        "12 times the width for every layer's pair of a query and a key which it sees, and Muon's matrix products; "
+        "padding is not counted.",
     ]
 
 
