@@ -18,9 +18,16 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.unet import UNet
 
 RENDER_MODES = ("ansi", "rgb_array")
-MARK, STEPS = "│", "▁▂▃▄▅▆▇█"
-COLUMNS, CELL_WIDTH, CELL_HEIGHT, MARGIN = 64, 10, 20, 8
-PAPER, INK, BOUNDARY, UNREAD = (255, 255, 255), (20, 20, 20), (200, 30, 30), (235, 235, 235)
+MARK = "│"
+STEPS = "▁▂▃▄▅▆▇█"
+COLUMNS = 64
+CELL_WIDTH = 10
+CELL_HEIGHT = 20
+MARGIN = 8
+PAPER = (255, 255, 255)
+INK = (20, 20, 20)
+BOUNDARY = (200, 30, 30)
+UNREAD = (235, 235, 235)
 Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[str, Array]
 
@@ -70,7 +77,9 @@ class ArrayAdapter:
             raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
         array = np.asarray(action)
         # Clients with one environment often pass an array of one action.
-        value = array.reshape(space.shape) if array.size == 1 and self.env.batch_size[0] == 1 else array
+        value = array
+        if array.size == 1 and self.env.batch_size[0] == 1:
+            value = array.reshape(space.shape)
         if not np.issubdtype(array.dtype, np.integer) or not space.contains(value):
             raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
         action_B = torch.as_tensor(value, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
@@ -116,7 +125,8 @@ def ended(root: TensorDictBase) -> bool:
 def levels(symbol_NC: Tensor) -> list[int]:
     """Return the levels of a series, 0 to 7 between the least and the largest value of its first channel."""
     value_N = symbol_NC[:, 0, 0].double().nan_to_num()
-    low, high = value_N.min(), value_N.max()
+    low = value_N.min()
+    high = value_N.max()
     return ((value_N - low) / (high - low).clamp(min=1e-12) * (len(STEPS) - 1)).round().int().tolist()
 
 
@@ -145,10 +155,15 @@ def as_image(symbol_N: Tensor, action: Sequence[int], length: int) -> np.ndarray
     rows = -(-length // COLUMNS)
     size = (min(length, COLUMNS) * CELL_WIDTH + 2 * MARGIN, rows * CELL_HEIGHT + 2 * MARGIN)
     picture = Image.new("RGB", size, PAPER)
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
-    heights = levels(symbol_N) if symbol_N.ndim > 1 else None
+    draw = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(14)
+    if symbol_N.ndim > 1:
+        heights = levels(symbol_N)
+    else:
+        heights = None
     for i in range(length):
-        x, y = MARGIN + i % COLUMNS * CELL_WIDTH, MARGIN + i // COLUMNS * CELL_HEIGHT
+        x = MARGIN + i % COLUMNS * CELL_WIDTH
+        y = MARGIN + i // COLUMNS * CELL_HEIGHT
         if i >= len(symbol_N):
             draw.rectangle((x, y, x + CELL_WIDTH - 1, y + CELL_HEIGHT - 1), fill=UNREAD)
         elif heights is not None:

@@ -59,26 +59,40 @@ class _Sampler:
         max_new: int,
         options: dict[str, Any],
     ) -> None:
-        self.codec, self.generators, self.starts = codec, generators, starts
-        self.rows, self.max_new = rows // len(generators), max_new
+        self.codec = codec
+        self.generators = generators
+        self.starts = starts
+        self.rows = rows // len(generators)
+        self.max_new = max_new
         self._sample: Callable[..., Tensor] = partial(codec.sample, **options)
         self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
         self._row_B = torch.arange(rows)
-        same = len(set(starts)) == 1
-        self._start: int | Tensor = starts[0] if same else torch.tensor(starts).repeat_interleave(self.rows)
+        self._start: int | Tensor = starts[0]
+        if len(set(starts)) > 1:
+            self._start = torch.tensor(starts).repeat_interleave(self.rows)
 
     def draw(self, i: int, parameters_BP: Tensor, symbol_B: Tensor) -> Tensor:
         """Draw the symbols after ``symbol_B``, those at i: [B, *symbol_shape]; arbitrary ones within a prompt."""
         self._draw_noise(i)
         if self._noise is None:
-            split = parameters_BP.split(self.rows), symbol_B.split(self.rows)
-            rows = zip(self.generators, self.starts, *split, strict=True)
-            return torch.cat(
-                [self._sample(y, generator=g, after=x) if i + 1 >= start else x for g, start, y, x in rows]
-            )
+            return self._draw_by_generator(i, parameters_BP, symbol_B)
         step = (i + 1 - self._start) % NOISE_STEPS
-        noise = self._noise[step] if isinstance(step, int) else self._noise[step, self._row_B]
+        if isinstance(step, int):
+            noise = self._noise[step]
+        else:
+            noise = self._noise[step, self._row_B]
         return self._sample(parameters_BP, noise=noise, after=symbol_B)
+
+    def _draw_by_generator(self, i: int, parameters_BP: Tensor, symbol_B: Tensor) -> Tensor:
+        """Draw the symbols of one generator's rows after the other's."""
+        drawn = []
+        parameters = parameters_BP.split(self.rows)
+        symbols = symbol_B.split(self.rows)
+        for generator, start, y, x in zip(self.generators, self.starts, parameters, symbols, strict=True):
+            if i + 1 >= start:
+                x = self._sample(y, generator=generator, after=x)
+            drawn.append(x)
+        return torch.cat(drawn)
 
     def _draw_noise(self, i: int) -> None:
         """Draw the random numbers of the next steps of the rows which have none left."""
@@ -134,38 +148,45 @@ def generate(
             empty, ``temperature``, ``top_p`` or ``rate`` is out of range, or the generators do not fit the prompts; or
             the model predicts no next symbol (``model.direct``).
     """
-    generators = list(generator) if isinstance(generator, Sequence) else [generator]
+    generators: list[Generator | None]
+    if isinstance(generator, Sequence):
+        generators = list(generator)
+    else:
+        generators = [generator]
     starts = _check_arguments(lm, prompt, max_new, samples, stop, len(generators))
-    batch, steps = len(prompt), max(starts) + max_new
-    device, dtype = lm.head.weight.device, lm.codec.symbol_dtype
-    decoder, observer = Decoder(lm, batch, steps), Observer.of(agent)
+    batch = len(prompt)
+    steps = max(starts) + max_new
+    device = lm.head.weight.device
+    dtype = lm.codec.symbol_dtype
+    decoder = Decoder(lm, batch, steps)
+    observer = Observer.of(agent)
     options = {"temperature": temperature, "top_p": top_p}
     sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, options)
     rows = batch * samples // len(generators)
-    drawn = [
-        torch.rand(rows, start + max_new, device=device, generator=each)
-        for each, start in zip(generators, starts, strict=True)
-    ]
-    noise_BN = pad_sequence([row for each in drawn for row in each], batch_first=True, padding_value=1.0)
+    noise_BN = _boundary_noise(generators, starts, rows, max_new, device)
     noise = noise_BN[::samples].unbind(1)
     prompt_BN = pad_sequence(list(prompt), batch_first=True).to(device, dtype)
     start_B = torch.tensor(starts, device=device).repeat_interleave(rows)
     length_B = start_B + max_new
-    stop_symbols = None if stop is None else torch.as_tensor(list(stop), dtype=dtype, device=device)
+    if stop is None:
+        stop_symbols = None
+    else:
+        stop_symbols = torch.as_tensor(list(stop), dtype=dtype, device=device)
     rate_B = resolve_target_rate(observer, agent.rates, rate_or_mean(rate, agent.rates), batch, device)
     history = {name: x for name, x in observer.initial_history(batch, device).items() if name in agent.in_keys}
-    symbols, actions, probs = [prompt_BN[:, 0]], [], []
+    symbols = [prompt_BN[:, 0]]
+    actions = []
+    probs = []
     for i in range(steps):
-        position_B, x_BD = decoder.position_B, decoder.encode(symbols[i])
+        position_B = decoder.position_B
+        x_BD = decoder.encode(symbols[i])
         at = SymbolContext(lm, symbols[i], x_BD, position_B, position_B > 0, rate_B)
         output = agent.step({**observer.static_values(at), **history, keys.NOISE: noise[i]})
         action_B = output[keys.ACTION]
         actions.append(action_B)
         probs.append(output[keys.BOUNDARY_PROB])
         if stop_symbols is not None and i + 1 - min(starts) >= len(stop_symbols):
-            last_BN = torch.stack(symbols[-len(stop_symbols) :], 1)
-            stops_B = (last_BN == stop_symbols).flatten(1).all(1) & (i + 1 - start_B >= len(stop_symbols))
-            length_B = torch.where(stops_B, length_B.clamp(max=i + 1), length_B)
+            length_B = _stop_rows(symbols, stop_symbols, start_B, length_B)
             if bool((length_B <= i + 1).all()):
                 break
         if i + 1 == steps:
@@ -176,10 +197,14 @@ def generate(
             decoder.repeat(samples)
             agent.repeat_rows(samples)
             repeat = partial(torch.repeat_interleave, repeats=samples, dim=0)
-            parameters, noise = repeat(parameters), noise_BN.unbind(1)
+            parameters = repeat(parameters)
+            noise = noise_BN.unbind(1)
             history = {name: repeat(value) for name, value in history.items()}
-            symbols, actions, probs = ([repeat(x) for x in each] for each in (symbols, actions, probs))
-            rate_B = None if rate_B is None else repeat(rate_B)
+            symbols = [repeat(x) for x in symbols]
+            actions = [repeat(x) for x in actions]
+            probs = [repeat(x) for x in probs]
+            if rate_B is not None:
+                rate_B = repeat(rate_B)
         if i + 1 < min(starts):
             symbols.append(prompt_BN[:, i + 1])
             continue
@@ -189,6 +214,24 @@ def generate(
             symbol_B = torch.where(in_prompt_B, prompt_BN[:, i + 1], symbol_B)
         symbols.append(symbol_B.to(dtype))
     return Generated(torch.stack(symbols, 1), torch.stack(actions, 1), torch.stack(probs, 1), length_B)
+
+
+def _boundary_noise(
+    generators: Sequence[Generator | None], starts: Sequence[int], rows: int, max_new: int, device: torch.device
+) -> Tensor:
+    """Draw the noise of all boundaries as each generator alone would draw that of its rows: [B S, N], 1 as padding."""
+    noise: list[Tensor] = []
+    for generator, start in zip(generators, starts, strict=True):
+        noise.extend(torch.rand(rows, start + max_new, device=device, generator=generator))
+    return pad_sequence(noise, batch_first=True, padding_value=1.0)
+
+
+def _stop_rows(symbols: Sequence[Tensor], stop: Tensor, start_B: Tensor, length_B: Tensor) -> Tensor:
+    """Return the length of each row, which ends here at the latest if its continuation ends with ``stop``: [B]."""
+    last_BN = torch.stack(list(symbols[-len(stop) :]), 1)
+    ends_B = (last_BN == stop).flatten(1).all(1)
+    within_B = len(symbols) - start_B >= len(stop)
+    return torch.where(ends_B & within_B, length_B.clamp(max=len(symbols)), length_B)
 
 
 def _check_arguments(

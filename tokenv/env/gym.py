@@ -67,7 +67,9 @@ def source_or(source: SourceOrFactory | None, default: CorpusFactory, seq_len: i
         ValueError: neither source nor ``seq_len`` is None.
     """
     if source is None:
-        return default if seq_len is None else CorpusFactory(replace(default.config, seq_len=seq_len))
+        if seq_len is None:
+            return default
+        return CorpusFactory(replace(default.config, seq_len=seq_len))
     if seq_len is not None:
         raise ValueError(f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out")
     return source
@@ -109,7 +111,8 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
         PicklableEnv.__init__(self, lm, source, window, render_mode, seq_len)
         source = source_or(source, self.default_source, seq_len)
         self._adapter = ArrayAdapter(lm or self.default_lm(), source, 1, window, render_mode)
-        self.env, self.render_mode = self._adapter.env, render_mode
+        self.env = self._adapter.env
+        self.render_mode = render_mode
         self._root: TensorDictBase | None = None
         self.observation_space = self._adapter.observation_space
         self.action_space = self._adapter.action_space
@@ -213,7 +216,8 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
         self._adapter = ArrayAdapter(lm or self.default_lm(), source, num_envs, window, render_mode)
-        self.env, self.render_mode = self._adapter.env, render_mode
+        self.env = self._adapter.env
+        self.render_mode = render_mode
         self._root: TensorDictBase | None = None
         self.num_envs = num_envs
         self.single_observation_space = self._adapter.observation_space
@@ -240,7 +244,10 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
             return self._reset_some(options["reset_mask"])
         if isinstance(seed, Sequence):
             seeds = [each for each in seed if each is not None]
-            seed = int(np.random.SeedSequence(seeds).generate_state(1)[0]) if seeds else None
+            if seeds:
+                seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+            else:
+                seed = None
         super().reset(seed=None if seed is None else int(seed))
         self._root = self._adapter.reset(seed)
         return self._observe_all()
@@ -285,11 +292,13 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
             zeros = np.zeros(self.num_envs)
             return observation, zeros, zeros.astype(bool), zeros.astype(bool), infos
         acted = self._adapter.act(self._root, actions, self.action_space)
-        following, final = self.env.step(acted)["next"], {}
+        following = self.env.step(acted)["next"]
+        final = {}
         self._root = following
         terminated = following["terminated"].squeeze(-1).cpu().numpy()
         if terminated.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
-            final_B, last = self._adapter.observation(following), self._infos(following)
+            final_B = self._adapter.observation(following)
+            last = self._infos(following)
             for row in terminated.nonzero()[0]:
                 final[row] = {"final_obs": {key: x_B[row] for key, x_B in final_B.items()}, "final_info": last[row]}
             self._reset_some(terminated)

@@ -107,12 +107,16 @@ def _encoding(at: SymbolContext) -> Tensor:
 
 def _append_action(last_actions_Bw: Tensor, action_B: Tensor) -> Tensor:
     width = last_actions_Bw.shape[1]
-    return torch.cat([action_B[:, None].float(), last_actions_Bw[:, :-1]], 1) if width else last_actions_Bw
+    if width:
+        return torch.cat([action_B[:, None].float(), last_actions_Bw[:, :-1]], 1)
+    return last_actions_Bw
 
 
 def _last_actions(action: Tensor, window: int) -> Tensor:
     earlier = [F.pad(action, (j, 0))[..., : action.shape[-1]] for j in range(1, window + 1)]
-    return torch.stack(earlier, -1).float() if earlier else action.new_zeros((*action.shape, 0)).float()
+    if earlier:
+        return torch.stack(earlier, -1).float()
+    return action.new_zeros((*action.shape, 0)).float()
 
 
 STATIC_KEYS = {

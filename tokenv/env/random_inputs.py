@@ -26,12 +26,18 @@ def couple_noise(
         noise: noise which is given, for the rows of this process; None draws it.
         generator: random generator, which draws for the whole batch; None for torch's own.
     """
-    device, group = decision_mask_BT.device, current_group() if noise is None else SINGLE_PROCESS
-    source = device if generator is None else generator.device
+    device = decision_mask_BT.device
+    group = current_group() if noise is None else SINGLE_PROCESS
+    if generator is None:
+        source = device
+    else:
+        source = generator.device
     if noise is None:
-        samples = () if sampling.num_samples is None else (sampling.num_samples,)
         rows, steps = decision_mask_BT.shape
-        batch_noise = torch.rand(*samples, rows * group.size, steps, device=source, generator=generator)
+        shape = [rows * group.size, steps]
+        if sampling.num_samples is not None:
+            shape.insert(0, sampling.num_samples)
+        batch_noise = torch.rand(shape, device=source, generator=generator)
     else:
         batch_noise = noise.to(source)
     if sampling.couple is not None:
@@ -61,14 +67,19 @@ def sample_target_rates(
     """
     if not isinstance(rates, RateRange):
         return torch.full((rows,), rates, device=device)
-    source = device if generator is None else generator.device
+    if generator is None:
+        source = device
+    else:
+        source = generator.device
     uniform = torch.rand(rows * current_group().size, device=source, generator=generator)
     return to_device_async(rates.at(local_rows(uniform, 0)), device)
 
 
 def rate_or_mean(rate: float | Tensor | None, rates: RateRange | None) -> float | Tensor | None:
     """Return the rate, or where it is None the mean of the range, if there is one."""
-    return rates.mean if rate is None and rates is not None else rate
+    if rate is None and rates is not None:
+        return rates.mean
+    return rate
 
 
 def resolve_target_rate(
@@ -107,7 +118,8 @@ def resolve_target_rate(
             raise ValueError("this agent reads target_rate and has no range of rates: give it one, or rate=")
         return sample_target_rates(rates, rows, device, generator)
     given = torch.as_tensor(rate, device=device)
-    given = given if given.dtype == torch.float64 and isinstance(rate, Tensor) else given.float()
+    if given.dtype != torch.float64 or not isinstance(rate, Tensor):
+        given = given.float()
     if given.shape not in ((), (rows,)) or not bool(((given > 0) & (given < 1)).all()):
         raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), one number or {rows}")
     return given.expand(rows)

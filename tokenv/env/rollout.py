@@ -49,14 +49,16 @@ class Sequences:
     @classmethod
     def of(cls, lm: UNet, symbol_BN: Tensor, length_B: Tensor | None) -> Sequences:
         """Compute positions and masks; raise a ValueError if the sequences do not fit a direct model."""
-        (batch, length), horizon = symbol_BN.shape[:2], lm.config.horizon if lm.config.direct else 0
+        batch, length = symbol_BN.shape[:2]
+        horizon = lm.config.horizon if lm.config.direct else 0
         if horizon and (length <= horizon or length_B is not None):
             raise ValueError(
                 f"sequences of {length} symbols with model.direct: expected more than model.horizon = {horizon}, and "
                 "all of one length"
             )
         position_N = torch.arange(length, device=symbol_BN.device)
-        length_B = torch.full((batch,), length, device=symbol_BN.device) if length_B is None else length_B
+        if length_B is None:
+            length_B = torch.full((batch,), length, device=symbol_BN.device)
         valid_BT = position_N[1:] < length_B[:, None]
         known = length - (horizon or 1)
         decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0) & (position_N < known)
@@ -122,7 +124,8 @@ def observe(lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Ten
 
     See ``rollout`` for the arguments; ``rate=None`` is the mean of the agent's range, if it has one.
     """
-    observer, rate = Observer.of(agent), rate_or_mean(rate, agent.rates)
+    observer = Observer.of(agent)
+    rate = rate_or_mean(rate, agent.rates)
     rate_B = resolve_target_rate(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
     return _observe(lm, observer, Sequences.of(lm, symbol_BN, None), lm.encode(symbol_BN), rate_B)[:, :-1]
 
@@ -130,7 +133,10 @@ def observe(lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Ten
 def _observe(lm: UNet, observer: Observer, sequences: Sequences, x_BND: Tensor, rate_B: Tensor | None) -> TensorDict:
     """Return the observations at all N symbols without those of earlier boundaries, batch size [B, N]."""
     position_BN = sequences.position_BN
-    rate_BN = None if rate_B is None else rate_B[:, None].expand(position_BN.shape)
+    if rate_B is None:
+        rate_BN = None
+    else:
+        rate_BN = rate_B[:, None].expand(position_BN.shape)
     at = (sequences.symbol_BN, x_BND, position_BN, sequences.decision_mask_BN, rate_BN)
     return observer.static_observation(lm, *at)
 
@@ -138,12 +144,15 @@ def _observe(lm: UNet, observer: Observer, sequences: Sequences, x_BND: Tensor, 
 def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
     """Return the agent's outputs at T symbols, and the noise; batch size [.., B, T]."""
     decision_mask_BT = observation[keys.DECISION_MASK]
-    proposed = None if sampling.propose is None else sampling.propose(noise)
+    proposed = None
+    if sampling.propose is not None:
+        proposed = sampling.propose(noise)
     if proposed is None:
         drawn = agent.draw(observation, noise)
     else:
         is_first_BT = observation[keys.POSITION] == 0
-        drawn = agent.score(observation, torch.where(decision_mask_BT, proposed, is_first_BT.long()))
+        proposed = torch.where(decision_mask_BT, proposed, is_first_BT.long())
+        drawn = agent.score(observation, proposed)
     if sampling.teacher is not None:
         with torch.no_grad():
             demonstrated = sampling.teacher.draw(observation, noise)[keys.ACTION]
@@ -159,8 +168,12 @@ def _predict(
     lm: UNet, x_BTD: Tensor, sequences: Sequences, drawn: TensorDict, sampling: Sampling, generator: Generator | None
 ) -> dict[str, Tensor]:
     """Return the log-likelihoods of the next symbols under the drawn boundaries, by name; [.., B, T] each."""
-    known, valid_BT, symbol_BN = sequences.known, sequences.valid_BT, sequences.symbol_BN
-    x_BLD, action, boundary = x_BTD[:, :known], drawn[keys.ACTION][..., :known], drawn.get(keys.BOUNDARY, None)
+    known = sequences.known
+    valid_BT = sequences.valid_BT
+    symbol_BN = sequences.symbol_BN
+    x_BLD = x_BTD[:, :known]
+    action = drawn[keys.ACTION][..., :known]
+    boundary = drawn.get(keys.BOUNDARY, None)
     if sampling.reward_only:
         y = lm.decode_samples(x_BLD, action[:1])
         with torch.no_grad():
@@ -180,7 +193,9 @@ def _predict(
         predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
     if not lm.config.direct and 0 < lm.config.horizon < symbol_BN.shape[1]:
         # Samples which only serve rewards have no such likelihood, and no weight.
-        padding = (0, 0, 0, 0, 0, len(action) - 1) if sampling.reward_only else (0, 0)
+        padding = [0, 0]
+        if sampling.reward_only:
+            padding += [0, 0, 0, len(action) - 1]
         for name, x in zip(DIRECT, lm.horizon_log_prob(y, symbol_BN, valid_BT), strict=True):
             predicted[name] = F.pad(x, padding)
     return predicted

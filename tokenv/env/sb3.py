@@ -58,7 +58,10 @@ class SB3VecEnv(VecEnv):
         """
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"options = {self._options}: expected the same for all rows, which are one environment")
-        seeds = None if None in self._seeds else self._seeds
+        if None in self._seeds:
+            seeds = None
+        else:
+            seeds = self._seeds
         observation, self.reset_infos = self.envs.reset(seed=seeds, options=self._options[0] or None)
         self._reset_seeds()
         self._reset_options()
@@ -77,7 +80,8 @@ class SB3VecEnv(VecEnv):
         observation, reward, terminated, truncated, infos = self.envs.step(self._actions)
         done = terminated | truncated
         for row, info in enumerate(infos):
-            last, final = info.pop("final_obs", None), info.pop("final_info", {})
+            last = info.pop("final_obs", None)
+            final = info.pop("final_info", {})
             if done[row]:
                 self.reset_infos[row] = dict(info)
                 info |= final | {"terminal_observation": last}
@@ -126,7 +130,8 @@ class SB3VecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Return for each requested row whether the environment has this gymnasium vector wrapper."""
-        env, is_wrapped = self.envs.env, False
+        env = self.envs.env
+        is_wrapped = False
         while isinstance(env, VectorWrapper):
             env, is_wrapped = env.env, is_wrapped or isinstance(env, wrapper_class)
         return [is_wrapped for _ in self._get_indices(indices)]

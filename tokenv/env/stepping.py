@@ -4,7 +4,7 @@ An episode is a sequence. At symbol i the agent reads the encoder's X_i and the 
 token ends there. The reward is the log-likelihood of symbol i + 1 less that of the model's own early exit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -80,10 +80,17 @@ class TokenizationEnv(EnvBase):
         if window < 0:
             raise ValueError(f"window = {window}: expected 0 or more earlier actions")
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
-        held = frozenset(optional_keys) | ({keys.TARGET_RATE} if rates is not None else frozenset())
-        self.lm, self.observer, self.rates = lm, Observer(window, held), rates
-        self._open = source if callable(source) else None
-        self.source: Source = source(int(np.random.default_rng().integers(2**31))) if callable(source) else source
+        held = frozenset(optional_keys)
+        if rates is not None:
+            held |= {keys.TARGET_RATE}
+        self.lm = lm
+        self.observer = Observer(window, held)
+        self.rates = rates
+        self._open: Callable[[int], Source] | None = None
+        if callable(source):
+            self._open = source
+            source = source(int(np.random.default_rng().integers(2**31)))
+        self.source: Source = source
         self.generator = torch.Generator()  # on the CPU, so that noise does not depend on the device
         self.rate_generator = torch.Generator()  # of its own, so that a range of rates leaves all other noise alone
         self._rate_B: Tensor | None = None
@@ -151,7 +158,9 @@ class TokenizationEnv(EnvBase):
         Returns:
             A rollout of batch size [B, T] or [K, B, T].
         """
-        rates = agent.rates if self.rates is None else self.rates
+        rates: Rate | None = self.rates
+        if rates is None:
+            rates = agent.rates
         if rate is None and rates is not None:
             rate = sample_target_rates(rates, self.batch_size[0], self.device, self.rate_generator)
         return rollout(
@@ -176,7 +185,8 @@ class TokenizationEnv(EnvBase):
     def _observe(self, symbol_B: Tensor, rows_B: Tensor, log_prob_B: Tensor, early_B: Tensor) -> TensorDict:
         """Read symbols in the rows which are True, and return the observations at them."""
         decoder = self._decoder
-        position_B, x_BD = decoder.position_B, decoder.encode(symbol_B, rows_B)
+        position_B = decoder.position_B
+        x_BD = decoder.encode(symbol_B, rows_B)
         decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
         observation = self.observer.static_observation(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
         likelihoods = {keys.LOG_LIKELIHOOD[1]: log_prob_B, keys.LOG_LIKELIHOOD_EARLY[1]: early_B}
@@ -190,21 +200,24 @@ class TokenizationEnv(EnvBase):
                 "model.direct = True: this model predicts its horizon at once and no next symbol, so that there is "
                 "nothing to step by: roll out whole sequences (one_pass), or train a model with model.direct=False"
             )
-        every_row_B = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
-        reset = None if tensordict is None else tensordict.get("_reset", None)
-        rows_B = every_row_B if reset is None else reset.view(self.batch_size)
+        rows_B = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
+        if tensordict is not None and "_reset" in tensordict:
+            rows_B = tensordict["_reset"].view(self.batch_size)
         self._symbol_BN[rows_B] = self._next_sequences(rows_B.nonzero().flatten().tolist())
         self._history = self.observer.reset_history(self._history, rows_B)
         self._decoder.reset(rows_B)
         if self.rates is not None:
             rate_B = sample_target_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
-            self._rate_B = rate_B if self._rate_B is None else rate_B.where(rows_B, self._rate_B)
+            if self._rate_B is not None:
+                rate_B = rate_B.where(rows_B, self._rate_B)
+            self._rate_B = rate_B
         zero_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
         return self._observe(self._symbol_BN[:, 0], rows_B, zero_B, zero_B)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        decoder, rows = self._decoder, torch.arange(self.batch_size[0], device=self.device)
+        decoder = self._decoder
+        rows = torch.arange(self.batch_size[0], device=self.device)
         if bool((decoder.position_B >= self.source.seq_len - 1).any()):
             raise ValueError("a sequence has ended: expected a reset before the next step")
         action_B = torch.where(decoder.position_B > 0, tensordict[keys.ACTION], 1)
@@ -220,8 +233,9 @@ class TokenizationEnv(EnvBase):
         return following.update({"reward": reward_B1, "done": done, "terminated": done.clone()})
 
     def _set_seed(self, seed: int | None) -> None:
-        self.generator.manual_seed(0 if seed is None else seed)
-        self.rate_generator.manual_seed(derive_seed(0 if seed is None else seed))
+        own = seed or 0
+        self.generator.manual_seed(own)
+        self.rate_generator.manual_seed(derive_seed(own))
         if self._open is None or seed is None:
             return
         source = self._open(seed)

@@ -58,7 +58,8 @@ class TrainedModelEnv(PicklableEnv):
         if options.get("lm") is not None:
             raise UserError(f"run = {str(run)!r} beside a model lm: expected one of them")
         model = load(run, **loading)
-        config, kind = model.config.data, self.default_source.config.kind
+        config = model.config.data
+        kind = self.default_source.config.kind
         if config.kind != kind:
             raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")
         options = {**options, "lm": model.lm}

@@ -48,7 +48,8 @@ class ModelCache:
         self.folders = {escape(run): run for run in runs}
         for run, folder in self.folders.items():
             trained = load_run(folder, which)
-            self.defaults[run], self.configs[run] = trained.path.name, trained.config
+            self.defaults[run] = trained.path.name
+            self.configs[run] = trained.config
             self._models[trained.path] = Model(trained)
 
     def _checkpoints(self, run: str) -> list[dict[str, Any]]:
@@ -63,7 +64,8 @@ class ModelCache:
                 state = RunState.read(path)
             except (UserError, OSError):  # damaged, or deleted in the meantime
                 continue
-            terms, loss = TERMINOLOGY[state.settings.data.kind], state.loss
+            terms = TERMINOLOGY[state.settings.data.kind]
+            loss = state.loss
             description = f"{state.symbols:,} {terms.symbol}s of training"
             if loss is not None:
                 description += f", {loss:.3f} {in_words(state.unit)} on held-out text"
@@ -81,7 +83,8 @@ class ModelCache:
             MissingFileError: if the run has no checkpoint of this name.
             UserError: if the checkpoint is damaged.
         """
-        name = self.defaults[run] if name is None else name
+        if name is None:
+            name = self.defaults[run]
         path = next((path for path in run_folders.list_all(self.folders[run]) if path.name == name), None)
         if path is None:
             raise MissingFileError(f"{run} has no checkpoint {name!r} any more: reload the page to see which there are")
@@ -178,7 +181,10 @@ def segment_text(
 
 def _facts(spans: Spans) -> Mapping[str, str]:
     bits = spans.bits_per_byte
-    shifted = {"logits shifted by": f"{spans.logit_bias:+.2f}".replace("-", "−")} if spans.logit_bias else {}
+    if spans.logit_bias:
+        shifted = {"logits shifted by": f"{spans.logit_bias:+.2f}".replace("-", "−")}
+    else:
+        shifted = {}
     return {
         "bits per byte": "–" if bits is None else f"{bits:.3f}",
         "boundaries per byte": f"{spans.rate:.3f}",

@@ -91,7 +91,8 @@ class TokenvLM(LM):
         """
 
         def score(texts: Sequence[tuple[str]]) -> list[float]:
-            return [nats for nats, _ in self._score([("", text) for (text,) in texts])]
+            pairs = [("", text) for (text,) in texts]
+            return [nats for nats, _ in self._score(pairs)]
 
         return self._respond("loglikelihood_rolling", requests, score, disable_tqdm)
 
@@ -127,7 +128,8 @@ class TokenvLM(LM):
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Score continuations of contexts; 0 and True if nothing is to be predicted."""
         scored = [i for i, pair in enumerate(pairs) if pair[1] and len("".join(pair).encode()) > 1]
-        contexts, texts = [pairs[i][0] for i in scored], [pairs[i][1] for i in scored]
+        contexts = [pairs[i][0] for i in scored]
+        texts = [pairs[i][1] for i in scored]
         scores = [(0.0, True)] * len(pairs)
         for i, score in zip(scored, self.model.score(texts, context=contexts, **self._options), strict=True):
             scores[i] = score
@@ -141,8 +143,12 @@ class TokenvLM(LM):
             until = options.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             stops_of.append(stops)
-            temperature = float(options.get("temperature", 0)) if options.get("do_sample", True) else 0.0
-            max_new, top_p = int(options.get("max_gen_toks", self._max_new)), float(options.get("top_p", 1))
+            if options.get("do_sample", True):
+                temperature = float(options.get("temperature", 0))
+            else:
+                temperature = 0.0
+            max_new = int(options.get("max_gen_toks", self._max_new))
+            top_p = float(options.get("top_p", 1))
             groups[max_new, temperature, top_p, stops[0] if len(stops) == 1 else None].append(i)
         texts = [""] * len(requests)
         for (max_new, temperature, top_p, stop), rows in groups.items():

@@ -100,7 +100,8 @@ class Model(SeriesMethods):
     def __init__(self, trained: LoadedRun) -> None:
         self._trained = trained
         self.config: Config = trained.config
-        self.lm, self.agent = trained.components.lm, trained.components.agent
+        self.lm = trained.components.lm
+        self.agent = trained.components.agent
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Any) -> Model:
@@ -214,7 +215,9 @@ class Model(SeriesMethods):
                 rate is given.
         """
         nats = [each for each, _ in self._score(_pairs(text, context), EvalOptions(**options))]
-        return nats if isinstance(text, list | tuple) else nats[0]
+        if isinstance(text, list | tuple):
+            return nats
+        return nats[0]
 
     @overload
     def score(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> tuple[float, bool]: ...
@@ -234,12 +237,15 @@ class Model(SeriesMethods):
             preceding bytes, with the same boundaries.
         """
         scores = self._score(_pairs(text, context), EvalOptions(**options), greedy=True)
-        return scores if isinstance(text, list | tuple) else scores[0]
+        if isinstance(text, list | tuple):
+            return scores
+        return scores[0]
 
     def _score(
         self, pairs: Sequence[tuple[bytes, bytes]], options: EvalOptions, *, greedy: bool = False
     ) -> list[tuple[float, bool]]:
-        starts, texts = [max(len(context), 1) for context, _ in pairs], [context + text for context, text in pairs]
+        starts = [max(len(context), 1) for context, _ in pairs]
+        texts = [context + text for context, text in pairs]
         if any(len(text) <= start for start, text in zip(starts, texts, strict=True)):
             raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
         scores = score_texts(self._text_model(), texts, options, greedy=greedy)
@@ -294,7 +300,10 @@ class Model(SeriesMethods):
             ValueError: if ``max_new``, ``temperature``, ``top_p`` or ``stop`` is out of range.
         """
         several = isinstance(prompt, list | tuple)
-        prompts = list(prompt) if several else [prompt]
+        if several:
+            prompts = list(prompt)
+        else:
+            prompts = [prompt]
         written = generate_texts(
             self._text_model(),
             list(map(to_bytes, prompts)),
@@ -305,12 +314,13 @@ class Model(SeriesMethods):
             top_p=top_p,
             stop=None if stop is None else to_bytes(stop),
         )
-        texts = [
-            [each.text if isinstance(start, bytes) else _continued(start, each.text) for each in continuations]
-            for start, continuations in zip(prompts, written, strict=True)
-        ]
-        continued = [each[0] if n is None else each for each in texts]
-        return continued if several else continued[0]
+        texts: list[Any] = []
+        for start, continuations in zip(prompts, written, strict=True):
+            of_prompt = [_continued(start, each.text) for each in continuations]
+            texts.append(of_prompt[0] if n is None else of_prompt)
+        if several:
+            return texts
+        return texts[0]
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Save the model for ``tokenv.load`` and for all commands which take ``run=``.
@@ -338,7 +348,8 @@ class Model(SeriesMethods):
         Returns:
             The model's address.
         """
-        api, message = HfApi(token=token), message or "Upload a tokenv model"
+        api = HfApi(token=token)
+        message = message or "Upload a tokenv model"
         with tempfile.TemporaryDirectory() as scratch:
             folder = model_hub.save(self._trained, Path(scratch) / "model", facts=self._facts(), name=name)
             url = api.create_repo(name, private=private, exist_ok=True)
@@ -351,8 +362,9 @@ class Model(SeriesMethods):
         return self._trained
 
     def _facts(self) -> dict[str, str]:
-        state, config = self._trained.state, self.config
-        parameters = sum(p.numel() for module in (self.lm, self.agent) for p in module.parameters())
+        state = self._trained.state
+        config = self.config
+        parameters = sum(p.numel() for p in [*self.lm.parameters(), *self.agent.parameters()])
         facts = {
             "trained on": f"{state.symbols:,} symbols of {config.data.source}",
             "parameters": f"{parameters:,}",
@@ -377,14 +389,23 @@ def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, byt
     Raises:
         UserError: if the number of contexts is neither one nor that of the texts.
     """
-    texts = text if isinstance(text, list | tuple) else [text]
-    contexts = context if isinstance(context, list | tuple) else [context] * len(texts)
+    if isinstance(text, list | tuple):
+        texts = text
+    else:
+        texts = [text]
+    if isinstance(context, list | tuple):
+        contexts = context
+    else:
+        contexts = [context] * len(texts)
     if len(contexts) != len(texts):
         raise UserError(f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each")
     return [(to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)]
 
 
-def _continued(prompt: str, text: bytes) -> str:
+def _continued(prompt: One, text: bytes) -> One:
+    """Return a prompt's continuation, with it, in the prompt's type."""
+    if isinstance(prompt, bytes):
+        return text
     return prompt + text[len(to_bytes(prompt)) :].decode("utf-8", errors="replace")
 
 

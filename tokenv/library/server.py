@@ -70,7 +70,9 @@ def host_names(host: str, address: str) -> tuple[str, ...]:
 
 def in_url(host: str) -> str:
     """Return a host in the notation of URLs: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host
 
 
 def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
@@ -97,7 +99,9 @@ def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str]
         if limiter.statistics().tasks_waiting >= MAX_WAITING:
             return _failure(f"{MAX_WAITING} requests are waiting already: try again in some seconds", 503)
         result = await _unless_disconnected(request, work, limiter)
-        return Response(status_code=DISCONNECTED) if result is None else JSONResponse(result, headers=HEADERS)
+        if result is None:
+            return Response(status_code=DISCONNECTED)
+        return JSONResponse(result, headers=HEADERS)
 
     async def home(_: Request) -> Response:
         return HTMLResponse(render_page(models, seed), headers=HEADERS)
@@ -205,7 +209,12 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:  # the latter for invalid characters in a host name
-        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, error)
+        if isinstance(error, OSError):
+            number = error.errno
+            reason: object = error.strerror
+        else:
+            number = None
+            reason = error
         if number == errno.EADDRINUSE:
             message = f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"
         elif number == errno.EACCES:

@@ -51,8 +51,11 @@ class Spans(Sequence[Span]):
     """
 
     def __init__(self, segmentation: Segmentation, step: int) -> None:
-        self._step, self.text, self.logit_bias = step, segmentation.text, segmentation.logit_bias
-        self.probabilities, self.boundaries = segmentation.probability_N, segmentation.boundary_N
+        self._step = step
+        self.text = segmentation.text
+        self.logit_bias = segmentation.logit_bias
+        self.probabilities = segmentation.probability_N
+        self.boundaries = segmentation.boundary_N
         self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in segmentation.log_likelihood_N]
         ends = [i + 1 for i, drawn in enumerate(self.boundaries[:-1]) if drawn] + [len(self.text)]
         self._spans = [self._span(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -85,7 +88,9 @@ class Spans(Sequence[Span]):
     def bits_per_byte(self) -> float | None:
         """Mean bits of the bytes which have preceding ones; None if there are none."""
         bits = [each for each in self.bits if each is not None]
-        return math.fsum(bits) / len(bits) if bits else None
+        if bits:
+            return math.fsum(bits) / len(bits)
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values for JSON: tokens, and a number per byte; bytes which are not UTF-8 are escaped."""
@@ -118,7 +123,10 @@ class Spans(Sequence[Span]):
         shown = slice(NOTEBOOK_BYTES)
         excerpt = Segmentation(self.text[shown], self.probabilities[shown], self.boundaries[shown], [])
         cut = len(self.text) > NOTEBOOK_BYTES
-        title = f"the first {NOTEBOOK_BYTES:,} of {len(self.text):,} bytes" if cut else "text"
+        if cut:
+            title = f"the first {NOTEBOOK_BYTES:,} of {len(self.text):,} bytes"
+        else:
+            title = "text"
         html = passage_page(title, to_passage(excerpt), self._step)
         lines = sum(1 + len(line) // 80 for line in excerpt.text.split(b"\n"))
         height = 22 + min(30, 2 * lines)  # heading, legend and text; longer texts scroll
@@ -155,9 +163,11 @@ class PreTokenizer:
         if not text:
             return []
         ends = {span.end for span in self._spans(text)}
-        offsets, position = [0], 0
+        offsets = [0]
+        position = 0
         for i, character in enumerate(text, 1):
-            before, position = position, position + len(character.encode(errors="surrogateescape"))
+            before = position
+            position = position + len(character.encode(errors="surrogateescape"))
             if not ends.isdisjoint(range(before + 1, position + 1)):
                 offsets.append(i)
         return offsets

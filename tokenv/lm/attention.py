@@ -37,7 +37,8 @@ class BlockedAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, softcap: float, block: int) -> Tensor:
         """Return attended values, [.., N, d]."""
         ctx.save_for_backward(q, k, v)
-        ctx.softcap, ctx.block = softcap, block
+        ctx.softcap = softcap
+        ctx.block = block
         out = torch.empty_like(v)
         for rows, keys in _blocks(q.shape[-2], block):
             _, prob = _probabilities(q[..., rows, :], k[..., keys, :], softcap)
@@ -49,7 +50,9 @@ class BlockedAttention(torch.autograd.Function):
         """Return the gradients of queries, keys and values."""
         q, k, v = ctx.saved_tensors
         scale = _scale(q, ctx.softcap)
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_q = torch.empty_like(q)
+        grad_k = torch.zeros_like(k)
+        grad_v = torch.zeros_like(v)
         for rows, keys in _blocks(q.shape[-2], ctx.block):
             tanh, prob = _probabilities(q[..., rows, :], k[..., keys, :], ctx.softcap)
             grad_v[..., keys, :] += prob.mT @ grad[..., rows, :]
@@ -83,7 +86,9 @@ def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor
 
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-BLOCK, SMALL_BLOCK = 128, 64  # queries, and keys, of a block of the GPU's attention
+# queries, and keys, of a block of the GPU's attention
+BLOCK = 128
+SMALL_BLOCK = 64
 STORED_ENTRIES = 2**25  # largest number of stored scores of local attention: 128 MiB in float32, twice a layer
 
 
@@ -103,7 +108,8 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window:
     """Compute attention by its definition, with a mask on the N x N matrix: time and memory O(N^2). For tests."""
     length = q.shape[-2]
     scores = softcap * torch.tanh(q @ k.mT / (math.sqrt(q.shape[-1]) * softcap))
-    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    i = torch.arange(length)[:, None]
+    j = torch.arange(length)[None, :]
     hidden = (j > i) if window is None else (j > i) | (j <= i - window)
     return scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1) @ v
 
@@ -143,7 +149,8 @@ def attention_bias(hidden: Tensor, like: Tensor) -> Tensor:
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
     """Attend to all earlier positions: time O(N^2); memory O(N^2) for short sequences, O(N) for long ones."""
-    length, block = q.shape[-2], block_queries(q)
+    length = q.shape[-2]
+    block = block_queries(q)
     if block < length:
         return BlockedAttention.apply(q, k, v, softcap, block)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
@@ -162,7 +169,8 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int
 
 
 def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
-    length, block = q.shape[-2], min(window, q.shape[-2])
+    length = q.shape[-2]
+    block = min(window, q.shape[-2])
     tail = -length % block
     if tail:
         q, k, v = (F.pad(x, (0, 0, 0, tail)) for x in (q, k, v))

@@ -252,7 +252,8 @@ class _MeanStepper(_NewestTokenStepper):
         return self.chunking.normalise(null_BD)
 
     def token(self, x_BD: Tensor) -> Tensor:
-        self.sum_BD, self.size_B = self.sum_BD + x_BD, self.size_B + 1
+        self.sum_BD = self.sum_BD + x_BD
+        self.size_B = self.size_B + 1
         return self.chunking.normalise((self.sum_BD / (self.size_B + EPSILON)[:, None]).to(x_BD.dtype))
 
     def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:

@@ -13,7 +13,8 @@ import numpy as np
 from tokenv.lm.kernel_cache import Function, compiled
 from tokenv.lm.layers import EPSILON  # what numba has stored notices changes of this file alone
 
-GELU_SCALE, GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715
+GELU_SCALE = math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715
 # Sums may be computed in any order, which vectorises them; not-a-number stays what it is.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -50,12 +51,16 @@ def _store_rotated(qkv_RE: Any, cos_Rd: Any, sin_Rd: Any, store: Any, row_R: Any
     heads, size = store.shape[3:]
     half = size // 2
     for r in range(len(qkv_RE)):
-        cos_d, sin_d, stored = cos_Rd[r], sin_Rd[r], store[row_R[r], slot_R[r]]
+        cos_d = cos_Rd[r]
+        sin_d = sin_Rd[r]
+        stored = store[row_R[r], slot_R[r]]
         for part in range(2 * heads):
             x = qkv_RE[r, part * size : (part + 1) * size]
             for j in range(half):
-                a, b = x[j], x[half + j]
-                x[j], x[half + j] = a * cos_d[j] - b * sin_d[j], b * cos_d[j] + a * sin_d[j]
+                a = x[j]
+                b = x[half + j]
+                x[j] = a * cos_d[j] - b * sin_d[j]
+                x[half + j] = b * cos_d[j] + a * sin_d[j]
         stored[:] = qkv_RE[r, heads * size :].reshape(2, heads, size)
 
 
@@ -71,20 +76,24 @@ def _attend(qkv_RE: Any, store: Any, row_R: Any, used_R: Any, softcap: float) ->
     for r in range(len(qkv_RE)):
         used = used_R[r]
         for h in range(heads):
-            query_d, out_d = qkv_RE[r, h * size : (h + 1) * size], out_RD[r, h * size : (h + 1) * size]
+            query_d = qkv_RE[r, h * size : (h + 1) * size]
+            out_d = out_RD[r, h * size : (h + 1) * size]
             for s in range(used):
-                key_d, product = store[row_R[r], s, 0, h], number(0)
+                key_d = store[row_R[r], s, 0, h]
+                product = number(0)
                 for j in range(size):
                     product += query_d[j] * key_d[j]
                 score_S[s] = product
             for s in range(used):  # cap * tanh, whose exponential is the faster function
                 score_S[s] = cap - number(2) * cap / (np.exp(scale * score_S[s]) + number(1))
-            highest, total = score_S[:used].max(), number(0)
+            highest = score_S[:used].max()
+            total = number(0)
             for s in range(used):
                 score_S[s] = np.exp(score_S[s] - highest)
                 total += score_S[s]
             for s in range(used):
-                value_d, weight = store[row_R[r], s, 1, h], score_S[s] / total
+                value_d = store[row_R[r], s, 1, h]
+                weight = score_S[s] / total
                 for j in range(size):
                     out_d[j] += weight * value_d[j]
     return out_RD
@@ -94,7 +103,8 @@ def _attend(qkv_RE: Any, store: Any, row_R: Any, used_R: Any, softcap: float) ->
 def _gated(gate_up_RE: Any) -> Any:
     """Return ``gelu(gate) * up``, gelu in its tanh approximation: [R, 2 E] -> [R, E]."""
     number = gate_up_RE.dtype.type
-    rows, hidden = gate_up_RE.shape[0], gate_up_RE.shape[1] // 2
+    rows = gate_up_RE.shape[0]
+    hidden = gate_up_RE.shape[1] // 2
     out_RE = np.empty((rows, hidden), gate_up_RE.dtype)
     for r in range(rows):
         for j in range(hidden):
@@ -154,14 +164,20 @@ def sample_bytes(logit_RV: Any, uniform_RV: Any, softcap: float, temperature: fl
         int64 [R].
     """
     rows, vocabulary = logit_RV.shape
-    symbol_R, candidate_V = np.zeros(rows, np.int64), np.empty(vocabulary, np.int64)
-    weight_V, loss_V = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.float32)
-    cap, two = np.float32(softcap / temperature), np.float32(2)
+    symbol_R = np.zeros(rows, np.int64)
+    candidate_V = np.empty(vocabulary, np.int64)
+    weight_V = np.empty(vocabulary, np.float32)
+    loss_V = np.empty(vocabulary, np.float32)
+    cap = np.float32(softcap / temperature)
+    two = np.float32(2)
     for r in range(rows):
         uniform_V = uniform_RV[r]
         for v in range(vocabulary):  # cap * tanh
             weight_V[v] = cap - two * cap / (np.exp(two / np.float32(softcap) * logit_RV[r, v]) + np.float32(1))
-        highest, total, lowest, count = weight_V.max(), np.float32(0), uniform_V[0], 0
+        highest = weight_V.max()
+        total = np.float32(0)
+        lowest = uniform_V[0]
+        count = 0
         for v in range(vocabulary):
             weight_V[v] = np.exp(weight_V[v] - highest)
             total += weight_V[v]
@@ -169,14 +185,17 @@ def sample_bytes(logit_RV: Any, uniform_RV: Any, softcap: float, temperature: fl
         least = np.float32(np.log1p(-lowest) / np.log1p(-uniform_V[0])) * np.float32(1 - 1e-6)
         for v in range(vocabulary):
             if not weight_V[v] < least:
-                candidate_V[count], loss_V[count] = v, -weight_V[v]
+                candidate_V[count] = v
+                loss_V[count] = -weight_V[v]
                 count += 1
         order_C = np.argsort(loss_V[:count], kind="mergesort")  # stable
-        best, mass = np.float32(-1), np.float32(0)
+        best = np.float32(-1)
+        mass = np.float32(0)
         for rank in range(count):
             v = candidate_V[order_C[rank]]
             ratio = weight_V[v] / np.float32(-np.log1p(-uniform_V[rank]))
             if ratio > best and (top_p >= 1 or mass < np.float32(top_p) * total):
-                best, symbol_R[r] = ratio, v
+                best = ratio
+                symbol_R[r] = v
             mass += weight_V[v]
     return symbol_R

@@ -37,8 +37,11 @@ class CachedLayers:
     ) -> None:
         parameter = next(layers.parameters())
         self.dtype = torch.promote_types(model.compute_dtype or parameter.dtype, torch.float32)
-        self.softcap, self.device = model.config.attention_softcap, parameter.device
-        self._model, self._layers, self._output = model, [*layers], output
+        self.softcap = model.config.attention_softcap
+        self.device = parameter.device
+        self._model = model
+        self._layers = [*layers]
+        self._output = output
         shape = (len(layers), batch, size, 2, model.config.heads, model.config.head_size)
         self._hold(torch.zeros(shape, device=self.device, dtype=self.dtype))
         self.read_parameters()
@@ -47,7 +50,8 @@ class CachedLayers:
         """Look up the parameters anew, where training them might have moved them."""
 
     def _hold(self, cache: Tensor) -> None:
-        self.cache, self._row_B = cache, torch.arange(cache.shape[1], device=self.device)
+        self.cache = cache
+        self._row_B = torch.arange(cache.shape[1], device=self.device)
 
     @property
     def size(self) -> int:
@@ -130,25 +134,22 @@ class CompiledLayers(CachedLayers):
         config = self._model.config
         layers: Any = self._layers  # whose parts have weights
         self._frequencies = rotary_frequencies(config.head_size, config.rope_base, self.dtype).numpy()
-        self._weights = tuple(
-            tuple(
-                self._weight(module.weight)
-                for module in (
-                    *(layer.pre_attention, layer.qkv, layer.out, layer.post_attention),
-                    *(layer.pre_mlp, layer.mlp.gate_up, layer.mlp.down, layer.post_mlp),
-                )
-            )
-            for layer in layers
-        )
-        self._output_weights = tuple(self._weight(module.weight) for module in self._output)
+        self._weights = [self._layer_weights(layer) for layer in layers]
+        self._output_weights = self._arrays(*self._output)
 
-    def _weight(self, weight: Tensor) -> Any:
-        """Return a weight as an array, a matrix transposed; it shares the tensor's memory unless its type differs."""
-        return weight.detach().to(self.dtype).numpy().T
+    def _layer_weights(self, layer: Any) -> Any:
+        attention = (layer.pre_attention, layer.qkv, layer.out, layer.post_attention)
+        mlp = (layer.pre_mlp, layer.mlp.gate_up, layer.mlp.down, layer.post_mlp)
+        return self._arrays(*attention, *mlp)
+
+    def _arrays(self, *modules: Any) -> Any:
+        """Return weights as arrays, matrices transposed; they share the tensors' memory unless their type differs."""
+        return tuple(module.weight.detach().to(self.dtype).numpy().T for module in modules)
 
     def _hold(self, cache: Tensor) -> None:
         super()._hold(cache)
-        self._stores, self._rows = [store.numpy() for store in self.cache], self._row_B.numpy()
+        self._stores = [store.numpy() for store in self.cache]
+        self._rows = self._row_B.numpy()
 
     def rotary(self, position_R: Tensor) -> Any:
         """Return cosines and sines at one position of each row, [R, d/2] each."""
@@ -156,7 +157,8 @@ class CompiledLayers(CachedLayers):
 
     def step(self, x_RD: Tensor, rotary: Any, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
         """Compute the next position of some rows; see ``CachedLayers``."""
-        kernels, order = self._kernels, order_R.numpy()
+        kernels = self._kernels
+        order = order_R.numpy()
         rows = self._rows if row_R is None else row_R.numpy()
         x = x_RD.detach().to(self.dtype).numpy()
         for weights, store in zip(self._weights, self._stores, strict=True):
@@ -213,8 +215,11 @@ class Decoder:
     """
 
     def __init__(self, lm: UNet, batch: int, max_symbols: int) -> None:
-        config, device = lm.config, lm.head.weight.device
-        self.lm, self.codec, self.max_symbols = lm, lm.codec, max_symbols
+        config = lm.config
+        device = lm.head.weight.device
+        self.lm = lm
+        self.codec = lm.codec
+        self.max_symbols = max_symbols
         window = min(config.window, max_symbols)
         self.down = cache_layers(lm, lm.down, batch, window)
         self.up = cache_layers(lm, lm.up, batch, window, output=(lm.norm, lm.head))
@@ -279,7 +284,8 @@ class Decoder:
         Returns:
             Parameters of p(x_{i+1} | x_<=i, a_<=i), [B, P].
         """
-        boundary_B, x_BD = action_B.bool(), self.x_BD
+        boundary_B = action_B.bool()
+        x_BD = self.x_BD
         token_BD = self.pooling.token(x_BD)
         rows = boundary_B.nonzero().flatten()
         if len(rows):

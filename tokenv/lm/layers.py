@@ -143,8 +143,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.heads = heads
-        self.pre_attention, self.post_attention = RMSNorm(width), RMSNorm(width)
-        self.pre_mlp, self.post_mlp = RMSNorm(width), RMSNorm(width)
+        self.pre_attention = RMSNorm(width)
+        self.post_attention = RMSNorm(width)
+        self.pre_mlp = RMSNorm(width)
+        self.post_mlp = RMSNorm(width)
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
         self.mlp = MLP(width, hidden)

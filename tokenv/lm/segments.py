@@ -55,7 +55,8 @@ class Pack(NamedTuple):
             longest: M, number of tokens after padding.
             bucket_size: C, at least the sum of the tokens.
         """
-        batch, device = len(count_B), count_B.device
+        batch = len(count_B)
+        device = count_B.device
         end_B = count_B.cumsum(0)
         index_M = torch.arange(longest, device=device)
         slot_BM = ((end_B - count_B)[:, None] + index_M).where(index_M < count_B[:, None], 0)
@@ -114,7 +115,8 @@ def _block_indices(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
 @torch.compiler.disable
 def _padded_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, pack: Pack) -> Tensor:
     """Attend on a CPU, where dense blocks are fast: sequence by sequence, padded for the scores alone."""
-    index, shape = pack.slot_BM.flatten(), pack.slot_BM.shape
+    index = pack.slot_BM.flatten()
+    shape = pack.slot_BM.shape
     padded = [x[0].index_select(1, index).unflatten(1, shape) for x in (q, k, v)]
     attended_HBMd = causal_attention(padded[0], padded[1], padded[2], softcap)
     return attended_HBMd.flatten(1, 2).index_select(1, pack.source_C).unsqueeze(0)
@@ -214,7 +216,8 @@ def ema(prob_BM: Tensor, x_BMD: Tensor) -> Tensor:
         x_BMD: x.
     """
     prob_BM1 = prob_BM.unsqueeze(-1)
-    keep_BM1, z_BMD = 1 - prob_BM1, prob_BM1 * x_BMD
+    keep_BM1 = 1 - prob_BM1
+    z_BMD = prob_BM1 * x_BMD
     shift = 1
     while shift < x_BMD.shape[1]:
         z_BMD = z_BMD + keep_BM1 * _delay(z_BMD, shift)

@@ -55,12 +55,14 @@ class Encoder(nn.Module):
         self, config: UNetConfig, codec: Codec, compute_dtype: torch.dtype | None = None, *, early_exit: bool = True
     ) -> None:
         super().__init__()
-        self.config, self.compute_dtype = config, compute_dtype
+        self.config = config
+        self.compute_dtype = compute_dtype
         self.codec = codec
         self._block = BLOCK
         self.down = make_layers(config, config.down_layers, config.byte_mlp)
         if early_exit:
-            self.early_norm, self.early_head = RMSNorm(config.width), make_head(codec, config.width)
+            self.early_norm = RMSNorm(config.width)
+            self.early_head = make_head(codec, config.width)
 
     def embed(self, symbol: Tensor) -> Tensor:
         """Embed symbols in the compute precision: [.., *symbol_shape] -> [.., D]."""
@@ -263,7 +265,8 @@ class UNet(Encoder):
         Returns:
             [.., B, T] each, the first in nats.
         """
-        horizon, rest = self.config.horizon, (0, self.config.horizon - 1)
+        horizon = self.config.horizon
+        rest = (0, self.config.horizon - 1)
         positions = valid_BT.shape[1] - horizon + 1
         target_BSH = symbol_BN[:, 1:].unfold(1, horizon, 1).movedim(-1, 2)
         complete_BS = valid_BT[:, -positions:]
@@ -283,7 +286,8 @@ class UNet(Encoder):
     def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None) -> Tensor:
         """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""
         samples = y.shape[: y.dim() - target.dim() + len(self.codec.symbol_shape)]
-        symbol, target = symbol.expand(*samples, *symbol.shape), target.expand(*samples, *target.shape)
+        symbol = symbol.expand(*samples, *symbol.shape)
+        target = target.expand(*samples, *target.shape)
         return self.codec.log_prob_horizon(self.direct(y), symbol, target, base)
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:

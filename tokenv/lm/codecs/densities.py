@@ -151,7 +151,8 @@ class StudentT(Density):
     def entropy(self, raw: Tensor) -> Tensor:
         """Compute the entropy in closed form."""
         _, scale, freedom = self._unpack(raw)
-        half, more = freedom / 2, (freedom + 1) / 2
+        half = freedom / 2
+        more = (freedom + 1) / 2
         log_beta = torch.lgamma(half) + math.lgamma(0.5) - torch.lgamma(more)
         return more * (torch.digamma(more) - torch.digamma(half)) + 0.5 * freedom.log() + log_beta + scale.log()
 
@@ -196,11 +197,13 @@ class LogisticMixture(Density):
         fine = raw.double()
         _, location, scale = self._unpack(fine)
         each = location + scale * torch.logit(q.double()).unsqueeze(-1)
-        low, high = each.amin(-1), each.amax(-1)
+        low = each.amin(-1)
+        high = each.amax(-1)
         for _ in range(60):
             middle = (low + high) / 2
             below = self.cdf(fine, middle) < q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            low = torch.where(below, middle, low)
+            high = torch.where(below, high, middle)
         return ((low + high) / 2).to(raw.dtype)
 
     def mean(self, raw: Tensor) -> Tensor:
@@ -261,7 +264,9 @@ class Bins(Density):
             raise ValueError(f"codec.bins = {bins}: expected at least 1")
         if not 0 < reach < math.inf:
             raise ValueError(f"codec.reach = {reach}: expected a positive number, such as 5 standard deviations")
-        self.bins, self.reach, self.width = bins, float(reach), 2 * float(reach) / bins
+        self.bins = bins
+        self.reach = float(reach)
+        self.width = 2 * float(reach) / bins
         self.num_parameters = bins + 2
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
@@ -286,7 +291,8 @@ class Bins(Density):
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
         """Return the inverse of ``cdf``."""
         shape = torch.broadcast_shapes(raw.shape[:-1], q.shape)
-        prob, q = raw.softmax(-1).expand(*shape, -1), q.expand(shape)
+        prob = raw.softmax(-1).expand(*shape, -1)
+        q = q.expand(shape)
         cumulative = prob.cumsum(-1)
         index = torch.searchsorted(cumulative[..., :-1].contiguous(), q.unsqueeze(-1).contiguous())
         own = prob.gather(-1, index).squeeze(-1).clamp(min=torch.finfo(raw.dtype).tiny)
@@ -304,7 +310,9 @@ class Bins(Density):
     def crps(self, raw: Tensor, value: Tensor) -> Tensor:
         """Compute the CRPS in closed form: ``E|X - value| - int F (1 - F)``."""
         prob = raw.softmax(-1)
-        inner, low, high = prob[..., 1:-1], prob[..., 0], prob[..., -1]
+        inner = prob[..., 1:-1]
+        low = prob[..., 0]
+        high = prob[..., -1]
         edge = -self.reach + self.width * torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
         inside = (value.unsqueeze(-1) - edge).clamp(
             0, self.width
@@ -316,7 +324,8 @@ class Bins(Density):
         distance = distance + low * _from_exponential(-self.reach - value)
         distance = distance + high * _from_exponential(value - self.reach)
         below = low.unsqueeze(-1) + inner.cumsum(-1) - inner
-        middle, square = below + inner / 2, below.square() + below * inner + inner.square() / 3
+        middle = below + inner / 2
+        square = below.square() + below * inner + inner.square() / 3
         spread = self.width * (middle - square).sum(-1) + low - low.square() / 2 + high - high.square() / 2
         return distance - spread
 
@@ -330,5 +339,6 @@ class Bins(Density):
     def _centres(self, raw: Tensor) -> Tensor:
         index = torch.arange(-1, self.bins + 1, device=raw.device, dtype=raw.dtype)
         centre = -self.reach + self.width * (index + 0.5)
-        centre[0], centre[-1] = -self.reach - 1, self.reach + 1
+        centre[0] = -self.reach - 1
+        centre[-1] = self.reach + 1
         return centre

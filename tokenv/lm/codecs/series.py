@@ -97,7 +97,9 @@ class SeriesCodec(Codec):
             self.density = Bins(bins, reach)
         else:
             self.density = Gaussian() if density == "gaussian" else StudentT()
-        self.channels, self.residual, self.covariates = channels, residual, covariates
+        self.channels = channels
+        self.residual = residual
+        self.covariates = covariates
         self.symbol_shape = (channels + covariates, 5)
         self.num_parameters = channels * self.density.num_parameters
         self.lift = Linear(2 * (channels + covariates), width)  # for each the value, and whether it is missing
