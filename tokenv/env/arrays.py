@@ -49,7 +49,12 @@ class ArrayAdapter:
     """Adapter of a ``TokenizationEnv`` to arrays: seeds, spaces, actions, observations and pictures."""
 
     def __init__(
-        self, lm: UNet, source: SourceOrFactory, batch_size: int, window: int, render_mode: str | None
+        self,
+        lm: UNet,
+        source: SourceOrFactory,
+        batch_size: int,
+        window: int,
+        render_mode: str | None,
     ) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
             raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
@@ -138,7 +143,14 @@ def as_text(symbol_N: Tensor, action: Sequence[int]) -> str:
         action: 1 where a token ends, for the first of the symbols.
     """
     ends = [i + 1 for i, is_end in enumerate(action) if is_end]
-    pieces = [slice(start, end) for start, end in zip([0, *ends], [*ends, len(symbol_N)], strict=True)]
+    pieces = [
+        slice(start, end)
+        for start, end in zip(
+            [0, *ends],
+            [*ends, len(symbol_N)],
+            strict=True,
+        )
+    ]
     if symbol_N.ndim > 1:
         steps = "".join(STEPS[level] for level in levels(symbol_N))
         return MARK.join(steps[piece] for piece in pieces)
@@ -171,7 +183,16 @@ def as_image(symbol_N: Tensor, action: Sequence[int], length: int) -> np.ndarray
             draw.rectangle((x + 1, top, x + CELL_WIDTH - 3, y + CELL_HEIGHT - 2), fill=INK)
         else:
             byte = int(symbol_N[i])
-            draw.text((x + 1, y), chr(byte) if 32 <= byte < 127 else "·", fill=INK, font=font)
+            draw.text(
+                (x + 1, y),
+                chr(byte) if 32 <= byte < 127 else "·",
+                fill=INK,
+                font=font,
+            )
         if i < len(action) and action[i]:
-            draw.line((x + CELL_WIDTH - 1, y, x + CELL_WIDTH - 1, y + CELL_HEIGHT - 1), fill=BOUNDARY, width=2)
+            draw.line(
+                (x + CELL_WIDTH - 1, y, x + CELL_WIDTH - 1, y + CELL_HEIGHT - 1),
+                fill=BOUNDARY,
+                width=2,
+            )
     return np.asarray(picture)

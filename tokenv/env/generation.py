@@ -106,7 +106,11 @@ class _Sampler:
                 return
             noise = noise.unflatten(0, (steps, self.rows))
             if self._noise is None:
-                self._noise = noise.new_ones(NOISE_STEPS, len(self._row_B), *noise.shape[2:])
+                self._noise = noise.new_ones(
+                    NOISE_STEPS,
+                    len(self._row_B),
+                    *noise.shape[2:],
+                )
             self._noise[:steps, group * self.rows : (group + 1) * self.rows] = noise
 
 
@@ -161,7 +165,14 @@ def generate(
     decoder = Decoder(lm, batch, steps)
     observer = Observer.of(agent)
     options = {"temperature": temperature, "top_p": top_p}
-    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, options)
+    sampler = _Sampler(
+        lm.codec,
+        generators,
+        starts,
+        batch * samples,
+        max_new,
+        options,
+    )
     rows = batch * samples // len(generators)
     noise_BN = _boundary_noise(generators, starts, rows, max_new, device)
     noise = noise_BN[::samples].unbind(1)
@@ -172,7 +183,13 @@ def generate(
         stop_symbols = None
     else:
         stop_symbols = torch.as_tensor(list(stop), dtype=dtype, device=device)
-    rate_B = resolve_target_rate(observer, agent.rates, rate_or_mean(rate, agent.rates), batch, device)
+    rate_B = resolve_target_rate(
+        observer,
+        agent.rates,
+        rate_or_mean(rate, agent.rates),
+        batch,
+        device,
+    )
     history = {name: x for name, x in observer.initial_history(batch, device).items() if name in agent.in_keys}
     symbols = [prompt_BN[:, 0]]
     actions = []
@@ -180,7 +197,14 @@ def generate(
     for i in range(steps):
         position_B = decoder.position_B
         x_BD = decoder.encode(symbols[i])
-        at = SymbolContext(lm, symbols[i], x_BD, position_B, position_B > 0, rate_B)
+        at = SymbolContext(
+            lm,
+            symbols[i],
+            x_BD,
+            position_B,
+            position_B > 0,
+            rate_B,
+        )
         output = agent.step({**observer.static_values(at), **history, keys.NOISE: noise[i]})
         action_B = output[keys.ACTION]
         actions.append(action_B)
@@ -213,16 +237,32 @@ def generate(
             in_prompt_B = (i + 1 < start_B).view(-1, *(1,) * (symbol_B.dim() - 1))
             symbol_B = torch.where(in_prompt_B, prompt_BN[:, i + 1], symbol_B)
         symbols.append(symbol_B.to(dtype))
-    return Generated(torch.stack(symbols, 1), torch.stack(actions, 1), torch.stack(probs, 1), length_B)
+    return Generated(
+        torch.stack(symbols, 1),
+        torch.stack(actions, 1),
+        torch.stack(probs, 1),
+        length_B,
+    )
 
 
 def _boundary_noise(
-    generators: Sequence[Generator | None], starts: Sequence[int], rows: int, max_new: int, device: torch.device
+    generators: Sequence[Generator | None],
+    starts: Sequence[int],
+    rows: int,
+    max_new: int,
+    device: torch.device,
 ) -> Tensor:
     """Draw the noise of all boundaries as each generator alone would draw that of its rows: [B S, N], 1 as padding."""
     noise: list[Tensor] = []
     for generator, start in zip(generators, starts, strict=True):
-        noise.extend(torch.rand(rows, start + max_new, device=device, generator=generator))
+        noise.extend(
+            torch.rand(
+                rows,
+                start + max_new,
+                device=device,
+                generator=generator,
+            )
+        )
     return pad_sequence(noise, batch_first=True, padding_value=1.0)
 
 
@@ -231,7 +271,11 @@ def _stop_rows(symbols: Sequence[Tensor], stop: Tensor, start_B: Tensor, length_
     last_BN = torch.stack(list(symbols[-len(stop) :]), 1)
     ends_B = (last_BN == stop).flatten(1).all(1)
     within_B = len(symbols) - start_B >= len(stop)
-    return torch.where(ends_B & within_B, length_B.clamp(max=len(symbols)), length_B)
+    return torch.where(
+        ends_B & within_B,
+        length_B.clamp(max=len(symbols)),
+        length_B,
+    )
 
 
 def _check_arguments(

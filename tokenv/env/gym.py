@@ -110,7 +110,13 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     ) -> None:
         PicklableEnv.__init__(self, lm, source, window, render_mode, seq_len)
         source = source_or(source, self.default_source, seq_len)
-        self._adapter = ArrayAdapter(lm or self.default_lm(), source, 1, window, render_mode)
+        self._adapter = ArrayAdapter(
+            lm or self.default_lm(),
+            source,
+            1,
+            window,
+            render_mode,
+        )
         self.env = self._adapter.env
         self.render_mode = render_mode
         self._root: TensorDictBase | None = None
@@ -208,14 +214,29 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         seq_len: int | None = None,
     ) -> None:
-        PicklableEnv.__init__(self, num_envs, lm, source, window, render_mode, autoreset_mode, seq_len)
+        PicklableEnv.__init__(
+            self,
+            num_envs,
+            lm,
+            source,
+            window,
+            render_mode,
+            autoreset_mode,
+            seq_len,
+        )
         known = [mode.value for mode in AutoresetMode]
         if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
             raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
-        self._adapter = ArrayAdapter(lm or self.default_lm(), source, num_envs, window, render_mode)
+        self._adapter = ArrayAdapter(
+            lm or self.default_lm(),
+            source,
+            num_envs,
+            window,
+            render_mode,
+        )
         self.env = self._adapter.env
         self.render_mode = render_mode
         self._root: TensorDictBase | None = None

@@ -132,7 +132,11 @@ STATIC_KEYS = {
     keys.EARLY_ENTROPY: StaticKey(
         lambda at: at.lm.early_entropy(at.encoding), lambda of: of.number.clone(), optional=True
     ),
-    keys.TARGET_RATE: StaticKey(lambda at: at.target_rate, lambda of: of.bounded(1, torch.float32), optional=True),
+    keys.TARGET_RATE: StaticKey(
+        lambda at: at.target_rate,
+        lambda of: of.bounded(1, torch.float32),
+        optional=True,
+    ),
 }
 HISTORY_KEYS = {
     keys.LAST_ACTIONS: HistoryKey(

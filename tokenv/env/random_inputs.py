@@ -41,7 +41,11 @@ def couple_noise(
     else:
         batch_noise = noise.to(source)
     if sampling.couple is not None:
-        batch_noise = sampling.couple(batch_noise, group.gather(decision_mask_BT).to(source), generator)
+        batch_noise = sampling.couple(
+            batch_noise,
+            group.gather(decision_mask_BT).to(source),
+            generator,
+        )
     return to_device_async(batch_noise if noise is not None else local_rows(batch_noise), device)
 
 
@@ -71,7 +75,11 @@ def sample_target_rates(
         source = device
     else:
         source = generator.device
-    uniform = torch.rand(rows * current_group().size, device=source, generator=generator)
+    uniform = torch.rand(
+        rows * current_group().size,
+        device=source,
+        generator=generator,
+    )
     return to_device_async(rates.at(local_rows(uniform, 0)), device)
 
 

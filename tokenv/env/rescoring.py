@@ -49,7 +49,11 @@ def rescore_head(agent: BoundaryAgent, tensordict: TensorDictBase) -> TensorDict
         log-probabilities as ``old_log_prob``. Everything else is unchanged.
     """
     static_keys = Observer.of_rollout(tensordict).static_keys
-    return _score_actions(agent, _first_sample(tensordict).select(*static_keys, strict=False).detach(), tensordict)
+    return _score_actions(
+        agent,
+        _first_sample(tensordict).select(*static_keys, strict=False).detach(),
+        tensordict,
+    )
 
 
 def _first_sample(tensordict: TensorDictBase) -> TensorDictBase:

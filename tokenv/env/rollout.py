@@ -62,7 +62,14 @@ class Sequences:
         valid_BT = position_N[1:] < length_B[:, None]
         known = length - (horizon or 1)
         decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0) & (position_N < known)
-        return cls(symbol_BN, length_B, position_N.expand(batch, -1), valid_BT, decision_mask_BN, known)
+        return cls(
+            symbol_BN,
+            length_B,
+            position_N.expand(batch, -1),
+            valid_BT,
+            decision_mask_BN,
+            known,
+        )
 
 
 def rollout(
@@ -110,12 +117,31 @@ def rollout(
     if sampling.teacher is not None:
         observer = observer.extended_for(sampling.teacher)
     sequences = Sequences.of(lm, symbol_BN, length_B)
-    noise = couple_noise(sequences.decision_mask_BN[:, :-1], sampling, noise, generator)
-    rate_B = resolve_target_rate(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device, generator)
+    noise = couple_noise(
+        sequences.decision_mask_BN[:, :-1],
+        sampling,
+        noise,
+        generator,
+    )
+    rate_B = resolve_target_rate(
+        observer,
+        agent.rates,
+        rate,
+        len(symbol_BN),
+        symbol_BN.device,
+        generator,
+    )
     x_BND = lm.encode(symbol_BN)
     observation = _observe(lm, observer, sequences, x_BND, rate_B)
     drawn = _decide(agent, observation[:, :-1], noise, sampling)
-    predicted = _predict(lm, x_BND[:, :-1], sequences, drawn, sampling, generator)
+    predicted = _predict(
+        lm,
+        x_BND[:, :-1],
+        sequences,
+        drawn,
+        sampling,
+        generator,
+    )
     return _record(observer, observation, sequences, drawn, predicted)
 
 
@@ -126,11 +152,29 @@ def observe(lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Ten
     """
     observer = Observer.of(agent)
     rate = rate_or_mean(rate, agent.rates)
-    rate_B = resolve_target_rate(observer, agent.rates, rate, len(symbol_BN), symbol_BN.device)
-    return _observe(lm, observer, Sequences.of(lm, symbol_BN, None), lm.encode(symbol_BN), rate_B)[:, :-1]
+    rate_B = resolve_target_rate(
+        observer,
+        agent.rates,
+        rate,
+        len(symbol_BN),
+        symbol_BN.device,
+    )
+    return _observe(
+        lm,
+        observer,
+        Sequences.of(lm, symbol_BN, None),
+        lm.encode(symbol_BN),
+        rate_B,
+    )[:, :-1]
 
 
-def _observe(lm: UNet, observer: Observer, sequences: Sequences, x_BND: Tensor, rate_B: Tensor | None) -> TensorDict:
+def _observe(
+    lm: UNet,
+    observer: Observer,
+    sequences: Sequences,
+    x_BND: Tensor,
+    rate_B: Tensor | None,
+) -> TensorDict:
     """Return the observations at all N symbols without those of earlier boundaries, batch size [B, N]."""
     position_BN = sequences.position_BN
     if rate_B is None:
@@ -165,7 +209,12 @@ def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sa
 
 
 def _predict(
-    lm: UNet, x_BTD: Tensor, sequences: Sequences, drawn: TensorDict, sampling: Sampling, generator: Generator | None
+    lm: UNet,
+    x_BTD: Tensor,
+    sequences: Sequences,
+    drawn: TensorDict,
+    sampling: Sampling,
+    generator: Generator | None,
 ) -> dict[str, Tensor]:
     """Return the log-likelihoods of the next symbols under the drawn boundaries, by name; [.., B, T] each."""
     known = sequences.known
@@ -180,29 +229,44 @@ def _predict(
             others = lm.sequence_log_prob(lm.decode_samples(x_BLD, action[1:]), symbol_BN)
         log_prob = torch.cat([lm.sequence_log_prob(y, symbol_BN), others])
     else:
-        y = lm.decode_samples(x_BLD, action, None if boundary is None else boundary[..., :known])
+        if boundary is not None:
+            boundary = boundary[..., :known]
+        y = lm.decode_samples(x_BLD, action, boundary)
         log_prob = lm.sequence_log_prob(y, symbol_BN)
     predicted = {keys.LOG_LIKELIHOOD[1]: log_prob.where(valid_BT, 0.0)}
     if sampling.early_exit:
         early_BT = lm.early_log_prob(x_BTD, symbol_BN[:, 1:]).where(valid_BT, 0.0)
         predicted[keys.LOG_LIKELIHOOD_EARLY[1]] = early_BT.expand(log_prob.shape)
     if sampling.relaxations is not None:
-        relaxed = sampling.relaxations(drawn, sequences.decision_mask_BN[:, :-1], drawn[keys.NOISE], generator)
-        hidden = (lm.decode_samples(x_BLD.detach(), action, x) for x in relaxed[..., :known, :].unbind(-1))
-        each = [lm.sequence_log_prob(y_relaxed, symbol_BN) for y_relaxed in hidden]
-        predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = torch.stack(each, -1).where(valid_BT.unsqueeze(-1), 0.0)
+        relaxed = sampling.relaxations(
+            drawn,
+            sequences.decision_mask_BN[:, :-1],
+            drawn[keys.NOISE],
+            generator,
+        )
+        each = []
+        for boundary in relaxed[..., :known, :].unbind(-1):
+            y_relaxed = lm.decode_samples(x_BLD.detach(), action, boundary)
+            each.append(lm.sequence_log_prob(y_relaxed, symbol_BN))
+        log_prob_relaxed = torch.stack(each, -1)
+        predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = log_prob_relaxed.where(valid_BT.unsqueeze(-1), 0.0)
     if not lm.config.direct and 0 < lm.config.horizon < symbol_BN.shape[1]:
         # Samples which only serve rewards have no such likelihood, and no weight.
         padding = [0, 0]
         if sampling.reward_only:
             padding += [0, 0, 0, len(action) - 1]
-        for name, x in zip(DIRECT, lm.horizon_log_prob(y, symbol_BN, valid_BT), strict=True):
+        direct = lm.horizon_log_prob(y, symbol_BN, valid_BT)
+        for name, x in zip(DIRECT, direct, strict=True):
             predicted[name] = F.pad(x, padding)
     return predicted
 
 
 def _record(
-    observer: Observer, static: TensorDict, sequences: Sequences, drawn: TensorDict, predicted: dict[str, Tensor]
+    observer: Observer,
+    static: TensorDict,
+    sequences: Sequences,
+    drawn: TensorDict,
+    predicted: dict[str, Tensor],
 ) -> TensorDictBase:
     """Return observations, decisions and rewards as TorchRL records an episode; batch size [.., B, T]."""
     action = drawn[keys.ACTION]

@@ -115,7 +115,13 @@ class SB3VecEnv(VecEnv):
             raise ValueError(f"indices = {indices!r}: expected None, for all rows are one environment")
         setattr(self.envs.unwrapped, attr_name, value)
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: Any = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
         """Call a method, and return its value for each requested row.
 
         Raises:

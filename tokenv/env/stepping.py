@@ -182,13 +182,26 @@ class TokenizationEnv(EnvBase):
         self.origin = [new.get(row, old) for row, old in enumerate(self.origin)]
         return batch.symbols_on(self.device)
 
-    def _observe(self, symbol_B: Tensor, rows_B: Tensor, log_prob_B: Tensor, early_B: Tensor) -> TensorDict:
+    def _observe(
+        self,
+        symbol_B: Tensor,
+        rows_B: Tensor,
+        log_prob_B: Tensor,
+        early_B: Tensor,
+    ) -> TensorDict:
         """Read symbols in the rows which are True, and return the observations at them."""
         decoder = self._decoder
         position_B = decoder.position_B
         x_BD = decoder.encode(symbol_B, rows_B)
         decides_B = (position_B > 0) & (position_B < self.source.seq_len - 1)
-        observation = self.observer.static_observation(self.lm, symbol_B, x_BD, position_B, decides_B, self._rate_B)
+        observation = self.observer.static_observation(
+            self.lm,
+            symbol_B,
+            x_BD,
+            position_B,
+            decides_B,
+            self._rate_B,
+        )
         likelihoods = {keys.LOG_LIKELIHOOD[1]: log_prob_B, keys.LOG_LIKELIHOOD_EARLY[1]: early_B}
         # A copy, so that changes of the observation do not change the state of this environment.
         return observation.update(self._history | likelihoods).clone()
@@ -212,7 +225,12 @@ class TokenizationEnv(EnvBase):
                 rate_B = rate_B.where(rows_B, self._rate_B)
             self._rate_B = rate_B
         zero_B = torch.zeros(self.batch_size, device=self.device, dtype=self.reward_spec.dtype)
-        return self._observe(self._symbol_BN[:, 0], rows_B, zero_B, zero_B)
+        return self._observe(
+            self._symbol_BN[:, 0],
+            rows_B,
+            zero_B,
+            zero_B,
+        )
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -220,7 +238,11 @@ class TokenizationEnv(EnvBase):
         rows = torch.arange(self.batch_size[0], device=self.device)
         if bool((decoder.position_B >= self.source.seq_len - 1).any()):
             raise ValueError("a sequence has ended: expected a reset before the next step")
-        action_B = torch.where(decoder.position_B > 0, tensordict[keys.ACTION], 1)
+        action_B = torch.where(
+            decoder.position_B > 0,
+            tensordict[keys.ACTION],
+            1,
+        )
         parameters = decoder.decode(action_B, tensordict.get(keys.BOUNDARY, None))
         symbol_B = self._symbol_BN[rows, decoder.position_B]
         log_prob_B = self.lm.codec.log_prob(parameters, symbol_B)

@@ -63,7 +63,11 @@ class TrainedModelEnv(PicklableEnv):
         if config.kind != kind:
             raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")
         options = {**options, "lm": model.lm}
-        source = source_or(options.get("source"), CorpusFactory(config), options.pop("seq_len", None))
+        source = source_or(
+            options.get("source"),
+            CorpusFactory(config),
+            options.pop("seq_len", None),
+        )
         return options | {"source": source}
 
 

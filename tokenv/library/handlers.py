@@ -143,7 +143,13 @@ def render_page(models: ModelCache, seed: int) -> str:
         seed: seed of the sampled boundaries.
     """
     runs = [escape(run) for run in models.defaults]
-    return render("library/page.html.jinja", runs=runs, seed=seed, longest=MAX_BYTES, **legend((0.0, 1.0)))
+    return render(
+        "library/page.html.jinja",
+        runs=runs,
+        seed=seed,
+        longest=MAX_BYTES,
+        **legend((0.0, 1.0)),
+    )
 
 
 def segment_text(

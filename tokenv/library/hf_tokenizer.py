@@ -41,7 +41,13 @@ class ModelTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def train(
-        cls, model: Model, texts: Iterable[str], vocab_size: int, *, rate: float | None = None, **options: Any
+        cls,
+        model: Model,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        rate: float | None = None,
+        **options: Any,
     ) -> ModelTokenizer:
         """Train a vocabulary of ``vocab_size`` entries, which hold the 256 bytes and the special tokens."""
         tokenizer = Tokenizer(models.BPE())

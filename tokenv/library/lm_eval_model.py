@@ -112,7 +112,11 @@ class TokenvLM(LM):
         return "bytes"
 
     def _respond(
-        self, kind: str, requests: Sequence[Any], answer: Callable[[list[Any]], list[Answer]], disable_tqdm: bool
+        self,
+        kind: str,
+        requests: Sequence[Any],
+        answer: Callable[[list[Any]], list[Answer]],
+        disable_tqdm: bool,
     ) -> list[Answer]:
         """Answer ``BATCH_SIZE`` requests at a time, and store the answers in the harness's cache."""
         answers: list[Answer] = []
@@ -131,7 +135,8 @@ class TokenvLM(LM):
         contexts = [pairs[i][0] for i in scored]
         texts = [pairs[i][1] for i in scored]
         scores = [(0.0, True)] * len(pairs)
-        for i, score in zip(scored, self.model.score(texts, context=contexts, **self._options), strict=True):
+        answers = self.model.score(texts, context=contexts, **self._options)
+        for i, score in zip(scored, answers, strict=True):
             scores[i] = score
         return scores
 
@@ -154,7 +159,8 @@ class TokenvLM(LM):
         for (max_new, temperature, top_p, stop), rows in groups.items():
             contexts = [requests[i][0] for i in rows]
             how: Writing = {"temperature": temperature, "top_p": top_p, "stop": stop, "seed": self._options["seed"]}
-            for i, text in zip(rows, self.model.generate(contexts, max_new, **how), strict=True):
+            written = self.model.generate(contexts, max_new, **how)
+            for i, text in zip(rows, written, strict=True):
                 texts[i] = _cut_at(text[len(requests[i][0]) :], stops_of[i])
         return texts
 

@@ -78,7 +78,14 @@ def load(
     """
     folder = model_hub.locate(name, revision=revision, token=token)
     with allowing(trust_code):
-        return Model(load_run(str(folder), checkpoint, device=device, precision=precision))
+        return Model(
+            load_run(
+                str(folder),
+                checkpoint,
+                device=device,
+                precision=precision,
+            )
+        )
 
 
 class Model(SeriesMethods):
@@ -120,7 +127,11 @@ class Model(SeriesMethods):
             UserError: if the text is empty, the rate is out of range or cannot be reached, or the model is one of
                 series.
         """
-        segmentation = segment_at_rate(self._text_model(), to_bytes(text), EvalOptions(**options))
+        segmentation = segment_at_rate(
+            self._text_model(),
+            to_bytes(text),
+            EvalOptions(**options),
+        )
         return Spans(segmentation, self._trained.step)
 
     @overload
@@ -136,7 +147,11 @@ class Model(SeriesMethods):
             return self.spans(text, **options).tokens
         if options.get("rate") is not None and self.agent.rates is None:  # each text has its own shift of the logits
             return [self.spans(each, **options).tokens for each in text]
-        segmentations = segment_texts(self._text_model(), list(map(to_bytes, text)), EvalOptions(**options))
+        segmentations = segment_texts(
+            self._text_model(),
+            list(map(to_bytes, text)),
+            EvalOptions(**options),
+        )
         return [Spans(each, self._trained.step).tokens for each in segmentations]
 
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
@@ -236,7 +251,11 @@ class Model(SeriesMethods):
             ``log p(text | context)`` in nats, and whether each byte of the text is the most probable one after the
             preceding bytes, with the same boundaries.
         """
-        scores = self._score(_pairs(text, context), EvalOptions(**options), greedy=True)
+        scores = self._score(
+            _pairs(text, context),
+            EvalOptions(**options),
+            greedy=True,
+        )
         if isinstance(text, list | tuple):
             return scores
         return scores[0]
@@ -258,13 +277,23 @@ class Model(SeriesMethods):
     def generate(self, prompt: Text, max_new: int = 200, *, n: None = None, **options: Unpack[Writing]) -> Text: ...
     @overload
     def generate(
-        self, prompt: list[Text] | tuple[Text, ...], max_new: int = 200, *, n: None = None, **options: Unpack[Writing]
+        self,
+        prompt: list[Text] | tuple[Text, ...],
+        max_new: int = 200,
+        *,
+        n: None = None,
+        **options: Unpack[Writing],
     ) -> list[Text]: ...
     @overload
     def generate(self, prompt: Text, max_new: int = 200, *, n: int, **options: Unpack[Writing]) -> list[Text]: ...
     @overload
     def generate(
-        self, prompt: list[Text] | tuple[Text, ...], max_new: int = 200, *, n: int, **options: Unpack[Writing]
+        self,
+        prompt: list[Text] | tuple[Text, ...],
+        max_new: int = 200,
+        *,
+        n: int,
+        **options: Unpack[Writing],
     ) -> list[list[Text]]: ...
     def generate(
         self,
@@ -332,10 +361,19 @@ class Model(SeriesMethods):
         Returns:
             The folder.
         """
-        return model_hub.save(self._trained, Path(folder), facts=self._facts())
+        return model_hub.save(
+            self._trained,
+            Path(folder),
+            facts=self._facts(),
+        )
 
     def push_to_hub(
-        self, name: str, *, private: bool | None = None, token: str | None = None, message: str | None = None
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        message: str | None = None,
     ) -> str:
         """Upload what ``save_pretrained`` writes to the Hugging Face Hub.
 
@@ -351,7 +389,12 @@ class Model(SeriesMethods):
         api = HfApi(token=token)
         message = message or "Upload a tokenv model"
         with tempfile.TemporaryDirectory() as scratch:
-            folder = model_hub.save(self._trained, Path(scratch) / "model", facts=self._facts(), name=name)
+            folder = model_hub.save(
+                self._trained,
+                Path(scratch) / "model",
+                facts=self._facts(),
+                name=name,
+            )
             url = api.create_repo(name, private=private, exist_ok=True)
             api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
         return str(url)

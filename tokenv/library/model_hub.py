@@ -56,7 +56,14 @@ def locate(name: str | Path, *, revision: str | None = None, token: str | None =
     if local.exists() or not HUB_NAME.fullmatch(str(name)) or local.parent.is_dir():
         return local  # a missing run in an existing folder: loading it lists the runs which exist
     try:
-        folder = Path(snapshot_download(str(name), revision=revision, token=token, allow_patterns=[*SAVED, DIGESTS]))
+        folder = Path(
+            snapshot_download(
+                str(name),
+                revision=revision,
+                token=token,
+                allow_patterns=[*SAVED, DIGESTS],
+            )
+        )
     except (HfHubHTTPError, HFValidationError, OSError) as error:  # OSError without a network
         reason = str(error).strip().splitlines()[0]
         raise MissingFileError(

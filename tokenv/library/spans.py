@@ -62,7 +62,13 @@ class Spans(Sequence[Span]):
 
     def _span(self, start: int, end: int) -> Span:
         bits = sum(each for each in self.bits[start:end] if each is not None)
-        return Span(start, end, self.text[start:end], self.probabilities[end - 1], bits)
+        return Span(
+            start,
+            end,
+            self.text[start:end],
+            self.probabilities[end - 1],
+            bits,
+        )
 
     @overload
     def __getitem__(self, index: int) -> Span: ...

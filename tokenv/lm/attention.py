@@ -34,14 +34,25 @@ class BlockedAttention(torch.autograd.Function):
     """``causal_attention`` in blocks of ``block`` queries."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, softcap: float, block: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softcap: float,
+        block: int,
+    ) -> Tensor:
         """Return attended values, [.., N, d]."""
         ctx.save_for_backward(q, k, v)
         ctx.softcap = softcap
         ctx.block = block
         out = torch.empty_like(v)
         for rows, keys in _blocks(q.shape[-2], block):
-            _, prob = _probabilities(q[..., rows, :], k[..., keys, :], softcap)
+            _, prob = _probabilities(
+                q[..., rows, :],
+                k[..., keys, :],
+                softcap,
+            )
             out[..., rows, :] = prob @ v[..., keys, :]
         return out
 
@@ -54,9 +65,18 @@ class BlockedAttention(torch.autograd.Function):
         grad_k = torch.zeros_like(k)
         grad_v = torch.zeros_like(v)
         for rows, keys in _blocks(q.shape[-2], ctx.block):
-            tanh, prob = _probabilities(q[..., rows, :], k[..., keys, :], ctx.softcap)
+            tanh, prob = _probabilities(
+                q[..., rows, :],
+                k[..., keys, :],
+                ctx.softcap,
+            )
             grad_v[..., keys, :] += prob.mT @ grad[..., rows, :]
-            inner = torch._softmax_backward_data(grad[..., rows, :] @ v[..., keys, :].mT, prob, -1, prob.dtype)
+            inner = torch._softmax_backward_data(
+                grad[..., rows, :] @ v[..., keys, :].mT,
+                prob,
+                -1,
+                prob.dtype,
+            )
             inner.mul_(tanh.square_().neg_().add_(1.0)).mul_(ctx.softcap * scale)
             grad_q[..., rows, :] = inner @ k[..., keys, :]
             grad_k[..., keys, :] += inner.mT @ q[..., rows, :]
@@ -104,14 +124,24 @@ def without_stored_scores() -> Iterator[None]:
         BLOCK_ENTRIES, STORED_ENTRIES = earlier
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+def reference_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    window: int | None = None,
+) -> Tensor:
     """Compute attention by its definition, with a mask on the N x N matrix: time and memory O(N^2). For tests."""
     length = q.shape[-2]
-    scores = softcap * torch.tanh(q @ k.mT / (math.sqrt(q.shape[-1]) * softcap))
+    scale = math.sqrt(q.shape[-1]) * softcap
+    scores = softcap * torch.tanh(q @ k.mT / scale)
     i = torch.arange(length)[:, None]
     j = torch.arange(length)[None, :]
-    hidden = (j > i) if window is None else (j > i) | (j <= i - window)
-    return scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1) @ v
+    hidden = j > i
+    if window is not None:
+        hidden = hidden | (j <= i - window)
+    scores = scores.masked_fill(hidden.to(q.device), -math.inf)
+    return scores.softmax(-1) @ v
 
 
 class _CappedSoftmax(torch.autograd.Function):
@@ -136,9 +166,15 @@ class _CappedSoftmax(torch.autograd.Function):
         return inner.mul_(slope), None, None
 
 
-def capped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softcap: float) -> Tensor:
+def capped_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    softcap: float,
+) -> Tensor:
     """Attend with scores ``softcap * tanh(q.k / (sqrt(d) * softcap)) + bias``: [.., N, d]; bias [.., N, S]."""
-    scores = (q * (1.0 / (math.sqrt(q.shape[-1]) * softcap))) @ k.mT
+    scores = (q * _scale(q, softcap)) @ k.mT
     return _CappedSoftmax.apply(scores, bias, softcap) @ v
 
 
@@ -157,18 +193,31 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
     return capped_attention(q, k, v, attention_bias(hidden, q), softcap)
 
 
-def local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
+def local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    window: int,
+) -> Tensor:
     """Attend to a sliding window, in blocks of ``window`` queries: time and memory O(N * window).
 
     A block of W queries needs only the keys of its own and of the previous block. If the scores would need much memory
     they are not stored, but computed again in the backward pass.
     """
     if q.requires_grad and 2 * window * q.shape[:-1].numel() > STORED_ENTRIES:
-        return checkpoint(_local_attention, q, k, v, softcap, window, use_reentrant=False, preserve_rng_state=False)
+        how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        return checkpoint(_local_attention, q, k, v, softcap, window, **how)
     return _local_attention(q, k, v, softcap, window)
 
 
-def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int) -> Tensor:
+def _local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    window: int,
+) -> Tensor:
     length = q.shape[-2]
     block = min(window, q.shape[-2])
     tail = -length % block
@@ -178,11 +227,12 @@ def _local_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: in
     previous_k, previous_v = (F.pad(x[..., :-1, :, :], (0, 0, 0, 0, 1, 0)) for x in (k, v))
     i = torch.arange(block, device=q.device)[:, None]
     j = torch.arange(-block, block, device=q.device)[None, :]
-    hidden = ((j > i) | (j <= i - window)).expand(q.shape[-3], -1, -1).clone()
+    outside = (j > i) | (j <= i - window)
+    hidden = outside.expand(q.shape[-3], -1, -1).clone()
     hidden[0, :, :block] = True
-    out = capped_attention(
-        q, torch.cat([previous_k, k], -2), torch.cat([previous_v, v], -2), attention_bias(hidden, q), softcap
-    )
+    k = torch.cat([previous_k, k], -2)
+    v = torch.cat([previous_v, v], -2)
+    out = capped_attention(q, k, v, attention_bias(hidden, q), softcap)
     return out.flatten(-3, -2)[..., :length, :]
 
 
@@ -191,9 +241,19 @@ def _flex_mask(length: int, window: int | None, device: torch.device, block: int
     from torch.nn.attention.flex_attention import create_block_mask
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) if window is None else (j <= i) & (j > i - window)
+        if window is None:
+            return j <= i
+        return (j <= i) & (j > i - window)
 
-    return create_block_mask(visible, None, None, length, length, device=str(device), BLOCK_SIZE=block)
+    return create_block_mask(
+        visible,
+        None,
+        None,
+        length,
+        length,
+        device=str(device),
+        BLOCK_SIZE=block,
+    )
 
 
 def flex_options(block: int) -> dict[str, Any] | None:
@@ -202,7 +262,9 @@ def flex_options(block: int) -> dict[str, Any] | None:
     The default kernel may not fit small blocks (bfloat16 and heads of 64 on an H100: there is none for the backward
     pass, pytorch#176025); some of those which autotuning tries do. Matrix products are not autotuned.
     """
-    return None if block != SMALL_BLOCK else {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    if block != SMALL_BLOCK:
+        return None
+    return {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
 @functools.cache
@@ -212,26 +274,51 @@ def _compiled_flex(block: int) -> Any:
     return torch.compile(flex_attention, dynamic=False, options=flex_options(block))
 
 
-def flex_with_mask(q: Tensor, k: Tensor, v: Tensor, softcap: float, mask: Any) -> Tensor:
+def flex_with_mask(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    mask: Any,
+) -> Tensor:
     """Attend by torch's ``flex_attention`` with a ``BlockMask``; compiled on CUDA."""
     from torch.nn.attention.flex_attention import flex_attention as eager
 
-    def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def cap(
+        score: Tensor,
+        b: Tensor,
+        h: Tensor,
+        i: Tensor,
+        j: Tensor,
+    ) -> Tensor:
         # tanh(x) = 2 sigmoid(2 x) - 1, for which GPUs have an instruction.
         return 2 * softcap * torch.sigmoid(score * (2 / softcap)) - softcap
 
     # In a compiled layer it is fused by the compilation of the layer.
-    run = _compiled_flex(mask.BLOCK_SIZE[0]) if compiles(q.device) and not torch.compiler.is_compiling() else eager
+    run = eager
+    if compiles(q.device) and not torch.compiler.is_compiling():
+        run = _compiled_flex(mask.BLOCK_SIZE[0])
     return run(q, k, v, score_mod=cap, block_mask=mask)
 
 
-def flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, window: int | None = None) -> Tensor:
+def flex_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    window: int | None = None,
+) -> Tensor:
     """Attend by torch's ``flex_attention``: fused, without blocks outside the window; for CUDA."""
-    return flex_with_mask(q, k, v, softcap, _flex_mask(q.shape[-2], window, q.device))
+    mask = _flex_mask(q.shape[-2], window, q.device)
+    return flex_with_mask(q, k, v, softcap, mask)
 
 
 def select_attention(
-    length: int, device: torch.device, softcap: float, window: int | None = None, block: int = BLOCK
+    length: int,
+    device: torch.device,
+    softcap: float,
+    window: int | None = None,
+    block: int = BLOCK,
 ) -> AttentionFn:
     """Return the fastest attention for sequences of one length on one device, as a function of q, k and v.
 
@@ -239,7 +326,11 @@ def select_attention(
     """
     if compiles(device):
         # The mask is built here, outside of compiled layers.
-        return functools.partial(flex_with_mask, softcap=softcap, mask=_flex_mask(length, window, device, block))
+        return functools.partial(
+            flex_with_mask,
+            softcap=softcap,
+            mask=_flex_mask(length, window, device, block),
+        )
     if window is None:
         return functools.partial(causal_attention, softcap=softcap)
     return functools.partial(local_attention, softcap=softcap, window=window)

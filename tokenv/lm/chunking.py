@@ -78,7 +78,13 @@ class Stepper(ABC):
         """Return the token which would close with this byte: [B, D] -> [B, D]."""
 
     @abstractmethod
-    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
+    def read(
+        self,
+        x_BD: Tensor,
+        token_BD: Tensor,
+        boundary_B: Tensor,
+        prob_B: Tensor | None,
+    ) -> Tensor:
         """Return the input of the byte-level decoder at this byte, [B, D].
 
         Args:
@@ -135,7 +141,13 @@ class SelectChunking(Chunking):
 class _NewestTokenStepper(Stepper):
     """Adds the newest token of each row to the byte."""
 
-    def __init__(self, batch: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        batch: int,
+        width: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.newest_BD = torch.zeros(batch, width, device=device, dtype=dtype)
 
     def reset(self, rows_B: Tensor) -> None:
@@ -144,8 +156,15 @@ class _NewestTokenStepper(Stepper):
     def token(self, x_BD: Tensor) -> Tensor:
         return x_BD
 
-    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
-        self.newest_BD = torch.where(boundary_B[:, None], token_BD, self.newest_BD)
+    def read(
+        self,
+        x_BD: Tensor,
+        token_BD: Tensor,
+        boundary_B: Tensor,
+        prob_B: Tensor | None,
+    ) -> Tensor:
+        boundary_B1 = boundary_B[:, None]
+        self.newest_BD = torch.where(boundary_B1, token_BD, self.newest_BD)
         return x_BD + self.newest_BD
 
 
@@ -162,13 +181,18 @@ def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int)
         count: groups per sequence.
     """
     batch, _, width = x_BTD.shape
-    offset_B1 = torch.arange(batch, device=x_BTD.device).unsqueeze(1) * (count + 1)
-    slot = (group_BT.clamp(max=count) + offset_B1).flatten()
+    index_B = torch.arange(batch, device=x_BTD.device)
+    offset_B1 = index_B.unsqueeze(1) * (count + 1)
+    slot = group_BT.clamp(max=count) + offset_B1
+    slot = slot.flatten()
     weight_BT = weight_BT.double()
     total = weight_BT.new_zeros(batch * (count + 1), width)
-    total = total.index_add(0, slot, (x_BTD * weight_BT.unsqueeze(-1)).flatten(0, 1))
-    size = weight_BT.new_zeros(batch * (count + 1)).index_add(0, slot, weight_BT.flatten())
-    mean = (total / (size + EPSILON).unsqueeze(-1)).view(batch, count + 1, width)
+    weighted = x_BTD * weight_BT.unsqueeze(-1)
+    total = total.index_add(0, slot, weighted.flatten(0, 1))
+    size = weight_BT.new_zeros(batch * (count + 1))
+    size = size.index_add(0, slot, weight_BT.flatten())
+    mean = total / (size + EPSILON).unsqueeze(-1)
+    mean = mean.view(batch, count + 1, width)
     return mean[:, :count].to(x_BTD.dtype)
 
 
@@ -201,7 +225,13 @@ class MeanChunking(Chunking):
         fine = torch.promote_types(token.dtype, torch.float32)
         weight = self.norm.weight.to(fine)
         bias = self.norm.bias.to(fine)
-        normal = F.layer_norm(token.to(fine), (self.width,), weight, bias, self.norm.eps)
+        normal = F.layer_norm(
+            token.to(fine),
+            (self.width,),
+            weight,
+            bias,
+            self.norm.eps,
+        )
         return normal.to(token.dtype)
 
     def forward(
@@ -223,8 +253,10 @@ class MeanChunking(Chunking):
             earlier_BT = F.pad(boundary_BT.cumsum(1) - boundary_BT, (1, 0))
             weight_BT = weight_BT + (earlier_BT - earlier_BT.detach())
         group_BT = segments.token_index_BT + 1 - action_BT
-        token_BMD = segment_mean(torch.cat([null_B1D, x_BTD], 1), group_BT, weight_BT, segments.boundary_BM.shape[1])
-        token_BMD = apply_token_layers(self.normalise(token_BMD), segments.boundary_BM - 1, segments=segments)
+        x_BND = torch.cat([null_B1D, x_BTD], 1)
+        token_BMD = segment_mean(x_BND, group_BT, weight_BT, segments.boundary_BM.shape[1])
+        token_BMD = self.normalise(token_BMD)
+        token_BMD = apply_token_layers(token_BMD, segments.boundary_BM - 1, segments=segments)
         return x_BTD + distribute(token_BMD, segments)[:, 1:]
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
@@ -233,7 +265,13 @@ class MeanChunking(Chunking):
 
 
 class _MeanStepper(_NewestTokenStepper):
-    def __init__(self, chunking: MeanChunking, batch: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        chunking: MeanChunking,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__(batch, chunking.width, device, dtype)
         self.chunking = chunking
         self.sum_BD = torch.zeros(batch, chunking.width, device=device, dtype=torch.float64)
@@ -254,9 +292,17 @@ class _MeanStepper(_NewestTokenStepper):
     def token(self, x_BD: Tensor) -> Tensor:
         self.sum_BD = self.sum_BD + x_BD
         self.size_B = self.size_B + 1
-        return self.chunking.normalise((self.sum_BD / (self.size_B + EPSILON)[:, None]).to(x_BD.dtype))
+        size_B1 = (self.size_B + EPSILON)[:, None]
+        mean_BD = self.sum_BD / size_B1
+        return self.chunking.normalise(mean_BD.to(x_BD.dtype))
 
-    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
+    def read(
+        self,
+        x_BD: Tensor,
+        token_BD: Tensor,
+        boundary_B: Tensor,
+        prob_B: Tensor | None,
+    ) -> Tensor:
         self._clear_segments(boundary_B)
         return super().read(x_BD, token_BD, boundary_B, prob_B)
 
@@ -326,10 +372,20 @@ class _EMASmoothingStepper(Stepper):
     def token(self, x_BD: Tensor) -> Tensor:
         return x_BD
 
-    def read(self, x_BD: Tensor, token_BD: Tensor, boundary_B: Tensor, prob_B: Tensor | None) -> Tensor:
+    def read(
+        self,
+        x_BD: Tensor,
+        token_BD: Tensor,
+        boundary_B: Tensor,
+        prob_B: Tensor | None,
+    ) -> Tensor:
         z_BD = token_BD.to(self.z_BD.dtype)
         if prob_B is not None:
             prob_B1 = prob_B.to(z_BD.dtype).clamp(MARGIN, 1 - MARGIN).unsqueeze(-1)
             z_BD = prob_B1 * z_BD + (1 - prob_B1) * self.z_BD
-        self.z_BD = torch.where(boundary_B[:, None], z_BD, self.z_BD)
+        self.z_BD = torch.where(
+            boundary_B[:, None],
+            z_BD,
+            self.z_BD,
+        )
         return (self.z_BD + self.chunking.residual(x_BD)).to(x_BD.dtype)

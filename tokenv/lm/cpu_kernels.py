@@ -46,7 +46,14 @@ def project(x_RD: Any, weight_D: Any, head_DP: Any) -> Any:
 
 
 @_compiled
-def _store_rotated(qkv_RE: Any, cos_Rd: Any, sin_Rd: Any, store: Any, row_R: Any, slot_R: Any) -> None:
+def _store_rotated(
+    qkv_RE: Any,
+    cos_Rd: Any,
+    sin_Rd: Any,
+    store: Any,
+    row_R: Any,
+    slot_R: Any,
+) -> None:
     """Rotate queries and keys in place, [R, 3 D], and store keys and values in the cache, [B, S, 2, H, d]."""
     heads, size = store.shape[3:]
     half = size // 2
@@ -65,7 +72,13 @@ def _store_rotated(qkv_RE: Any, cos_Rd: Any, sin_Rd: Any, store: Any, row_R: Any
 
 
 @_compiled
-def _attend(qkv_RE: Any, store: Any, row_R: Any, used_R: Any, softcap: float) -> Any:
+def _attend(
+    qkv_RE: Any,
+    store: Any,
+    row_R: Any,
+    used_R: Any,
+    softcap: float,
+) -> Any:
     """Attend to the first ``used_R`` slots of each row: queries and more [R, 3 D], cache [B, S, 2, H, d] -> [R, D]."""
     number = qkv_RE.dtype.type
     _, slots, _, heads, size = store.shape
@@ -123,7 +136,14 @@ def rotary_at(position_R: Any, frequency_d: Any) -> Any:
 
 @_compiled
 def step_layer(
-    x_RD: Any, weights: Any, store: Any, cos_Rd: Any, sin_Rd: Any, order_R: Any, row_R: Any, softcap: float
+    x_RD: Any,
+    weights: Any,
+    store: Any,
+    cos_Rd: Any,
+    sin_Rd: Any,
+    order_R: Any,
+    row_R: Any,
+    softcap: float,
 ) -> Any:
     """Compute the next position of some rows by one layer: [R, D] -> [R, D].
 
@@ -141,14 +161,26 @@ def step_layer(
     slots = store.shape[1]
     qkv_RE = normalise(x_RD, pre_attention) @ qkv
     _store_rotated(qkv_RE, cos_Rd, sin_Rd, store, row_R, order_R % slots)
-    attended_RD = _attend(qkv_RE, store, row_R, np.minimum(order_R + 1, slots), softcap)
+    attended_RD = _attend(
+        qkv_RE,
+        store,
+        row_R,
+        np.minimum(order_R + 1, slots),
+        softcap,
+    )
     x_RD = x_RD + normalise(attended_RD @ out, post_attention)
     gated_RE = _gated(normalise(x_RD, pre_mlp) @ gate_up)
     return x_RD + normalise(gated_RE @ down, post_mlp)
 
 
 @_compiled
-def sample_bytes(logit_RV: Any, uniform_RV: Any, softcap: float, temperature: float, top_p: float) -> Any:
+def sample_bytes(
+    logit_RV: Any,
+    uniform_RV: Any,
+    softcap: float,
+    temperature: float,
+    top_p: float,
+) -> Any:
     """Draw the symbol of rank r, in the order of falling p, with the largest ``p_r / E_r``, ``E = -log(1 - u)``.
 
     Symbols which are too improbable to win at any rank are not sorted.

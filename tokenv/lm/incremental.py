@@ -33,7 +33,12 @@ class CachedLayers:
     """
 
     def __init__(
-        self, model: Encoder, layers: nn.ModuleList, batch: int, size: int, output: Sequence[Any] = ()
+        self,
+        model: Encoder,
+        layers: nn.ModuleList,
+        batch: int,
+        size: int,
+        output: Sequence[Any] = (),
     ) -> None:
         parameter = next(layers.parameters())
         self.dtype = torch.promote_types(model.compute_dtype or parameter.dtype, torch.float32)
@@ -71,7 +76,13 @@ class CachedLayers:
         return self._model.rotary(position_R[:, None], self.dtype)
 
     @torch.no_grad()
-    def step(self, x_RD: Tensor, rotary: Any, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x_RD: Tensor,
+        rotary: Any,
+        order_R: Tensor,
+        row_R: Tensor | None = None,
+    ) -> Tensor:
         """Compute the next position of some rows.
 
         Args:
@@ -84,7 +95,8 @@ class CachedLayers:
         Returns:
             [R, D], or what the head returns.
         """
-        row_R = self._row_B if row_R is None else row_R
+        if row_R is None:
+            row_R = self._row_B
         place = row_R, order_R % self.size
         x_R1D = x_RD.to(self.dtype).unsqueeze(1)
         hidden_RS = torch.arange(self.size, device=self.device) > order_R[:, None]
@@ -92,7 +104,8 @@ class CachedLayers:
         for layer, store in zip(self._layers, self.cache, strict=True):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, store: Tensor = store) -> Tensor:
-                store[place] = torch.stack([k[:, :, 0], v[:, :, 0]], 1)
+                newest = [k[:, :, 0], v[:, :, 0]]
+                store[place] = torch.stack(newest, 1)
                 key, value = store[row_R].permute(2, 0, 3, 1, 4)  # [R, H, S, d] each
                 return capped_attention(q, key, value, bias_R11S, self.softcap)
 
@@ -133,7 +146,8 @@ class CompiledLayers(CachedLayers):
         """Look up the parameters, whose memory is shared: training them in place has an effect at once."""
         config = self._model.config
         layers: Any = self._layers  # whose parts have weights
-        self._frequencies = rotary_frequencies(config.head_size, config.rope_base, self.dtype).numpy()
+        frequencies = rotary_frequencies(config.head_size, config.rope_base, self.dtype)
+        self._frequencies = frequencies.numpy()
         self._weights = [self._layer_weights(layer) for layer in layers]
         self._output_weights = self._arrays(*self._output)
 
@@ -155,21 +169,46 @@ class CompiledLayers(CachedLayers):
         """Return cosines and sines at one position of each row, [R, d/2] each."""
         return self._kernels.rotary_at(position_R.numpy(), self._frequencies)
 
-    def step(self, x_RD: Tensor, rotary: Any, order_R: Tensor, row_R: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x_RD: Tensor,
+        rotary: Any,
+        order_R: Tensor,
+        row_R: Tensor | None = None,
+    ) -> Tensor:
         """Compute the next position of some rows; see ``CachedLayers``."""
         kernels = self._kernels
         order = order_R.numpy()
-        rows = self._rows if row_R is None else row_R.numpy()
+        rows = self._rows
+        if row_R is not None:
+            rows = row_R.numpy()
         x = x_RD.detach().to(self.dtype).numpy()
         for weights, store in zip(self._weights, self._stores, strict=True):
-            x = kernels.step_layer(x, weights, store, *rotary, order, rows, self.softcap)
-        return torch.from_numpy(kernels.project(x, *self._output_weights) if self._output else x)
+            x = kernels.step_layer(
+                x,
+                weights,
+                store,
+                *rotary,
+                order,
+                rows,
+                self.softcap,
+            )
+        if self._output:
+            x = kernels.project(x, *self._output_weights)
+        return torch.from_numpy(x)
 
 
-def cache_layers(model: Encoder, layers: nn.ModuleList, batch: int, size: int, **options: Any) -> CachedLayers:
+def cache_layers(
+    model: Encoder,
+    layers: nn.ModuleList,
+    batch: int,
+    size: int,
+    **options: Any,
+) -> CachedLayers:
     """Return ``CachedLayers`` which are fast on the device of the model; the arguments are theirs."""
     on_cpu = shares_memory_with_numpy(next(layers.parameters()).device)
-    return (CompiledLayers if on_cpu else CachedLayers)(model, layers, batch, size, **options)
+    kind = CompiledLayers if on_cpu else CachedLayers
+    return kind(model, layers, batch, size, **options)
 
 
 class EncoderStepper:
@@ -189,7 +228,11 @@ class EncoderStepper:
         """Return X_i of each row, [B, D]. Positions come in order, from 0 on; 0 at any time starts a row anew."""
         if not bool(position_B.any()):
             self._down.read_parameters()
-        return self._down.step(self._encoder.codec.embed(symbol_B), self._down.rotary(position_B), position_B)
+        return self._down.step(
+            self._encoder.codec.embed(symbol_B),
+            self._down.rotary(position_B),
+            position_B,
+        )
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -227,7 +270,12 @@ class Decoder:
         self.pooling = lm.pooling.stepper(batch, device, self.dtype)
         self._leading = int(self.pooling.leading() is not None)  # tokens before the first boundary
         self._max_tokens = max_symbols + self._leading
-        self.tokens = cache_layers(lm, lm.mid, batch, min(self._max_tokens, INITIAL_SLOTS))
+        self.tokens = cache_layers(
+            lm,
+            lm.mid,
+            batch,
+            min(self._max_tokens, INITIAL_SLOTS),
+        )
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.x_BD = torch.zeros(batch, config.width, dtype=self.dtype, device=device)
@@ -243,7 +291,12 @@ class Decoder:
         # It is never overwritten, but the parameters may have been trained since the last call.
         token_BD = self.pooling.leading()
         if token_BD is not None and len(rows := rows_B.nonzero().flatten()):
-            self._apply_token_layers(rows, token_BD, torch.full_like(self.count_B, -1), torch.zeros_like(self.count_B))
+            self._apply_token_layers(
+                rows,
+                token_BD,
+                torch.full_like(self.count_B, -1),
+                torch.zeros_like(self.count_B),
+            )
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -266,11 +319,20 @@ class Decoder:
         """
         self._rotary = self.down.rotary(self.position_B)
         if rows_B is None or bool(rows_B.all()):
-            self.x_BD = self.down.step(self.codec.embed(symbol_B), self._rotary, self.position_B)
+            self.x_BD = self.down.step(
+                self.codec.embed(symbol_B),
+                self._rotary,
+                self.position_B,
+            )
         elif bool(rows_B.any()):
             rows = rows_B.nonzero().flatten()
             position_R = self.position_B[rows]
-            x_RD = self.down.step(self.codec.embed(symbol_B[rows]), self.down.rotary(position_R), position_R, rows)
+            x_RD = self.down.step(
+                self.codec.embed(symbol_B[rows]),
+                self.down.rotary(position_R),
+                position_R,
+                rows,
+            )
             self.x_BD = self.x_BD.index_copy(0, rows, x_RD)
         return self.x_BD
 
@@ -289,19 +351,39 @@ class Decoder:
         token_BD = self.pooling.token(x_BD)
         rows = boundary_B.nonzero().flatten()
         if len(rows):
-            token_BD = self._apply_token_layers(rows, token_BD, self.position_B, self.count_B + self._leading)
+            token_BD = self._apply_token_layers(
+                rows,
+                token_BD,
+                self.position_B,
+                self.count_B + self._leading,
+            )
         self.count_B = self.count_B + boundary_B
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
         parameters_BP = self.up.step(y_BD, self._rotary, self.position_B)
         self.position_B = self.position_B + 1
         return parameters_BP
 
-    def _apply_token_layers(self, rows: Tensor, token_BD: Tensor, position_B: Tensor, order_B: Tensor) -> Tensor:
+    def _apply_token_layers(
+        self,
+        rows: Tensor,
+        token_BD: Tensor,
+        position_B: Tensor,
+        order_B: Tensor,
+    ) -> Tensor:
         """Apply the token-level layers to the new tokens of some rows; those of other rows are unchanged: [B, D]."""
         used = int(order_B.max()) + 1
         if used > self.tokens.size:
             self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
         if len(rows) == len(token_BD):
-            return self.tokens.step(token_BD, self.tokens.rotary(position_B), order_B)
-        token_RD = self.tokens.step(token_BD[rows], self.tokens.rotary(position_B[rows]), order_B[rows], rows)
+            return self.tokens.step(
+                token_BD,
+                self.tokens.rotary(position_B),
+                order_B,
+            )
+        token_RD = self.tokens.step(
+            token_BD[rows],
+            self.tokens.rotary(position_B[rows]),
+            order_B[rows],
+            rows,
+        )
         return token_BD.index_copy(0, rows, token_RD)

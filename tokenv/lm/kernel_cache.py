@@ -119,7 +119,11 @@ class _KernelCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         base = f"{self._impl.filename_base}.tokenv"  # beside files which numba alone may have stored
-        self._cache_file = _DigestedFiles(self._cache_path, base, self._impl.locator.get_source_stamp())
+        self._cache_file = _DigestedFiles(
+            self._cache_path,
+            base,
+            self._impl.locator.get_source_stamp(),
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the stored code for a signature, or None to compile it."""

@@ -47,7 +47,8 @@ class _RMSNormFunction(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         grad_weight = ((x * scale).mul_(grad)).flatten(0, -2).sum(0)
         grad = grad * weight
-        along = torch.linalg.vecdot(grad, x).unsqueeze(-1) * scale.square() / -x.shape[-1]
+        inner = torch.linalg.vecdot(grad, x).unsqueeze(-1)
+        along = inner * scale.square() / -x.shape[-1]
         return torch.addcmul(grad, x, along).mul_(scale), grad_weight
 
 
@@ -82,16 +83,25 @@ class RotaryTable:
         dtype: precision of the result; the angles themselves are computed in float32 or finer.
     """
 
-    def __init__(self, position: Tensor, head_size: int, base: float, dtype: torch.dtype) -> None:
-        fine = torch.float64 if dtype == torch.float64 else torch.float32
-        angle = position.to(fine).unsqueeze(-1) * rotary_frequencies(head_size, base, fine, position.device)
+    def __init__(
+        self,
+        position: Tensor,
+        head_size: int,
+        base: float,
+        dtype: torch.dtype,
+    ) -> None:
+        fine = torch.promote_types(dtype, torch.float32)
+        frequency = rotary_frequencies(head_size, base, fine, position.device)
+        angle = position.to(fine).unsqueeze(-1) * frequency
         self.cos = angle.cos().to(dtype).unsqueeze(-3)  # [.., 1, N, d/2]: the same for all heads
         self.sin = angle.sin().to(dtype).unsqueeze(-3)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate queries or keys: [.., H, N, d] -> [.., H, N, d]."""
         a, b = x.chunk(2, -1)
-        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
+        first = a * self.cos - b * self.sin
+        second = b * self.cos + a * self.sin
+        return torch.cat([first, second], -1)
 
 
 class _GeGLUFunction(torch.autograd.Function):
@@ -109,8 +119,14 @@ class _GeGLUFunction(torch.autograd.Function):
         gate, up = gate_up.chunk(2, -1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, -1)
-        torch.mul(grad, F.gelu(gate, approximate="tanh"), out=grad_up)
-        torch.ops.aten.gelu_backward.grad_input(grad * up, gate, approximate="tanh", grad_input=grad_gate)
+        activated = F.gelu(gate, approximate="tanh")
+        torch.mul(grad, activated, out=grad_up)
+        torch.ops.aten.gelu_backward.grad_input(
+            grad * up,
+            gate,
+            approximate="tanh",
+            grad_input=grad_gate,
+        )
         return grad_gate_up
 
 
@@ -161,12 +177,15 @@ class DecoderLayer(nn.Module):
                 an attention function in the one-pass model, a cache in incremental decoding.
         """
         if self.recompute and x.requires_grad:
-            y: Tensor = checkpoint(self._forward, x, rotary, attend, use_reentrant=False, preserve_rng_state=False)
+            how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+            y: Tensor = checkpoint(self._forward, x, rotary, attend, **how)
             return y
         return self._forward(x, rotary, attend)
 
     def _forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:
-        q, k, v = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = attend(rotary.rotate(q), rotary.rotate(k), v).transpose(1, 2).flatten(-2)
+        qkv = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = attend(rotary.rotate(q), rotary.rotate(k), v)
+        attended = attended.transpose(1, 2).flatten(-2)
         x = x + self.post_attention(self.out(attended))
         return x + self.post_mlp(self.mlp(self.pre_mlp(x)))

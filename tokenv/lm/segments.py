@@ -59,20 +59,25 @@ class Pack(NamedTuple):
         device = count_B.device
         end_B = count_B.cumsum(0)
         index_M = torch.arange(longest, device=device)
-        slot_BM = ((end_B - count_B)[:, None] + index_M).where(index_M < count_B[:, None], 0)
+        start_B = end_B - count_B
+        exists_BM = index_M < count_B[:, None]
+        slot_BM = (start_B[:, None] + index_M).where(exists_BM, 0)
         slot_C = torch.arange(bucket_size, device=device)
         row_C = torch.searchsorted(end_B, slot_C, right=True)
-        first_C = torch.cat([end_B - count_B, end_B[-1:]])[row_C]
-        source_C = (row_C * longest + slot_C - first_C).where(row_C < batch, 0)
+        first_C = torch.cat([start_B, end_B[-1:]])[row_C]
+        source_C = row_C * longest + slot_C - first_C
+        source_C = source_C.where(row_C < batch, 0)
         return cls(row_C, first_C, source_C, slot_BM)
 
     def packed(self, x_BM: Tensor) -> Tensor:
         """Pack padded tokens: [B, M, ..] -> [1, C, ..]."""
-        return x_BM.flatten(0, 1).index_select(0, self.source_C).unsqueeze(0)
+        flat = x_BM.flatten(0, 1)
+        return flat.index_select(0, self.source_C).unsqueeze(0)
 
     def padded(self, x_1C: Tensor) -> Tensor:
         """Unpack tokens: [1, C, ..] -> [B, M, ..]; the padding repeats the first slot."""
-        return x_1C[0].index_select(0, self.slot_BM.flatten()).unflatten(0, self.slot_BM.shape)
+        flat = x_1C[0].index_select(0, self.slot_BM.flatten())
+        return flat.unflatten(0, self.slot_BM.shape)
 
     def attention(self, softcap: float) -> AttentionFn:
         """Return causal attention within every sequence, for queries, keys and values [1, H, C, d]."""
@@ -99,27 +104,38 @@ class Pack(NamedTuple):
         full_Q = -(-self.first_C[BLOCK - 1 :: BLOCK] // BLOCK)
         full_Q = full_Q.clamp(max=index_Q)
         diagonal = torch.eye(blocks, dtype=torch.bool, device=row_C.device)
-        partial = (index_Q >= lowest_Q[:, None]) & (index_Q < full_Q[:, None]) | diagonal
+        before_full = (index_Q >= lowest_Q[:, None]) & (index_Q < full_Q[:, None])
         full = (index_Q >= full_Q[:, None]) & (index_Q < index_Q[:, None])
         return BlockMask.from_kv_blocks(
-            *_block_indices(partial), *_block_indices(full), BLOCK_SIZE=BLOCK, mask_mod=visible
+            *_block_indices(before_full | diagonal),
+            *_block_indices(full),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
         )
 
 
 def _block_indices(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of chosen blocks in each row, and their indices first: [1, 1, Q], [1, 1, Q, K] of int32."""
     order_QK = chosen_QK.int().argsort(dim=1, descending=True, stable=True)
-    return chosen_QK.sum(1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
+    count_Q = chosen_QK.sum(1, dtype=torch.int32)
+    return count_Q[None, None], order_QK.int()[None, None]
 
 
 @torch.compiler.disable
-def _padded_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, pack: Pack) -> Tensor:
+def _padded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    pack: Pack,
+) -> Tensor:
     """Attend on a CPU, where dense blocks are fast: sequence by sequence, padded for the scores alone."""
     index = pack.slot_BM.flatten()
     shape = pack.slot_BM.shape
-    padded = [x[0].index_select(1, index).unflatten(1, shape) for x in (q, k, v)]
-    attended_HBMd = causal_attention(padded[0], padded[1], padded[2], softcap)
-    return attended_HBMd.flatten(1, 2).index_select(1, pack.source_C).unsqueeze(0)
+    q, k, v = (x[0].index_select(1, index).unflatten(1, shape) for x in (q, k, v))
+    attended_HBMd = causal_attention(q, k, v, softcap)
+    flat = attended_HBMd.flatten(1, 2)
+    return flat.index_select(1, pack.source_C).unsqueeze(0)
 
 
 class Segments(NamedTuple):
@@ -155,8 +171,18 @@ def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
     longest = -(-most // multiple) * multiple
     slot_BT = torch.where(action_BT.bool(), token_index_BT, longest)
     position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
-    boundary = torch.zeros(batch, longest + 1, dtype=torch.long, device=action_BT.device)
-    return Segments(boundary.scatter_(1, slot_BT, position_BT)[:, :longest], token_index_BT, count_B, total)
+    boundary = torch.zeros(
+        batch,
+        longest + 1,
+        dtype=torch.long,
+        device=action_BT.device,
+    )
+    return Segments(
+        boundary.scatter_(1, slot_BT, position_BT)[:, :longest],
+        token_index_BT,
+        count_B,
+        total,
+    )
 
 
 def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
@@ -201,7 +227,12 @@ class SortedGather(torch.autograd.Function):
         bytes_BM = torch.zeros(batch, ctx.count, dtype=torch.long, device=index_BT.device)
         bytes_BM.scatter_add_(1, index_BT, torch.ones_like(index_BT))
         fine = grad_BTD.to(torch.promote_types(grad_BTD.dtype, torch.float32)).flatten(0, 1)
-        total = torch.segment_reduce(fine, "sum", lengths=bytes_BM.flatten(), unsafe=True)
+        total = torch.segment_reduce(
+            fine,
+            "sum",
+            lengths=bytes_BM.flatten(),
+            unsafe=True,
+        )
         return total.view(batch, ctx.count, -1).to(grad_BTD.dtype), None
 
 
@@ -230,7 +261,13 @@ def _delay(x_BMD: Tensor, steps: int) -> Tensor:
     return F.pad(x_BMD[:, :-steps], (0, 0, steps, 0))
 
 
-def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, gate_BN: Tensor) -> Tensor:
+def relaxed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softcap: float,
+    gate_BN: Tensor,
+) -> Tensor:
     """Attend causally to keys with gates.
 
     ``w_ij = s_j exp(score_ij) / sum_{j' <= i} s_j' exp(score_ij')``, scores soft-capped as in ``tokenv.lm.attention``.
@@ -248,15 +285,20 @@ def relaxed_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float, gate_BN: 
     """
     length = q.shape[-2]
     fine = torch.promote_types(q.dtype, torch.float32)
-    scores = softcap * torch.tanh((q @ k.mT).to(fine) / (math.sqrt(q.shape[-1]) * softcap))
+    scale = math.sqrt(q.shape[-1]) * softcap
+    scores = softcap * torch.tanh((q @ k.mT).to(fine) / scale)
     gate = gate_BN[:, None, None, :].to(fine)
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
     # The largest score with a weight becomes exp(0). Others may exceed it: those of gate 0, whose exp is a factor of
     # the gradient only and is bounded against overflow, and later ones, which are masked.
-    largest = scores.detach().masked_fill(later | (gate == 0), -math.inf).amax(-1, keepdim=True)
+    weightless = later | (gate == 0)
+    largest = scores.detach().masked_fill(weightless, -math.inf).amax(-1, keepdim=True)
     bound = 0.9 * math.log(torch.finfo(fine).max)
-    weight = (gate * (scores - largest).clamp(max=bound).exp()).masked_fill(later, 0.0)
-    return (weight / weight.sum(-1, keepdim=True)).to(v.dtype) @ v
+    relative = (scores - largest).clamp(max=bound)
+    weight = gate * relative.exp()
+    weight = weight.masked_fill(later, 0.0)
+    share = weight / weight.sum(-1, keepdim=True)
+    return share.to(v.dtype) @ v
 
 
 def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[..., Tensor]) -> Tensor:
@@ -273,7 +315,8 @@ def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[
     Returns:
         y, [B, T, D].
     """
-    position_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device).expand(gate_BT.shape)
+    position_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+    position_BT = position_T.expand(gate_BT.shape)
     token_BTD = apply_token_layers(x_BTD, position_BT, gate_BT)
     fine = torch.promote_types(x_BTD.dtype, torch.float32)
     return ema(gate_BT.to(fine), token_BTD.to(fine)).to(x_BTD.dtype)

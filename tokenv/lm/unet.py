@@ -38,7 +38,14 @@ def _compiled_log_prob() -> Callable[..., Tensor]:
 
 def make_layers(config: UNetConfig, count: int, mlp: int) -> nn.ModuleList:
     """Build ``count`` layers of the model's width, with an MLP ``mlp`` times as wide."""
-    return nn.ModuleList(DecoderLayer(config.width, config.heads, mlp * config.width) for _ in range(count))
+    return nn.ModuleList(
+        DecoderLayer(
+            config.width,
+            config.heads,
+            mlp * config.width,
+        )
+        for _ in range(count)
+    )
 
 
 class Encoder(nn.Module):
@@ -52,7 +59,12 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, config: UNetConfig, codec: Codec, compute_dtype: torch.dtype | None = None, *, early_exit: bool = True
+        self,
+        config: UNetConfig,
+        codec: Codec,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        early_exit: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
@@ -70,7 +82,9 @@ class Encoder(nn.Module):
 
     def _to_compute_dtype(self, x: Tensor) -> Tensor:
         """Cast to the compute precision."""
-        return x if self.compute_dtype is None else x.to(self.compute_dtype)
+        if self.compute_dtype is None:
+            return x
+        return x.to(self.compute_dtype)
 
     def encode(self, symbol_BN: Tensor) -> Tensor:
         """Return byte representations X (eq. 1): [B, N, *symbol_shape] -> [B, N, D]."""
@@ -90,7 +104,8 @@ class Encoder(nn.Module):
         return RotaryTable(position, self.config.head_size, self.config.rope_base, dtype)
 
     def _byte_layers(self, layers: nn.ModuleList, x_BND: Tensor) -> Tensor:
-        rotary = self.rotary(torch.arange(x_BND.shape[1], device=x_BND.device), x_BND.dtype)
+        position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
+        rotary = self.rotary(position_N, x_BND.dtype)
         config = self.config
         attention = select_attention(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
         for layer in layers:
@@ -139,7 +154,9 @@ class UNet(Encoder):
     def token_multiple(self) -> int:
         """Number to a multiple of which the number of tokens M is padded."""
         # Flex attention is compiled for each M, so M should take few values.
-        return 128 if compiles(self.head.weight.device) else self._token_multiple
+        if compiles(self.head.weight.device):
+            return 128
+        return self._token_multiple
 
     @property
     def recomputes(self) -> bool:
@@ -167,8 +184,16 @@ class UNet(Encoder):
         """
         softcap = self.config.attention_softcap
         if self.packs and segments is not None:
-            pack = Pack.of(segments.count_B, token_BMD.shape[1], bucket_size(segments.total))
-            packed = self._token_layers(pack.packed(token_BMD), pack.packed(position_BM), pack.attention(softcap))
+            pack = Pack.of(
+                segments.count_B,
+                token_BMD.shape[1],
+                bucket_size(segments.total),
+            )
+            packed = self._token_layers(
+                pack.packed(token_BMD),
+                pack.packed(position_BM),
+                pack.attention(softcap),
+            )
             return pack.padded(packed)
         if gate_BM is None:
             attention = select_attention(token_BMD.shape[1], token_BMD.device, softcap)
@@ -230,9 +255,11 @@ class UNet(Encoder):
     def decode_samples(self, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
         """Apply ``decode_hidden`` to several samples of the boundaries: actions [.., B, T] -> [.., B, T, D]."""
         samples = action.shape[:-2]
-        flat_boundary = None if boundary is None else boundary.flatten(0, -2)
         x = x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3)
-        return self.decode_hidden(x, action.flatten(0, -2), flat_boundary).view(*action.shape, -1)
+        if boundary is not None:
+            boundary = boundary.flatten(0, -2)
+        y = self.decode_hidden(x, action.flatten(0, -2), boundary)
+        return y.view(*action.shape, -1)
 
     def sequence_log_prob(self, y: Tensor, symbol_BN: Tensor) -> Tensor:
         """Return the log-probability in nats of what each symbol is followed by, [.., B, T], T = N - 1.
@@ -248,8 +275,15 @@ class UNet(Encoder):
         if not self.config.direct:
             return self.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
         known = symbol_BN.shape[1] - self.config.horizon
-        base = self.linear_forecast(symbol_BN[:, :known]) if self.config.linear_path else None
-        log_prob = self._direct_log_prob(y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:], base)
+        base = None
+        if self.config.linear_path:
+            base = self.linear_forecast(symbol_BN[:, :known])
+        log_prob = self._direct_log_prob(
+            y[..., -1, :],
+            symbol_BN[:, known - 1],
+            symbol_BN[:, known:],
+            base,
+        )
         return F.pad(log_prob, (known - 1, 0))
 
     def horizon_log_prob(self, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,10 +304,15 @@ class UNet(Encoder):
         positions = valid_BT.shape[1] - horizon + 1
         target_BSH = symbol_BN[:, 1:].unfold(1, horizon, 1).movedim(-1, 2)
         complete_BS = valid_BT[:, -positions:]
-        log_prob = self._direct_log_prob(y[..., :positions, :], symbol_BN[:, :positions], target_BSH).sum(-1)
+        read = y[..., :positions, :]
+        log_prob = self._direct_log_prob(read, symbol_BN[:, :positions], target_BSH)
+        log_prob = log_prob.sum(-1).where(complete_BS, 0.0)
         loss_mask = self.codec.loss_mask(target_BSH)
-        count_BS = complete_BS * (horizon if loss_mask is None else loss_mask.sum(-1))
-        return F.pad(log_prob.where(complete_BS, 0.0), rest), F.pad(count_BS, rest).expand(y.shape[:-1])
+        count_BS = complete_BS * horizon
+        if loss_mask is not None:
+            count_BS = complete_BS * loss_mask.sum(-1)
+        count_BT = F.pad(count_BS, rest)
+        return F.pad(log_prob, rest), count_BT.expand(y.shape[:-1])
 
     def linear_forecast(self, history_BL: Tensor) -> Tensor:
         """Return what the linear path predicts, in units of the frame: [B, L, C + K, 5] -> [B, H, C].
@@ -283,12 +322,19 @@ class UNet(Encoder):
         assert isinstance(self.codec, SeriesCodec)
         return predict_linear(self.codec.predicted(history_BL), self.linear_path)
 
-    def _direct_log_prob(self, y: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None) -> Tensor:
+    def _direct_log_prob(
+        self,
+        y: Tensor,
+        symbol: Tensor,
+        target: Tensor,
+        base: Tensor | None = None,
+    ) -> Tensor:
         """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""
         samples = y.shape[: y.dim() - target.dim() + len(self.codec.symbol_shape)]
         symbol = symbol.expand(*samples, *symbol.shape)
         target = target.expand(*samples, *target.shape)
-        return self.codec.log_prob_horizon(self.direct(y), symbol, target, base)
+        parameters = self.direct(y)
+        return self.codec.log_prob_horizon(parameters, symbol, target, base)
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Return the parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""
@@ -315,7 +361,9 @@ class UNet(Encoder):
         """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         self._token_multiple = 128
-        options = flex_options(self._block) if compiles(self.head.weight.device) else None
+        options = None
+        if compiles(self.head.weight.device):
+            options = flex_options(self._block)
         for layer in (*self.down, *self.up):
             layer.compile(dynamic=False, options=options)
         for layer in self.mid:

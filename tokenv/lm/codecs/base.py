@@ -40,7 +40,11 @@ class Codec(nn.Module, ABC):
         """Return log-probabilities (or log-densities) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
     def log_prob_horizon(
-        self, parameters: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None
+        self,
+        parameters: Tensor,
+        symbol: Tensor,
+        target: Tensor,
+        base: Tensor | None = None,
     ) -> Tensor:
         """Return log-probabilities of several symbols, each given the symbols up to one, in nats: [.., H].
 
@@ -127,7 +131,11 @@ class ByteCodec(Codec):
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Return log-probabilities in nats: [.., V], [..] -> [..]."""
-        loss = F.cross_entropy(self.logits(parameters).flatten(0, -2), symbol.flatten(), reduction="none")
+        loss = F.cross_entropy(
+            self.logits(parameters).flatten(0, -2),
+            symbol.flatten(),
+            reduction="none",
+        )
         return -loss.view(symbol.shape)
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -183,11 +191,21 @@ class ByteCodec(Codec):
             from tokenv.lm.cpu_kernels import sample_bytes
 
             logits, uniform = (x.detach().reshape(-1, x.shape[-1]).numpy() for x in (parameters.float(), noise))
-            symbol = sample_bytes(logits, uniform, self.softcap, float(temperature), float(top_p))
+            symbol = sample_bytes(
+                logits,
+                uniform,
+                self.softcap,
+                float(temperature),
+                float(top_p),
+            )
             return torch.from_numpy(symbol).view(parameters.shape[:-1])
         scaled = self.logits(parameters) / temperature
         prob, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        prob = torch.where(prob.cumsum(-1) - prob < top_p, prob, 0.0)
+        prob = torch.where(
+            prob.cumsum(-1) - prob < top_p,
+            prob,
+            0.0,
+        )
         exponential = -torch.log1p(-noise).to(dtype)
         return order.gather(-1, (prob / exponential).argmax(-1, keepdim=True)).squeeze(-1)
 

@@ -6,6 +6,7 @@ series would otherwise be unbounded.
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,12 @@ _UNIT = math.log(math.e - 1)  # inverse softplus of 1: heads start at a scale of
 
 def _from_exponential(value: Tensor) -> Tensor:
     """Return ``E|X - value|`` for X with an exponential density of rate 1."""
-    return torch.where(value > 0, value - 1 + 2 * torch.exp(-value.clamp(min=0)), 1 - value)
+    above = value - 1 + 2 * torch.exp(-value.clamp(min=0))
+    return torch.where(value > 0, above, 1 - value)
+
+
+def _array(x: Tensor) -> Any:
+    return x.double().cpu().numpy()
 
 
 def _scale(raw: Tensor) -> Tensor:
@@ -74,15 +80,18 @@ class Gaussian(Density):
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return the log-density in nats."""
         scale = _scale(raw[..., 1])
-        return -0.5 * ((value - raw[..., 0]) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
+        z = (value - raw[..., 0]) / scale
+        return -0.5 * z.square() - scale.log() - 0.5 * math.log(2 * math.pi)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return P(x <= value)."""
-        return torch.special.ndtr((value - raw[..., 0]) / _scale(raw[..., 1]))
+        z = (value - raw[..., 0]) / _scale(raw[..., 1])
+        return torch.special.ndtr(z)
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
         """Return the inverse of ``cdf``."""
-        return raw[..., 0] + _scale(raw[..., 1]) * torch.special.ndtri(q)
+        z = torch.special.ndtri(q)
+        return raw[..., 0] + _scale(raw[..., 1]) * z
 
     def mean(self, raw: Tensor) -> Tensor:
         """Return the expected value."""
@@ -93,11 +102,14 @@ class Gaussian(Density):
         scale = _scale(raw[..., 1])
         z = (value - raw[..., 0]) / scale
         density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-        return scale * (z * (2 * torch.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
+        above = z * (2 * torch.special.ndtr(z) - 1)
+        spread = 1 / math.sqrt(math.pi)
+        return scale * (above + 2 * density - spread)
 
     def entropy(self, raw: Tensor) -> Tensor:
         """Compute the entropy in closed form."""
-        return _scale(raw[..., 1]).log() + 0.5 * math.log(2 * math.pi * math.e)
+        scale = _scale(raw[..., 1])
+        return scale.log() + 0.5 * math.log(2 * math.pi * math.e)
 
 
 class StudentT(Density):
@@ -113,22 +125,23 @@ class StudentT(Density):
         """Return the log-density in nats."""
         location, scale, freedom = self._unpack(raw)
         square = ((value - location) / scale).square()
-        normaliser = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * (math.pi * freedom).log()
-        return normaliser - scale.log() - (freedom + 1) / 2 * torch.log1p(square / freedom)
+        more = (freedom + 1) / 2
+        gammas = torch.lgamma(more) - torch.lgamma(freedom / 2)
+        normaliser = gammas - 0.5 * (math.pi * freedom).log()
+        return normaliser - scale.log() - more * torch.log1p(square / freedom)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return P(x <= value), without gradient: torch has no incomplete beta function."""
         location, scale, freedom = self._unpack(raw.detach())
         z = (value.detach() - location) / scale
-        prob = special.stdtr(freedom.expand(z.shape).double().cpu().numpy(), z.double().cpu().numpy())
+        prob = special.stdtr(_array(freedom.expand(z.shape)), _array(z))
         return torch.as_tensor(prob).to(z)
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
         """Return the inverse of ``cdf``, without gradient."""
-        location, scale, freedom = (
-            x.expand(torch.broadcast_shapes(x.shape, q.shape)) for x in self._unpack(raw.detach())
-        )
-        z = special.stdtrit(freedom.double().cpu().numpy(), q.expand(freedom.shape).double().cpu().numpy())
+        location, scale, freedom = self._unpack(raw.detach())
+        shape = torch.broadcast_shapes(location.shape, q.shape)
+        z = special.stdtrit(_array(freedom.expand(shape)), _array(q.expand(shape)))
         return location + scale * torch.as_tensor(z).to(scale)
 
     def mean(self, raw: Tensor) -> Tensor:
@@ -139,14 +152,15 @@ class StudentT(Density):
         """Compute the CRPS in closed form (Jordan, Krueger & Lerch 2019), without gradient."""
         location, scale, freedom = self._unpack(raw.detach())
         z = (value.detach() - location) / scale
-        density = (self.log_prob(raw.detach(), value.detach()) + scale.log()).exp()
+        log_density = self.log_prob(raw.detach(), value.detach()) + scale.log()
         half = freedom / 2
-        log_betas = (  # of B(1/2, v - 1/2) / B(v/2, 1/2)^2
-            torch.lgamma(freedom - 0.5) - torch.lgamma(freedom) - 2 * (torch.lgamma(half) - torch.lgamma(half + 0.5))
-        ) - 0.5 * math.log(math.pi)
+        halves = torch.lgamma(half) - torch.lgamma(half + 0.5)
+        gammas = torch.lgamma(freedom - 0.5) - torch.lgamma(freedom) - 2 * halves
+        log_betas = gammas - 0.5 * math.log(math.pi)  # of B(1/2, v - 1/2) / B(v/2, 1/2)^2
         spread = freedom.sqrt() * log_betas.exp()
         above = z * (2 * self.cdf(raw, value) - 1)
-        return scale * (above + 2 * (density * (freedom + z.square()) - spread) / (freedom - 1))
+        near = log_density.exp() * (freedom + z.square())
+        return scale * (above + 2 * (near - spread) / (freedom - 1))
 
     def entropy(self, raw: Tensor) -> Tensor:
         """Compute the entropy in closed form."""
@@ -154,7 +168,8 @@ class StudentT(Density):
         half = freedom / 2
         more = (freedom + 1) / 2
         log_beta = torch.lgamma(half) + math.lgamma(0.5) - torch.lgamma(more)
-        return more * (torch.digamma(more) - torch.digamma(half)) + 0.5 * freedom.log() + log_beta + scale.log()
+        slope = torch.digamma(more) - torch.digamma(half)
+        return more * slope + 0.5 * freedom.log() + log_beta + scale.log()
 
 
 class LogisticMixture(Density):
@@ -181,12 +196,14 @@ class LogisticMixture(Density):
         """Return the log-density in nats."""
         log_weight, location, scale = self._unpack(raw)
         z = (value.unsqueeze(-1) - location) / scale
-        return torch.logsumexp(log_weight + F.logsigmoid(z) + F.logsigmoid(-z) - scale.log(), -1)
+        each = log_weight + F.logsigmoid(z) + F.logsigmoid(-z) - scale.log()
+        return torch.logsumexp(each, -1)
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return P(x <= value)."""
         log_weight, location, scale = self._unpack(raw)
-        return (log_weight.exp() * torch.sigmoid((value.unsqueeze(-1) - location) / scale)).sum(-1)
+        z = (value.unsqueeze(-1) - location) / scale
+        return (log_weight.exp() * torch.sigmoid(z)).sum(-1)
 
     @torch.no_grad()
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
@@ -235,7 +252,8 @@ class LogisticMixture(Density):
         """``E|X - value|``; of one component, with z = (value - location) / scale: ``scale (2 log(1 + e^z) - z)``."""
         log_weight, location, scale = self._unpack(raw)
         z = (value.unsqueeze(-1) - location) / scale
-        return (log_weight.exp() * scale * (2 * F.softplus(z) - z)).sum(-1)
+        distance = 2 * F.softplus(z) - z
+        return (log_weight.exp() * scale * distance).sum(-1)
 
     def entropy(self, raw: Tensor, points: int = 32) -> Tensor:
         """Approximate: every component's mean of -log p by the midpoint rule over ``points`` of its quantiles."""
@@ -271,21 +289,30 @@ class Bins(Density):
 
     def log_prob(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return the log-density in nats."""
-        index = ((value + self.reach) / self.width).floor().clamp(-1, self.bins).long() + 1
-        chosen = raw.log_softmax(-1)
-        shape = torch.broadcast_shapes(chosen.shape[:-1], index.shape)
-        chosen = chosen.expand(*shape, -1).gather(-1, index.expand(shape).unsqueeze(-1)).squeeze(-1)
+        place = ((value + self.reach) / self.width).floor()
+        index = place.clamp(-1, self.bins).long() + 1
+        log_prob = raw.log_softmax(-1)
+        shape = torch.broadcast_shapes(log_prob.shape[:-1], index.shape)
+        own = index.expand(shape).unsqueeze(-1)
+        chosen = log_prob.expand(*shape, -1).gather(-1, own).squeeze(-1)
         outside = (value.abs() - self.reach).clamp(min=0)
         inside = (index > 0) & (index <= self.bins)
-        return chosen - torch.where(inside, math.log(self.width), outside)
+        return chosen - torch.where(
+            inside,
+            math.log(self.width),
+            outside,
+        )
 
     def cdf(self, raw: Tensor, value: Tensor) -> Tensor:
         """Return P(x <= value)."""
         prob = raw.softmax(-1)
         at = (value + self.reach) / self.width
-        full = (at.unsqueeze(-1) - torch.arange(self.bins, device=raw.device, dtype=raw.dtype)).clamp(0, 1)
-        low = prob[..., 0] * torch.exp((value + self.reach).clamp(max=0))
-        high = -prob[..., -1] * torch.expm1(-(value - self.reach).clamp(min=0))
+        bins = torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
+        full = (at.unsqueeze(-1) - bins).clamp(0, 1)
+        below = (value + self.reach).clamp(max=0)
+        above = (value - self.reach).clamp(min=0)
+        low = prob[..., 0] * torch.exp(below)
+        high = -prob[..., -1] * torch.expm1(-above)
         return low + (prob[..., 1:-1] * full).sum(-1) + high
 
     def quantile(self, raw: Tensor, q: Tensor) -> Tensor:
@@ -294,14 +321,19 @@ class Bins(Density):
         prob = raw.softmax(-1).expand(*shape, -1)
         q = q.expand(shape)
         cumulative = prob.cumsum(-1)
-        index = torch.searchsorted(cumulative[..., :-1].contiguous(), q.unsqueeze(-1).contiguous())
-        own = prob.gather(-1, index).squeeze(-1).clamp(min=torch.finfo(raw.dtype).tiny)
-        before = (cumulative.gather(-1, index) - prob.gather(-1, index)).squeeze(-1)
+        edges = cumulative[..., :-1].contiguous()
+        index = torch.searchsorted(edges, q.unsqueeze(-1).contiguous())
+        own = prob.gather(-1, index)
+        before = cumulative.gather(-1, index) - own
         index = index.squeeze(-1)
-        share = ((q - before) / own).clamp(torch.finfo(raw.dtype).tiny, 1 - torch.finfo(raw.dtype).eps / 2)
+        limits = torch.finfo(raw.dtype)
+        share = (q - before.squeeze(-1)) / own.squeeze(-1).clamp(min=limits.tiny)
+        share = share.clamp(limits.tiny, 1 - limits.eps / 2)
         inside = -self.reach + self.width * (index - 1 + share)
-        below = torch.where(index == 0, -self.reach + share.log(), inside)
-        return torch.where(index > self.bins, self.reach - torch.log1p(-share), below)
+        low_tail = -self.reach + share.log()
+        high_tail = self.reach - torch.log1p(-share)
+        below = torch.where(index == 0, low_tail, inside)
+        return torch.where(index > self.bins, high_tail, below)
 
     def mean(self, raw: Tensor) -> Tensor:
         """Return the expected value."""
@@ -313,20 +345,24 @@ class Bins(Density):
         inner = prob[..., 1:-1]
         low = prob[..., 0]
         high = prob[..., -1]
-        edge = -self.reach + self.width * torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
-        inside = (value.unsqueeze(-1) - edge).clamp(
-            0, self.width
-        )  # width of the part of a bin which is below the value
-        outside = (value.unsqueeze(-1) - (edge + self.width / 2)).abs()
+        bins = torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
+        edge = -self.reach + self.width * bins
+        at = value.unsqueeze(-1)
+        inside = (at - edge).clamp(0, self.width)  # width of the part of a bin which is below the value
+        outside = (at - (edge + self.width / 2)).abs()
         contains_value = (inside > 0) & (inside < self.width)
-        within = (inside.square() + (self.width - inside).square()) / (2 * self.width)
-        distance = (inner * torch.where(contains_value, within, outside)).sum(-1)
+        squares = inside.square() + (self.width - inside).square()
+        within = squares / (2 * self.width)
+        each = torch.where(contains_value, within, outside)
+        distance = (inner * each).sum(-1)
         distance = distance + low * _from_exponential(-self.reach - value)
         distance = distance + high * _from_exponential(value - self.reach)
         below = low.unsqueeze(-1) + inner.cumsum(-1) - inner
         middle = below + inner / 2
         square = below.square() + below * inner + inner.square() / 3
-        spread = self.width * (middle - square).sum(-1) + low - low.square() / 2 + high - high.square() / 2
+        spread = self.width * (middle - square).sum(-1)
+        spread = spread + low - low.square() / 2
+        spread = spread + high - high.square() / 2
         return distance - spread
 
     def entropy(self, raw: Tensor) -> Tensor:
@@ -337,7 +373,12 @@ class Bins(Density):
         return (log_prob.exp() * (own - log_prob)).sum(-1)
 
     def _centres(self, raw: Tensor) -> Tensor:
-        index = torch.arange(-1, self.bins + 1, device=raw.device, dtype=raw.dtype)
+        index = torch.arange(
+            -1,
+            self.bins + 1,
+            device=raw.device,
+            dtype=raw.dtype,
+        )
         centre = -self.reach + self.width * (index + 0.5)
         centre[0] = -self.reach - 1
         centre[-1] = self.reach + 1

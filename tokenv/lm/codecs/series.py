@@ -24,7 +24,11 @@ DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
 
 def known_values(symbol: Tensor) -> Tensor:
     """Return values in units of their frame, the last known one in place of a missing one: [.., C, 5] -> [.., C]."""
-    value = torch.where(symbol[..., VALUE].isnan(), symbol[..., LAST], symbol[..., VALUE])
+    value = torch.where(
+        symbol[..., VALUE].isnan(),
+        symbol[..., LAST],
+        symbol[..., VALUE],
+    )
     return (value - symbol[..., LOCATION]) / symbol[..., SCALE]
 
 
@@ -95,8 +99,10 @@ class SeriesCodec(Codec):
             self.density = LogisticMixture(components)
         elif density == "bins":
             self.density = Bins(bins, reach)
+        elif density == "gaussian":
+            self.density = Gaussian()
         else:
-            self.density = Gaussian() if density == "gaussian" else StudentT()
+            self.density = StudentT()
         self.channels = channels
         self.residual = residual
         self.covariates = covariates
@@ -120,8 +126,9 @@ class SeriesCodec(Codec):
         if self.covariates:
             known = (z[..., self.channels :] - self.covariate_mean) / self.covariate_std
             z = torch.cat([z[..., : self.channels], known], -1).where(present, 0.0)
-        read = torch.cat([torch.asinh(z), (~present).to(z.dtype)], -1).to(self.bias.dtype)
-        lifted = self.lift(read)
+        missing = (~present).to(z.dtype)
+        read = torch.cat([torch.asinh(z), missing], -1)
+        lifted = self.lift(read.to(self.bias.dtype))
         return lifted + self.mix(F.gelu(lifted + self.bias))
 
     def predicted(self, symbol: Tensor) -> Tensor:
@@ -131,11 +138,17 @@ class SeriesCodec(Codec):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Return log-densities in nats: [.., C * P], [.., C + K, 5] -> [..]."""
         symbol = self.predicted(symbol)
-        base = (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE] if self.residual else None
+        base = None
+        if self.residual:
+            base = (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE]
         return self._log_prob(parameters, symbol, base)
 
     def log_prob_horizon(
-        self, parameters: Tensor, symbol: Tensor, target: Tensor, base: Tensor | None = None
+        self,
+        parameters: Tensor,
+        symbol: Tensor,
+        target: Tensor,
+        base: Tensor | None = None,
     ) -> Tensor:
         """Return log-densities in nats, [.., H, C * P], [.., C + K, 5], [.., H, C + K, 5] -> [.., H]; see ``Codec``."""
         if base is None and self.residual:
@@ -147,18 +160,23 @@ class SeriesCodec(Codec):
         z, present = self._normalised(symbol)
         if base is not None:
             z = torch.where(present, z - base, 0.0)
-        log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - symbol[..., SCALE].log().to(raw.dtype)
-        return torch.where(present & (symbol[..., COUNTED] > 0), log_prob, 0.0).sum(-1)
+        log_scale = symbol[..., SCALE].log().to(raw.dtype)
+        log_prob = self.density.log_prob(raw, z.to(raw.dtype)) - log_scale
+        counted = present & (symbol[..., COUNTED] > 0)
+        return torch.where(counted, log_prob, 0.0).sum(-1)
 
     def base(self, symbol: Tensor) -> Tensor:
         """Return the zero of the density of what follows, in units of the frame: [.., C + K, 5] -> [.., C]."""
         symbol = self.predicted(symbol)
-        return known_values(symbol) if self.residual else torch.zeros_like(symbol[..., VALUE])
+        if self.residual:
+            return known_values(symbol)
+        return torch.zeros_like(symbol[..., VALUE])
 
     def loss_mask(self, symbol: Tensor) -> Tensor:
         """Return how many of a symbol's values have a likelihood: [.., C + K, 5] -> int64 [..]."""
         symbol = self.predicted(symbol)
-        return (~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)).sum(-1)
+        counted = ~symbol[..., VALUE].isnan() & (symbol[..., COUNTED] > 0)
+        return counted.sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return the differential entropy in nats, in units of the frame, summed over channels: [.., C * P] -> [..].
@@ -173,7 +191,8 @@ class SeriesCodec(Codec):
 
         If the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.
         """
-        return location + scale * self.density.mean(self._raw(parameters))
+        mean = self.density.mean(self._raw(parameters))
+        return location + scale * mean
 
     def quantile(
         self,
@@ -203,18 +222,28 @@ class SeriesCodec(Codec):
         return location + scale * self.density.quantile(raw, q)
 
     def cdf(
-        self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
+        self,
+        parameters: Tensor,
+        value: Tensor,
+        location: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
     ) -> Tensor:
         """Return P(x <= value) of every channel, for values on the original scale: [.., C * P], [.., C] -> [.., C]."""
         raw = self._raw(parameters)
-        return self.density.cdf(raw, ((value - location) / scale).to(raw.dtype))
+        z = (value - location) / scale
+        return self.density.cdf(raw, z.to(raw.dtype))
 
     def crps(
-        self, parameters: Tensor, value: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
+        self,
+        parameters: Tensor,
+        value: Tensor,
+        location: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
     ) -> Tensor:
         """Return the continuous ranked probability score of every channel, in the values' unit; see ``cdf``."""
         raw = self._raw(parameters)
-        return scale * self.density.crps(raw, ((value - location) / scale).to(raw.dtype))
+        z = (value - location) / scale
+        return scale * self.density.crps(raw, z.to(raw.dtype))
 
     def sample(
         self,
@@ -250,21 +279,27 @@ class SeriesCodec(Codec):
         half = torch.full(raw.shape[:-1], 0.5, dtype=raw.dtype, device=raw.device)
         drawn = torch.rand(half.shape, dtype=raw.dtype, device=raw.device, generator=generator)
         tiny = torch.finfo(raw.dtype).eps / 2
-        q = (half + top_p * (drawn - half)).clamp(tiny, 1 - tiny)
+        q = half + top_p * (drawn - half)
+        q = q.clamp(tiny, 1 - tiny)
         median = self.density.quantile(raw, half)
         value = median + temperature * (self.density.quantile(raw, q) - median)
-        base = torch.zeros_like(value) if after is None else self.base(after)
+        zero = torch.zeros_like(value)
         one = torch.ones_like(value)
-        symbol = torch.stack([value + base, torch.zeros_like(value), one, one, base], -1).to(self.symbol_dtype)
+        base = zero
+        if after is not None:
+            base = self.base(after)
+        symbol = torch.stack([value + base, zero, one, one, base], -1)
+        symbol = symbol.to(self.symbol_dtype)
         if not self.covariates:
             return symbol
-        missing = symbol.new_tensor([math.nan, 0.0, 1.0, 0.0, 0.0]).expand(*symbol.shape[:-2], self.covariates, 5)
+        missing = symbol.new_tensor([math.nan, 0.0, 1.0, 0.0, 0.0])
+        missing = missing.expand(*symbol.shape[:-2], self.covariates, 5)
         return torch.cat([symbol, missing], -2)
 
     def _raw(self, parameters: Tensor) -> Tensor:
         """Return the raw parameters of every channel in float32 or finer: [.., C * P] -> [.., C, P]."""
-        fine = parameters if parameters.dtype == torch.float64 else parameters.float()
-        return fine.unflatten(-1, (self.channels, -1))
+        fine = torch.promote_types(parameters.dtype, torch.float32)
+        return parameters.to(fine).unflatten(-1, (self.channels, -1))
 
     @staticmethod
     def _normalised(symbol: Tensor) -> tuple[Tensor, Tensor]:
