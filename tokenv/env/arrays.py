@@ -1,6 +1,7 @@
 """``TokenizationEnv`` with NumPy arrays and rendering: the common part of both gymnasium environments."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -87,7 +88,8 @@ class ArrayAdapter:
             value = array.reshape(space.shape)
         if not np.issubdtype(array.dtype, np.integer) or not space.contains(value):
             raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
-        action_B = torch.as_tensor(value, dtype=torch.int64, device=self.env.device).reshape(self.env.batch_size)
+        action = torch.as_tensor(value, dtype=torch.int64, device=self.env.device)
+        action_B = action.reshape(self.env.batch_size)
         for row, one_action in enumerate(action_B.tolist()):
             # The first symbol always ends a token.
             self._actions[row].append(one_action if self._actions[row] else 1)
@@ -109,17 +111,22 @@ class ArrayAdapter:
         """Render each row in the mode ``render_mode``."""
         if self.render_mode is None:
             raise ValueError("render_mode is None: expected it of gymnasium.make(..., render_mode=...)")
-        rows = [(self.env.symbols_so_far(row).cpu(), action) for row, action in enumerate(self._actions)]
-        if self.render_mode == "ansi":
-            return [as_text(symbol_N, action) for symbol_N, action in rows]
-        return [as_image(symbol_N, action, self.env.source.seq_len) for symbol_N, action in rows]
+        rendered: list[Any] = []
+        for row, action in enumerate(self._actions):
+            symbol_N = self.env.symbols_so_far(row).cpu()
+            if self.render_mode == "ansi":
+                rendered.append(as_text(symbol_N, action))
+            else:
+                rendered.append(as_image(symbol_N, action, self.env.source.seq_len))
+        return rendered
 
     def observation(self, tensordict: TensorDictBase) -> Observation:
         """Return arrays [B, ..] with the keys and dtypes of the observation space."""
-        return {
-            key: tensordict[key].float().cpu().numpy().astype(space.dtype)
-            for key, space in self.observation_space.items()
-        }
+        observation = {}
+        for key, space in self.observation_space.items():
+            array = tensordict[key].float().cpu().numpy()
+            observation[key] = array.astype(space.dtype)
+        return observation
 
 
 def ended(root: TensorDictBase) -> bool:
@@ -132,7 +139,9 @@ def levels(symbol_NC: Tensor) -> list[int]:
     value_N = symbol_NC[:, 0, 0].double().nan_to_num()
     low = value_N.min()
     high = value_N.max()
-    return ((value_N - low) / (high - low).clamp(min=1e-12) * (len(STEPS) - 1)).round().int().tolist()
+    share_N = (value_N - low) / (high - low).clamp(min=1e-12)
+    level_N = share_N * (len(STEPS) - 1)
+    return level_N.round().int().tolist()
 
 
 def as_text(symbol_N: Tensor, action: Sequence[int]) -> str:
@@ -143,22 +152,17 @@ def as_text(symbol_N: Tensor, action: Sequence[int]) -> str:
         action: 1 where a token ends, for the first of the symbols.
     """
     ends = [i + 1 for i, is_end in enumerate(action) if is_end]
-    pieces = [
-        slice(start, end)
-        for start, end in zip(
-            [0, *ends],
-            [*ends, len(symbol_N)],
-            strict=True,
-        )
-    ]
+    places = pairwise([0, *ends, len(symbol_N)])
+    pieces = [slice(start, end) for start, end in places]
     if symbol_N.ndim > 1:
         steps = "".join(STEPS[level] for level in levels(symbol_N))
         return MARK.join(steps[piece] for piece in pieces)
     data = bytes(symbol_N.clamp(0, 255).tolist())
-    return MARK.join(_printable(data[piece].decode(errors="backslashreplace")) for piece in pieces)
+    return MARK.join(_printable(data[piece]) for piece in pieces)
 
 
-def _printable(text: str) -> str:
+def _printable(data: bytes) -> str:
+    text = data.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -190,7 +190,8 @@ def generate(
         batch,
         device,
     )
-    history = {name: x for name, x in observer.initial_history(batch, device).items() if name in agent.in_keys}
+    history = observer.initial_history(batch, device)
+    history = {name: x for name, x in history.items() if name in agent.in_keys}
     symbols = [prompt_BN[:, 0]]
     actions = []
     probs = []
@@ -234,7 +235,8 @@ def generate(
             continue
         symbol_B = sampler.draw(i, parameters, symbols[i])
         if i + 1 < max(starts):
-            in_prompt_B = (i + 1 < start_B).view(-1, *(1,) * (symbol_B.dim() - 1))
+            of_symbol = (1,) * (symbol_B.dim() - 1)
+            in_prompt_B = (i + 1 < start_B).view(-1, *of_symbol)
             symbol_B = torch.where(in_prompt_B, prompt_BN[:, i + 1], symbol_B)
         symbols.append(symbol_B.to(dtype))
     return Generated(
@@ -306,7 +308,10 @@ def _check_arguments(
             raise ValueError(f"{name} = {value}: expected at least 1")
     if stop is not None and not len(stop):
         raise ValueError("stop is empty: expected at least one symbol, or None")
-    if generators not in ({1, len(lengths)} if len(set(lengths)) == 1 else {len(lengths)}):
+    allowed = {len(lengths)}
+    if len(set(lengths)) == 1:
+        allowed.add(1)
+    if generators not in allowed:
         raise ValueError(f"{generators} generators for prompts of {lengths} symbols: expected one for each")
     if samples > 1 and len(set(lengths)) > 1:
         raise ValueError(f"samples = {samples} of prompts of {lengths} symbols: expected prompts of one length")

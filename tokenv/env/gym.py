@@ -153,9 +153,12 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
             ResetNeeded: the sequence has ended, or ``reset`` was never called.
             ValueError: the action is neither 0 nor 1.
         """
-        self._root = self.env.step(self._adapter.act(self._root, action, self.action_space))["next"]
+        acted = self._adapter.act(self._root, action, self.action_space)
+        self._root = self.env.step(acted)["next"]
         observation, info = self._observe(self._root)
-        return observation, self._root["reward"].item(), self._root["terminated"].item(), False, info
+        reward = self._root["reward"].item()
+        terminated = self._root["terminated"].item()
+        return observation, reward, terminated, False, info
 
     @property
     def origin(self) -> str:
@@ -173,7 +176,8 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
 
     def _observe(self, tensordict: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
         observation_B = self._adapter.observation(tensordict)
-        return {key: x_B[0] for key, x_B in observation_B.items()}, {"position": tensordict[keys.POSITION].item()}
+        observation = {key: x_B[0] for key, x_B in observation_B.items()}
+        return observation, {"position": tensordict[keys.POSITION].item()}
 
 
 class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
@@ -274,17 +278,17 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         return self._observe_all()
 
     def _reset_some(self, mask: Any) -> tuple[Observation, dict[str, Any]]:
-        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
-        if not is_mask or not mask.any():
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+        if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
             raise ValueError(f"reset_mask = {mask!r}: expected a bool array of {self.num_envs} with at least one True")
         if self._root is None:
             raise ResetNeeded("no sequence has begun: expected a reset() of all rows first")
         rows_B1 = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
         self._adapter.clear_rows(mask.nonzero()[0])
-        new = self.env.reset(self._root.clone(recurse=False).set("_reset", rows_B1))
-        self._root = torch.where(
-            rows_B1.squeeze(-1), new.select(*self._root.keys(True, True), strict=False), self._root
-        )
+        asked = self._root.clone(recurse=False).set("_reset", rows_B1)
+        new = self.env.reset(asked)
+        known = new.select(*self._root.keys(True, True), strict=False)
+        self._root = torch.where(rows_B1.squeeze(-1), known, self._root)
         return self._observe_all()
 
     def _observe_all(self) -> tuple[Observation, dict[str, Any]]:
@@ -321,7 +325,8 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
             final_B = self._adapter.observation(following)
             last = self._infos(following)
             for row in terminated.nonzero()[0]:
-                final[row] = {"final_obs": {key: x_B[row] for key, x_B in final_B.items()}, "final_info": last[row]}
+                observed = {key: x_B[row] for key, x_B in final_B.items()}
+                final[row] = {"final_obs": observed, "final_info": last[row]}
             self._reset_some(terminated)
         observation, infos = self._observe_all()
         for row, info in final.items():

@@ -128,6 +128,7 @@ def resolve_target_rate(
     given = torch.as_tensor(rate, device=device)
     if given.dtype != torch.float64 or not isinstance(rate, Tensor):
         given = given.float()
-    if given.shape not in ((), (rows,)) or not bool(((given > 0) & (given < 1)).all()):
+    is_rate = (given > 0) & (given < 1)
+    if given.shape not in ((), (rows,)) or not bool(is_rate.all()):
         raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), one number or {rows}")
     return given.expand(rows)

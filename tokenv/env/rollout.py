@@ -204,7 +204,9 @@ def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sa
     if sampling.relax is not None:
         drawn.set(keys.BOUNDARY, sampling.relax(drawn, decision_mask_BT, noise))
     if sampling.reward_only:
-        drawn.set(keys.SAMPLE_WEIGHT, torch.zeros_like(drawn[keys.ACTION_LOG_PROB]))[keys.SAMPLE_WEIGHT][0] = 1.0
+        weight = torch.zeros_like(drawn[keys.ACTION_LOG_PROB])
+        weight[0] = 1.0
+        drawn.set(keys.SAMPLE_WEIGHT, weight)
     return drawn.set(keys.NOISE, noise)
 
 
@@ -271,11 +273,14 @@ def _record(
     """Return observations, decisions and rewards as TorchRL records an episode; batch size [.., B, T]."""
     action = drawn[keys.ACTION]
     observed = [name for name in OBSERVED_LIKELIHOODS if name in predicted]
-    observation = static.detach().expand(*action.shape[:-2], *static.shape).clone(recurse=False)
+    observation = static.detach().expand(*action.shape[:-2], *static.shape)
+    observation = observation.clone(recurse=False)
     observation.update(observer.history(F.pad(action, (0, 1))))
     # The likelihoods at symbol i + 1 are those of that symbol; the first symbol is given.
     observation.update({name: F.pad(predicted[name], (1, 0)) for name in observed})
-    done = (sequences.position_BN[:, 1:] >= sequences.length_B[:, None] - 1).expand(action.shape).unsqueeze(-1)
+    last_B1 = sequences.length_B[:, None] - 1
+    done = sequences.position_BN[:, 1:] >= last_B1
+    done = done.expand(action.shape).unsqueeze(-1)
     following = observation[..., 1:].update({"done": done, "terminated": done})
     if len(observed) == len(OBSERVED_LIKELIHOODS):
         log_prob, early = (predicted[name] for name in OBSERVED_LIKELIHOODS)

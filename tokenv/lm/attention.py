@@ -77,7 +77,8 @@ class BlockedAttention(torch.autograd.Function):
                 -1,
                 prob.dtype,
             )
-            inner.mul_(tanh.square_().neg_().add_(1.0)).mul_(ctx.softcap * scale)
+            slope = tanh.square_().neg_().add_(1.0)
+            inner.mul_(slope).mul_(ctx.softcap * scale)
             grad_q[..., rows, :] = inner @ k[..., keys, :]
             grad_k[..., keys, :] += inner.mT @ q[..., rows, :]
         return grad_q, grad_k, grad_v, None, None
@@ -94,14 +95,18 @@ def _scale(q: Tensor, softcap: float) -> float:
     return 1.0 / (math.sqrt(q.shape[-1]) * softcap)
 
 
+def _later(length: int, device: torch.device) -> Tensor:
+    """Return which keys come after each query, [N, N]."""
+    every = torch.ones(length, length, dtype=torch.bool, device=device)
+    return every.triu_(1)
+
+
 def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
     """Return ``t = tanh(q.k / (sqrt(d) * softcap))`` and the softmax of ``softcap * t``; queries are the last keys."""
     tanh = ((q * _scale(q, softcap)) @ k.mT).tanh_()
     capped = tanh.mul(softcap)
     queries = q.shape[-2]
-    capped[..., -queries:].masked_fill_(
-        torch.ones(queries, queries, dtype=torch.bool, device=q.device).triu_(1), -math.inf
-    )
+    capped[..., -queries:].masked_fill_(_later(queries, q.device), -math.inf)
     return tanh, capped.softmax(-1)
 
 
@@ -180,7 +185,8 @@ def capped_attention(
 
 def attention_bias(hidden: Tensor, like: Tensor) -> Tensor:
     """Return -inf where keys are hidden and 0 elsewhere, in the precision of ``like``."""
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)
+    bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(hidden, -math.inf)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
@@ -189,7 +195,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
     block = block_queries(q)
     if block < length:
         return BlockedAttention.apply(q, k, v, softcap, block)
-    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
+    hidden = _later(length, q.device)
     return capped_attention(q, k, v, attention_bias(hidden, q), softcap)
 
 
@@ -205,10 +211,25 @@ def local_attention(
     A block of W queries needs only the keys of its own and of the previous block. If the scores would need much memory
     they are not stored, but computed again in the backward pass.
     """
-    if q.requires_grad and 2 * window * q.shape[:-1].numel() > STORED_ENTRIES:
+    entries = 2 * window * q.shape[:-1].numel()
+    if q.requires_grad and entries > STORED_ENTRIES:
         how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         return checkpoint(_local_attention, q, k, v, softcap, window, **how)
     return _local_attention(q, k, v, softcap, window)
+
+
+def _in_blocks(x: Tensor, block: int) -> Tensor:
+    """Split a sequence into blocks, the last one padded: [.., N, d] -> [.., N / block, block, d]."""
+    tail = -x.shape[-2] % block
+    if tail:
+        x = F.pad(x, (0, 0, 0, tail))
+    return x.unflatten(-2, (-1, block))
+
+
+def _previous(x: Tensor) -> Tensor:
+    """Return the block before each one; before the first there are zeros."""
+    earlier = x[..., :-1, :, :]
+    return F.pad(earlier, (0, 0, 0, 0, 1, 0))
 
 
 def _local_attention(
@@ -219,19 +240,17 @@ def _local_attention(
     window: int,
 ) -> Tensor:
     length = q.shape[-2]
-    block = min(window, q.shape[-2])
-    tail = -length % block
-    if tail:
-        q, k, v = (F.pad(x, (0, 0, 0, tail)) for x in (q, k, v))
-    q, k, v = (x.unflatten(-2, (-1, block)) for x in (q, k, v))
-    previous_k, previous_v = (F.pad(x[..., :-1, :, :], (0, 0, 0, 0, 1, 0)) for x in (k, v))
+    block = min(window, length)
+    q = _in_blocks(q, block)
+    k = _in_blocks(k, block)
+    v = _in_blocks(v, block)
     i = torch.arange(block, device=q.device)[:, None]
     j = torch.arange(-block, block, device=q.device)[None, :]
     outside = (j > i) | (j <= i - window)
     hidden = outside.expand(q.shape[-3], -1, -1).clone()
     hidden[0, :, :block] = True
-    k = torch.cat([previous_k, k], -2)
-    v = torch.cat([previous_v, v], -2)
+    k = torch.cat([_previous(k), k], -2)
+    v = torch.cat([_previous(v), v], -2)
     out = capped_attention(q, k, v, attention_bias(hidden, q), softcap)
     return out.flatten(-3, -2)[..., :length, :]
 

@@ -48,7 +48,8 @@ class CachedLayers:
         self._layers = [*layers]
         self._output = output
         shape = (len(layers), batch, size, 2, model.config.heads, model.config.head_size)
-        self._hold(torch.zeros(shape, device=self.device, dtype=self.dtype))
+        cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        self._hold(cache)
         self.read_parameters()
 
     def read_parameters(self) -> None:
@@ -65,7 +66,9 @@ class CachedLayers:
 
     def grow(self, size: int) -> None:
         """Enlarge the cache to ``size`` slots."""
-        self._hold(F.pad(self.cache, (0, 0) * 3 + (0, size - self.size)))
+        added = size - self.size
+        cache = F.pad(self.cache, (0, 0, 0, 0, 0, 0, 0, added))
+        self._hold(cache)
 
     def repeat(self, times: int) -> None:
         """Repeat each row ``times`` times, side by side."""
@@ -99,7 +102,8 @@ class CachedLayers:
             row_R = self._row_B
         place = row_R, order_R % self.size
         x_R1D = x_RD.to(self.dtype).unsqueeze(1)
-        hidden_RS = torch.arange(self.size, device=self.device) > order_R[:, None]
+        slot_S = torch.arange(self.size, device=self.device)
+        hidden_RS = slot_S > order_R[:, None]
         bias_R11S = attention_bias(hidden_RS[:, None, None], x_R1D)
         for layer, store in zip(self._layers, self.cache, strict=True):
 
@@ -158,7 +162,8 @@ class CompiledLayers(CachedLayers):
 
     def _arrays(self, *modules: Any) -> Any:
         """Return weights as arrays, matrices transposed; they share the tensors' memory unless their type differs."""
-        return tuple(module.weight.detach().to(self.dtype).numpy().T for module in modules)
+        weights = [module.weight.detach().to(self.dtype) for module in modules]
+        return tuple(weight.numpy().T for weight in weights)
 
     def _hold(self, cache: Tensor) -> None:
         super()._hold(cache)
@@ -373,7 +378,8 @@ class Decoder:
         """Apply the token-level layers to the new tokens of some rows; those of other rows are unchanged: [B, D]."""
         used = int(order_B.max()) + 1
         if used > self.tokens.size:
-            self.tokens.grow(min(self._max_tokens, max(used, 2 * self.tokens.size)))
+            size = max(used, 2 * self.tokens.size)
+            self.tokens.grow(min(self._max_tokens, size))
         if len(rows) == len(token_BD):
             return self.tokens.step(
                 token_BD,

@@ -38,14 +38,16 @@ class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = (norm.square() / x.shape[-1] + EPSILON).rsqrt_()
+        square = norm.square() / x.shape[-1] + EPSILON
+        scale = square.rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weight, scale = ctx.saved_tensors
-        grad_weight = ((x * scale).mul_(grad)).flatten(0, -2).sum(0)
+        products = (x * scale).mul_(grad)
+        grad_weight = products.flatten(0, -2).sum(0)
         grad = grad * weight
         inner = torch.linalg.vecdot(grad, x).unsqueeze(-1)
         along = inner * scale.square() / -x.shape[-1]
@@ -183,7 +185,8 @@ class DecoderLayer(nn.Module):
         return self._forward(x, rotary, attend)
 
     def _forward(self, x: Tensor, rotary: RotaryTable, attend: AttentionFn) -> Tensor:
-        qkv = self.qkv(self.pre_attention(x)).unflatten(-1, (3, self.heads, -1))
+        qkv = self.qkv(self.pre_attention(x))
+        qkv = qkv.unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = attend(rotary.rotate(q), rotary.rotate(k), v)
         attended = attended.transpose(1, 2).flatten(-2)

@@ -132,8 +132,11 @@ def _padded_attention(
     """Attend on a CPU, where dense blocks are fast: sequence by sequence, padded for the scores alone."""
     index = pack.slot_BM.flatten()
     shape = pack.slot_BM.shape
-    q, k, v = (x[0].index_select(1, index).unflatten(1, shape) for x in (q, k, v))
-    attended_HBMd = causal_attention(q, k, v, softcap)
+
+    def padded(x: Tensor) -> Tensor:
+        return x[0].index_select(1, index).unflatten(1, shape)
+
+    attended_HBMd = causal_attention(padded(q), padded(k), padded(v), softcap)
     flat = attended_HBMd.flatten(1, 2)
     return flat.index_select(1, pack.source_C).unsqueeze(0)
 
@@ -171,25 +174,17 @@ def segment(action_BT: Tensor, multiple: int = 1) -> Segments:
     longest = -(-most // multiple) * multiple
     slot_BT = torch.where(action_BT.bool(), token_index_BT, longest)
     position_BT = torch.arange(length, device=action_BT.device).expand(batch, length)
-    boundary = torch.zeros(
-        batch,
-        longest + 1,
-        dtype=torch.long,
-        device=action_BT.device,
-    )
-    return Segments(
-        boundary.scatter_(1, slot_BT, position_BT)[:, :longest],
-        token_index_BT,
-        count_B,
-        total,
-    )
+    boundary = action_BT.new_zeros(batch, longest + 1, dtype=torch.long)
+    boundary.scatter_(1, slot_BT, position_BT)
+    return Segments(boundary[:, :longest], token_index_BT, count_B, total)
 
 
 def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
     """Return ``out[b, m] = x[b, index[b, m]]``; a flat index_select is several times faster than gather on a CPU."""
     batch, length, width = x_BND.shape
     offset_B1 = torch.arange(batch, device=x_BND.device).unsqueeze(1) * length
-    flat = x_BND.reshape(-1, width).index_select(0, (index_BM + offset_B1).flatten())
+    index = (index_BM + offset_B1).flatten()
+    flat = x_BND.reshape(-1, width).index_select(0, index)
     return flat.view(batch, -1, width)
 
 
@@ -226,14 +221,16 @@ class SortedGather(torch.autograd.Function):
         batch = len(index_BT)
         bytes_BM = torch.zeros(batch, ctx.count, dtype=torch.long, device=index_BT.device)
         bytes_BM.scatter_add_(1, index_BT, torch.ones_like(index_BT))
-        fine = grad_BTD.to(torch.promote_types(grad_BTD.dtype, torch.float32)).flatten(0, 1)
+        fine = torch.promote_types(grad_BTD.dtype, torch.float32)
+        grad = grad_BTD.to(fine).flatten(0, 1)
         total = torch.segment_reduce(
-            fine,
+            grad,
             "sum",
             lengths=bytes_BM.flatten(),
             unsafe=True,
         )
-        return total.view(batch, ctx.count, -1).to(grad_BTD.dtype), None
+        total_BMD = total.view(batch, ctx.count, -1)
+        return total_BMD.to(grad_BTD.dtype), None
 
 
 def ema(prob_BM: Tensor, x_BMD: Tensor) -> Tensor:
@@ -288,7 +285,8 @@ def relaxed_attention(
     scale = math.sqrt(q.shape[-1]) * softcap
     scores = softcap * torch.tanh((q @ k.mT).to(fine) / scale)
     gate = gate_BN[:, None, None, :].to(fine)
-    later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
+    every = torch.ones(length, length, dtype=torch.bool, device=q.device)
+    later = every.triu_(1)
     # The largest score with a weight becomes exp(0). Others may exceed it: those of gate 0, whose exp is a factor of
     # the gradient only and is bounded against overflow, and later ones, which are masked.
     weightless = later | (gate == 0)
@@ -319,4 +317,5 @@ def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[
     position_BT = position_T.expand(gate_BT.shape)
     token_BTD = apply_token_layers(x_BTD, position_BT, gate_BT)
     fine = torch.promote_types(x_BTD.dtype, torch.float32)
-    return ema(gate_BT.to(fine), token_BTD.to(fine)).to(x_BTD.dtype)
+    y_BTD = ema(gate_BT.to(fine), token_BTD.to(fine))
+    return y_BTD.to(x_BTD.dtype)

@@ -126,7 +126,7 @@ class ByteCodec(Codec):
 
     def logits(self, parameters: Tensor) -> Tensor:
         """Return soft-capped logits in float32 or finer: [.., V] -> [.., V]."""
-        fine = parameters if parameters.dtype == torch.float64 else parameters.float()
+        fine = parameters.to(torch.promote_types(parameters.dtype, torch.float32))
         return self.softcap * torch.tanh(fine / self.softcap)
 
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
@@ -190,7 +190,8 @@ class ByteCodec(Codec):
         ):
             from tokenv.lm.cpu_kernels import sample_bytes
 
-            logits, uniform = (x.detach().reshape(-1, x.shape[-1]).numpy() for x in (parameters.float(), noise))
+            logits = parameters.detach().float().reshape(-1, self.num_parameters).numpy()
+            uniform = noise.detach().reshape(-1, self.num_parameters).numpy()
             symbol = sample_bytes(
                 logits,
                 uniform,
@@ -201,13 +202,11 @@ class ByteCodec(Codec):
             return torch.from_numpy(symbol).view(parameters.shape[:-1])
         scaled = self.logits(parameters) / temperature
         prob, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        prob = torch.where(
-            prob.cumsum(-1) - prob < top_p,
-            prob,
-            0.0,
-        )
+        before = prob.cumsum(-1) - prob
+        prob = torch.where(before < top_p, prob, 0.0)
         exponential = -torch.log1p(-noise).to(dtype)
-        return order.gather(-1, (prob / exponential).argmax(-1, keepdim=True)).squeeze(-1)
+        rank = (prob / exponential).argmax(-1, keepdim=True)
+        return order.gather(-1, rank).squeeze(-1)
 
 
 def make_head(codec: Codec, width: int) -> Linear:
