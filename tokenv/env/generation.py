@@ -114,6 +114,73 @@ class _Sampler:
             self._noise[:steps, group * self.rows : (group + 1) * self.rows] = noise
 
 
+class _Rows:
+    """Rows while they are read and written: what they hold so far, and the states of model and agent.
+
+    Args:
+        lm: model.
+        agent: agent which draws the boundaries.
+        first_B: first symbol of each row.
+        rate: see ``generate``.
+        steps: largest number of symbols.
+
+    Attributes:
+        symbols: symbols of all rows, a tensor [B, *symbol_shape] for each position.
+        actions: actions [B] so far.
+        probs: boundary probabilities [B] so far.
+    """
+
+    def __init__(
+        self,
+        lm: UNet,
+        agent: StepAgent,
+        first_B: Tensor,
+        rate: float | Tensor | None,
+        steps: int,
+    ) -> None:
+        batch = len(first_B)
+        self._lm = lm
+        self._agent = agent
+        self._decoder = Decoder(lm, batch, steps)
+        self._observer = Observer.of(agent)
+        rate = rate_or_mean(rate, agent.rates)
+        self._rate_B = resolve_target_rate(self._observer, agent.rates, rate, batch, first_B.device)
+        history = self._observer.initial_history(batch, first_B.device)
+        self._history = {name: x for name, x in history.items() if name in agent.in_keys}
+        self.symbols = [first_B]
+        self.actions: list[Tensor] = []
+        self.probs: list[Tensor] = []
+
+    def decide(self, noise_B: Tensor) -> None:
+        """Read the newest symbols, and decide whether a token ends there."""
+        symbol_B = self.symbols[-1]
+        position_B = self._decoder.position_B
+        x_BD = self._decoder.encode(symbol_B)
+        at = SymbolContext(self._lm, symbol_B, x_BD, position_B, position_B > 0, self._rate_B)
+        observation = {**self._observer.static_values(at), **self._history, keys.NOISE: noise_B}
+        self._output = self._agent.step(observation)
+        self.actions.append(self._output[keys.ACTION])
+        self.probs.append(self._output[keys.BOUNDARY_PROB])
+
+    def predict(self) -> Tensor:
+        """Return the parameters of the next symbols' distributions under these decisions, [B, P]."""
+        action_B = self.actions[-1]
+        self._history = self._observer.append_action(self._history, action_B)
+        return self._decoder.decode(action_B, self._output.get(keys.BOUNDARY, None))
+
+    def repeat(self, times: int) -> None:
+        """Repeat each row ``times`` times, side by side."""
+        repeat = partial(torch.repeat_interleave, repeats=times, dim=0)
+        self._decoder.repeat(times)
+        self._agent.repeat_rows(times)
+        self._history = {name: repeat(value) for name, value in self._history.items()}
+        self.symbols = [repeat(x) for x in self.symbols]
+        self.actions = [repeat(x) for x in self.actions]
+        self.probs = [repeat(x) for x in self.probs]
+        if self._rate_B is not None:
+            self._rate_B = repeat(self._rate_B)
+
+
 @torch.no_grad()
 def generate(
     lm: UNet,
@@ -162,89 +229,42 @@ def generate(
     steps = max(starts) + max_new
     device = lm.head.weight.device
     dtype = lm.codec.symbol_dtype
-    decoder = Decoder(lm, batch, steps)
-    observer = Observer.of(agent)
     options = {"temperature": temperature, "top_p": top_p}
-    sampler = _Sampler(
-        lm.codec,
-        generators,
-        starts,
-        batch * samples,
-        max_new,
-        options,
-    )
-    rows = batch * samples // len(generators)
-    noise_BN = _boundary_noise(generators, starts, rows, max_new, device)
+    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, options)
+    rows_each = batch * samples // len(generators)
+    noise_BN = _boundary_noise(generators, starts, rows_each, max_new, device)
     noise = noise_BN[::samples].unbind(1)
     prompt_BN = pad_sequence(list(prompt), batch_first=True).to(device, dtype)
-    start_B = torch.tensor(starts, device=device).repeat_interleave(rows)
+    start_B = torch.tensor(starts, device=device).repeat_interleave(rows_each)
     length_B = start_B + max_new
-    if stop is None:
-        stop_symbols = None
-    else:
+    stop_symbols = None
+    if stop is not None:
         stop_symbols = torch.as_tensor(list(stop), dtype=dtype, device=device)
-    rate_B = resolve_target_rate(
-        observer,
-        agent.rates,
-        rate_or_mean(rate, agent.rates),
-        batch,
-        device,
-    )
-    history = observer.initial_history(batch, device)
-    history = {name: x for name, x in history.items() if name in agent.in_keys}
-    symbols = [prompt_BN[:, 0]]
-    actions = []
-    probs = []
+    rows = _Rows(lm, agent, prompt_BN[:, 0], rate, steps)
     for i in range(steps):
-        position_B = decoder.position_B
-        x_BD = decoder.encode(symbols[i])
-        at = SymbolContext(
-            lm,
-            symbols[i],
-            x_BD,
-            position_B,
-            position_B > 0,
-            rate_B,
-        )
-        output = agent.step({**observer.static_values(at), **history, keys.NOISE: noise[i]})
-        action_B = output[keys.ACTION]
-        actions.append(action_B)
-        probs.append(output[keys.BOUNDARY_PROB])
+        rows.decide(noise[i])
         if stop_symbols is not None and i + 1 - min(starts) >= len(stop_symbols):
-            length_B = _stop_rows(symbols, stop_symbols, start_B, length_B)
+            length_B = _stop_rows(rows.symbols, stop_symbols, start_B, length_B)
             if bool((length_B <= i + 1).all()):
                 break
         if i + 1 == steps:
             break
-        history = observer.append_action(history, action_B)
-        parameters = decoder.decode(action_B, output.get(keys.BOUNDARY, None))
+        parameters = rows.predict()
         if i + 1 == starts[0] and samples > 1:
-            decoder.repeat(samples)
-            agent.repeat_rows(samples)
-            repeat = partial(torch.repeat_interleave, repeats=samples, dim=0)
-            parameters = repeat(parameters)
+            rows.repeat(samples)
+            parameters = parameters.repeat_interleave(samples, 0)
             noise = noise_BN.unbind(1)
-            history = {name: repeat(value) for name, value in history.items()}
-            symbols = [repeat(x) for x in symbols]
-            actions = [repeat(x) for x in actions]
-            probs = [repeat(x) for x in probs]
-            if rate_B is not None:
-                rate_B = repeat(rate_B)
         if i + 1 < min(starts):
-            symbols.append(prompt_BN[:, i + 1])
+            rows.symbols.append(prompt_BN[:, i + 1])
             continue
-        symbol_B = sampler.draw(i, parameters, symbols[i])
+        symbol_B = sampler.draw(i, parameters, rows.symbols[i])
         if i + 1 < max(starts):
             of_symbol = (1,) * (symbol_B.dim() - 1)
             in_prompt_B = (i + 1 < start_B).view(-1, *of_symbol)
             symbol_B = torch.where(in_prompt_B, prompt_BN[:, i + 1], symbol_B)
-        symbols.append(symbol_B.to(dtype))
-    return Generated(
-        torch.stack(symbols, 1),
-        torch.stack(actions, 1),
-        torch.stack(probs, 1),
-        length_B,
-    )
+        rows.symbols.append(symbol_B.to(dtype))
+    symbol_BN = torch.stack(rows.symbols, 1)
+    return Generated(symbol_BN, torch.stack(rows.actions, 1), torch.stack(rows.probs, 1), length_B)
 
 
 def _boundary_noise(
