@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import shutil
 import textwrap
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -259,7 +260,7 @@ def _candidates(command: str, words: list[str], prefix: str) -> Iterable[str]:
     if command == "check" and words:
         return [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
     if command == "check":
-        return [name for table in REGISTRIES.values() for name in table.names()]
+        return itertools.chain.from_iterable(table.names() for table in REGISTRIES.values())
     if command in ("list", "configs", "lm-eval"):
         return ()
     if "with" not in words:
