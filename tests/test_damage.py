@@ -84,13 +84,12 @@ def test_another_runs_file_is_noticed(name: str, tmp_path: Path) -> None:
         checkpoints.verify(one)
 
 
-def test_earlier_versions_checkpoints_have_no_digests_and_are_read(run: Path) -> None:
-    before = load_run(str(run)).components.state_dict()
-    for path in checkpoints.list_complete(run / "checkpoints"):
-        (path / DIGESTS).unlink()
-    after = load_run(str(run)).components.state_dict()
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    assert stored_config("resume", str(run), [])[0].name == "step-00000003"
+def test_a_checkpoint_without_digests_is_damaged(run: Path) -> None:
+    *_, last = checkpoints.list_complete(run / "checkpoints")
+    (last / DIGESTS).unlink()
+    with pytest.raises(checkpoints.DamagedError, match=r"digests\.json: it is not there"):
+        checkpoints.load(last)
+    assert load_run(str(run), "latest").path != last
 
 
 @pytest.mark.parametrize("which", ["best", "latest"])
@@ -142,8 +141,8 @@ def test_a_damaged_state_does_not_stop_a_run_that_saves(run: Path) -> None:
 @pytest.mark.parametrize("size", [0, 7, 50, -1])
 def test_half_a_file_is_one_message(name: str, size: int, run: Path) -> None:
     path = checkpoints.find(run)
-    (path / DIGESTS).unlink()
     (path / name).write_bytes((path / name).read_bytes()[:size])
+    write_digests(path)
     with pytest.raises(checkpoints.DamagedError, match=rf"{name}: damaged, no safetensors: "):
         checkpoints.load(path)
 

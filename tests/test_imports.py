@@ -33,6 +33,7 @@ ALLOWED = {
         "lm",
         "env",
         "config",
+        "evaluation",
         "training",
         "forecasting",
     ),

@@ -18,6 +18,7 @@ from tokenv.compare.store import finished_run
 from tokenv.config import registry
 from tokenv.config.files import resolve
 from tokenv.core import checkpoints, trust
+from tokenv.core.checkpoints import write_json
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import write_digests
 from tokenv.evaluation.loaded_run import load_run
@@ -129,7 +130,7 @@ def test_no_section_is_believed(where: str, run: Path, code: str, tmp_path: Path
 def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_path: Path) -> None:
     for key, value in (("estimators", [f"{code}:agent(x=1)"]), ("reference", f" {code}:agent")):
         options = {"config": resolve(["quick"], {}).as_dict(), "estimators": ["rloo"], "reference": "rloo"}
-        Path("options.json").write_text(json.dumps(options | {key: value}))
+        write_json(Path("options.json"), options | {key: value}, "options.json")
         with pytest.raises(UserError, match=rf"options.json names code, '{code}:agent'"):
             resolve_variance([], {"resume": "."})
     for damaged in ("", "[]", "{}", '{"config": {}, "estimators": 3, "reference": ""}'):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from tiny import SETTINGS
 
 from tokenv.cli.main import run_command
@@ -232,19 +231,19 @@ def test_a_trajectory_of_another_run_is_rejected(options, tmp_path):
         variance_study.run_variance_study(other, tmp_path)
 
 
-def test_studies_of_earlier_versions_are_read(options, tmp_path):
-    """Their files have no digests."""
+def test_a_study_without_digests_is_not_believed(options, tmp_path):
     whole = variance_study.run_variance_study(options, tmp_path)
     path = tmp_path / "variance.json"
     stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
     del stored["moments"][1]["estimators"]["reinforce"]
     path.write_text(json.dumps(stored))
-    for number in range(2):
-        name = tmp_path / f"reference-{number}.safetensors"
-        save_file(load_file(name), name)
-    assert json.dumps(variance_study.run_variance_study(options, tmp_path)["moments"][0]) == json.dumps(
-        whole["moments"][0]
-    )
+    with pytest.raises(UserError, match=r"variance\.json is damaged: its SHA-256"):
+        variance_study.run_variance_study(options, tmp_path)
+    write_json(path, stored, options.identity)
+    for reference in tmp_path.glob("reference-*.safetensors.json"):
+        reference.unlink()
+    resumed = variance_study.run_variance_study(options, tmp_path)
+    assert json.dumps(resumed["moments"][0]) == json.dumps(whole["moments"][0])
 
 
 def test_the_report_of_a_study(options, tmp_path, capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tokenv.core import trust
@@ -21,6 +21,7 @@ from tokenv.core.run_folders import (
     STATE,
     DamagedError,
     best_checkpoint,
+    file_digest,
     list_complete,
     load_state,
     verify,
@@ -68,8 +69,8 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     remove_partial_files(folder)
     final = folder / f"{PREFIX}{checkpoint.state['step']:08d}"
     with replacing_folder(final) as partial:
-        _save_tensors(checkpoint.tensors, partial / MODEL)
-        _save_tensors(checkpoint.optimizer, partial / OPTIMIZER)
+        save_tensors(checkpoint.tensors, partial / MODEL)
+        save_tensors(checkpoint.optimizer, partial / OPTIMIZER)
         (partial / STATE).write_text(json.dumps(checkpoint.state))
         write_digests(partial)
     _delete_old(folder, keep)
@@ -84,19 +85,24 @@ def load(path: Path) -> Checkpoint:
         UserError: the configuration names code which the user has not allowed: see ``tokenv.core.trust``.
     """
     tensors, state = load_model(path)
-    return Checkpoint(tensors, _load_tensors(path / OPTIMIZER), state, path)
+    verify(path, [OPTIMIZER])
+    optimizer = load_tensors(path / OPTIMIZER)
+    return Checkpoint(tensors, optimizer, state, path)
 
 
 def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the parameters and the state, without the optimiser's; see ``load``."""
-    state, tensors = load_state(path), _load_tensors(path / MODEL)
+    state = load_state(path)
+    verify(path, [MODEL])
+    tensors = load_tensors(path / MODEL)
     for name, tensor in tensors.items():
         if tensor.ndim > MAX_DIMENSIONS:
             raise DamagedError(path / MODEL, f"{name} has {tensor.ndim} dimensions, expected {MAX_DIMENSIONS} at most")
         if not tensor.is_floating_point():
             continue
-        # A scalar may be infinite: it is a threshold which is not set yet.
-        valid = ~tensor.isnan() if tensor.ndim == 0 else tensor.abs() < MAX_PARAMETER
+        valid = tensor.abs() < MAX_PARAMETER
+        if tensor.ndim == 0:  # which may be infinite: a threshold which is not set yet
+            valid = ~tensor.isnan()
         if not valid.all():
             raise DamagedError(path / MODEL, f"{name} holds {tensor[~valid][0]:g}, expected finite numbers below 1e9")
     return tensors, state
@@ -114,8 +120,8 @@ def check_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, tor
         UserError: a tensor is missing, unexpected, or of another shape or type; the message names it.
     """
     for name in mismatched_tensors(actual, expected):
-        loaded = _describe(actual[name]) if name in actual else "none"
-        right = _describe(expected[name]) if name in expected else "no tensor of this name"
+        loaded = _describe(actual.get(name), "none")
+        right = _describe(expected.get(name), "no tensor of this name")
         raise UserError(
             f"{origin}: {name}: found {loaded}, expected {right}: the file is not of the run whose configuration "
             "stands beside it"
@@ -124,12 +130,14 @@ def check_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, tor
 
 def mismatched_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
     """Return names of tensors which are missing, unexpected, or of another shape or type; see ``check_tensors``."""
-    matching = {name for name in actual.keys() & expected.keys() if _fits(name, actual[name], expected[name])}
+    common = actual.keys() & expected.keys()
+    matching = {name for name in common if _fits(name, actual[name], expected[name])}
     return sorted((actual.keys() | expected.keys()) - matching)
 
 
 def _fits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    if actual.dtype != expected.dtype and not {actual.dtype, expected.dtype} <= set(PRECISIONS):
+    types = {actual.dtype, expected.dtype}
+    if len(types) > 1 and not types <= set(PRECISIONS):
         return False
     # A module's extra state (torch's get_extra_state) may have any length.
     return actual.shape == expected.shape or (name.endswith("_extra_state") and actual.ndim == expected.ndim)
@@ -143,7 +151,10 @@ def check_optimizer(
     A parameter which never had a gradient has no state; any other has all the fields of ``expected[name]``.
     """
     parameters = {name.rpartition("/")[0] for name in actual} & expected.keys()
-    fields = {f"{name}/{field}": like for name in parameters for field, like in expected[name].items()}
+    fields = {}
+    for name in parameters:
+        for field, like in expected[name].items():
+            fields[f"{name}/{field}"] = like
     check_tensors(actual, fields, origin)
 
 
@@ -151,11 +162,11 @@ def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
     """Return the optimiser's state by parameter name: ``lm.head.weight/exp_avg`` and so on."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state[parameter].items()
-    }
+    tensors = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{name}/{key}"] = value
+    return tensors
 
 
 def load_optimizer(
@@ -165,8 +176,9 @@ def load_optimizer(
     for name, tensor in tensors.items():
         owner, _, key = name.rpartition("/")
         parameter = parameters[owner]
-        on_device = tensor if key == "step" else tensor.to(parameter.device, parameter.dtype)
-        optimizer.state[parameter][key] = on_device
+        if key != "step":
+            tensor = tensor.to(parameter.device, parameter.dtype)
+        optimizer.state[parameter][key] = tensor
 
 
 def _delete_old(folder: Path, keep: int) -> None:
@@ -177,12 +189,19 @@ def _delete_old(folder: Path, keep: int) -> None:
             remove_folder(path)
 
 
-def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors by name, complete or not at all, from any device."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing_file(path) as scratch:
+        save_file(on_cpu, scratch, metadata={"format": "pt"})
 
 
-def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    verify(path.parent, [path.name])
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Load tensors of ``save_tensors`` onto the CPU.
+
+    Raises:
+        DamagedError: the file holds no tensors.
+    """
     try:
         check_regular(path)
         return load_file(path)
@@ -192,8 +211,11 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise DamagedError(path, f"damaged, no safetensors: {error}") from None
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _describe(tensor: torch.Tensor | None, missing: str) -> str:
+    if tensor is None:
+        return missing
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {list(tensor.shape)}"
 
 
 def write_json(path: Path, values: Mapping[str, Any], owner: Any, *, indent: int | None = None) -> None:
@@ -206,16 +228,16 @@ def write_json(path: Path, values: Mapping[str, Any], owner: Any, *, indent: int
         indent: see ``json.dumps``.
     """
     owned = dict(values) | {OWNER: fingerprint(owner)}
-    write_atomically(path, json.dumps(owned | {DIGEST: fingerprint(owned)}, indent=indent))
+    owned[DIGEST] = fingerprint(owned)
+    write_atomically(path, json.dumps(owned, indent=indent))
 
 
-def read_json(path: Path, owner: Any, *, require_digest: bool = False) -> dict[str, Any]:
+def read_json(path: Path, owner: Any) -> dict[str, Any]:
     """Read and verify a file of ``write_json``.
 
     Args:
         path: path of the file.
         owner: description of what the values must belong to.
-        require_digest: whether to reject a file without a digest, such as one of an earlier version.
 
     Raises:
         OSError: the file cannot be read.
@@ -223,64 +245,53 @@ def read_json(path: Path, owner: Any, *, require_digest: bool = False) -> dict[s
     """
     try:
         values = trust.read_json(path)
-    except trust.UnreadableFileError as error:
+    except UnreadableFileError as error:
         raise UserError(f"{error}: {_ADVICE}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
     stored = values.pop(DIGEST, None)
-    if stored is not None or require_digest:
-        _check(stored, fingerprint(values), values.get(OWNER), owner, path)
-    return {name: value for name, value in values.items() if name != OWNER}
+    actual = fingerprint(values)
+    if stored != actual:
+        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {stored!r}: {_ADVICE}")
+    if values.pop(OWNER, None) != fingerprint(owner):
+        raise UserError(f"{path}: of another run, or measured with other options: {_ADVICE}")
+    return values
 
 
-def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, owner: Any) -> None:
-    """Write tensors which ``load_tensors`` can verify, complete or not at all.
+def save_measured_tensors(tensors: Mapping[str, torch.Tensor], path: Path, owner: Any) -> None:
+    """Write tensors which were measured, and beside them their digest; see ``load_measured_tensors``.
 
     Args:
         tensors: tensors by name.
         path: path in an existing folder.
         owner: JSON-serialisable description of what the tensors belong to.
     """
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {OWNER: fingerprint(owner), DIGEST: _digest(on_cpu, fingerprint(owner))}
-    with replacing_file(path) as scratch:
-        save_file(on_cpu, scratch, metadata=metadata)
+    save_tensors(tensors, path)
+    write_json(_digest_file(path), {path.name: file_digest(path)}, owner)
 
 
-def load_tensors(path: Path, owner: Any) -> dict[str, torch.Tensor]:
-    """Load and verify tensors of ``save_tensors`` onto the CPU; a file of an earlier version has no digest and passes.
+def load_measured_tensors(path: Path, owner: Any) -> dict[str, torch.Tensor] | None:
+    """Load and verify tensors of ``save_measured_tensors`` onto the CPU; None if they have not been written.
 
     Raises:
-        UserError: it is not what was written, or belongs to another owner.
+        UserError: they are not what was written, or belong to another owner.
     """
+    if not _digest_file(path).exists():
+        return None
+    expected = read_json(_digest_file(path), owner).get(path.name)
     try:
-        trust.check_regular(path)
-        with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, trust.UnreadableFileError) as error:
-        raise UserError(f"{path} is damaged, no safetensors: {error}: {_ADVICE}") from None
-    if DIGEST in metadata:
-        digest = _digest(tensors, metadata.get(OWNER, ""))
-        _check(metadata[DIGEST], digest, metadata.get(OWNER), owner, path)
-    return tensors
+        actual = file_digest(path)
+    except (OSError, UnreadableFileError) as error:
+        raise UserError(f"{path} is damaged: {error}: {_ADVICE}") from None
+    if actual != expected:
+        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {expected!r}: {_ADVICE}")
+    return load_tensors(path)
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
 
 
 def fingerprint(values: Any) -> str:
     """Return a digest of JSON-serialisable values which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], owner: str) -> str:
-    digest = hashlib.sha256(owner.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _check(stored: Any, actual: str, stored_owner: Any, owner: Any, path: Path) -> None:
-    if stored != actual:
-        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {stored!r}: {_ADVICE}")
-    if stored_owner != fingerprint(owner):
-        raise UserError(f"{path}: of another run, or measured with other options: {_ADVICE}")

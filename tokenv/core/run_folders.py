@@ -33,7 +33,8 @@ class DamagedError(UserError):
     """
 
     def __init__(self, file: Path, reason: str) -> None:
-        self.problem, self.intact = f"{file}: {reason}", _newest_intact(file.parent)
+        self.problem = f"{file}: {reason}"
+        self.intact = _newest_intact(file.parent)
         hint = "no other checkpoint of the run is known to be intact"
         if self.intact is not None:
             hint = (
@@ -49,7 +50,7 @@ def write_digests(folder: Path, names: Sequence[str] = FILES) -> None:
 
 
 def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
-    """Compare files with their digests; a checkpoint of an earlier version has none and passes.
+    """Compare files with their digests.
 
     Raises:
         DamagedError: a file is not what was saved.
@@ -63,7 +64,7 @@ def _find_damage(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, 
     """Return the first file which is not what was saved, and the reason; None if all are intact."""
     digests_file = checkpoint / DIGESTS
     if not os.path.lexists(digests_file):
-        return None
+        return digests_file, "it is not there"
     try:
         digests = read_json(digests_file)
         if not isinstance(digests, dict) or not set(names) <= set(digests):
@@ -86,10 +87,11 @@ def file_digest(path: Path) -> str:
 
 
 def _newest_intact(checkpoint: Path) -> Path | None:
-    """Return the newest other checkpoint of the run with intact files, ignoring those without digests."""
-    others = sorted(checkpoint.parent.glob(f"{PREFIX}*/{DIGESTS}"), reverse=True)
-    intact = (each.parent for each in others if each.parent != checkpoint and _find_damage(each.parent) is None)
-    return next(intact, None)
+    """Return the newest other checkpoint of the run with intact files."""
+    for other in sorted(checkpoint.parent.glob(f"{PREFIX}*"), reverse=True):
+        if other != checkpoint and _find_damage(other) is None:
+            return other
+    return None
 
 
 def list_complete(folder: Path) -> list[Path]:
@@ -106,7 +108,9 @@ def list_all(run: str | Path) -> list[Path]:
 
 
 def _checkpoint_folder(run: Path) -> Path:
-    return run if run.name == "checkpoints" else run / "checkpoints"
+    if run.name == "checkpoints":
+        return run
+    return run / "checkpoints"
 
 
 def find(run: str | Path, which: str = "latest") -> Path:
@@ -131,7 +135,9 @@ def find(run: str | Path, which: str = "latest") -> Path:
         raise MissingFileError(
             f"no complete checkpoint in {_checkpoint_folder(run)}: expected a run folder such as runs/1{_hint(run)}"
         )
-    return (best_checkpoint(checkpoints) if which == "best" else None) or checkpoints[-1]
+    if which == "latest":
+        return checkpoints[-1]
+    return best_checkpoint(checkpoints) or checkpoints[-1]
 
 
 def _hint(run: Path) -> str:
@@ -139,9 +145,12 @@ def _hint(run: Path) -> str:
     candidate = Path("runs") / run.name
     if run.name and list_complete(candidate / "checkpoints"):
         return f": did you mean {candidate}?"
-    folders = (run.parent, Path("runs"))
-    runs = sorted({str(path.parents[1]) for folder in folders for path in folder.glob(f"*/checkpoints/{PREFIX}*")})
-    return f"; runs with checkpoints are {', '.join(runs)}" if runs else ""
+    runs: set[str] = set()
+    for folder in (run.parent, Path("runs")):
+        runs.update(str(path.parents[1]) for path in folder.glob(f"*/checkpoints/{PREFIX}*"))
+    if not runs:
+        return ""
+    return f"; runs with checkpoints are {', '.join(sorted(runs))}"
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -175,7 +184,7 @@ def best_checkpoint(checkpoints: list[Path], *, skip_damaged: bool = False) -> P
         loss = state.get(str(state.get("unit", "bits_per_byte")))
         if isinstance(loss, int | float):
             losses[path] = loss
-    return min(losses, key=losses.__getitem__) if losses else None
+    return min(losses, key=losses.__getitem__, default=None)
 
 
 def _read_state(path: Path) -> dict[str, Any]:

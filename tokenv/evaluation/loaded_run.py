@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from tokenv.config.components import Components, build_components
+from tokenv.config.components import Components
 from tokenv.config.hardware import check_generation, for_inference
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, HardwareConfig
 from tokenv.core import checkpoints, keys
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.env.generation import generate
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
-from tokenv.evaluation.run_state import RunState
+from tokenv.evaluation.run_state import RunState, load_components
 from tokenv.lm.flops import rate_of_flops, reading_flops
 from tokenv.plotting.console import warn
 
@@ -105,14 +105,13 @@ def load_run(
 
 
 def _load(path: Path, hardware: Mapping[str, Any]) -> LoadedRun:
-    tensors, stored = checkpoints.load_model(path)
-    state = RunState.from_dict(stored, path)
-    config = replace(state.settings, hardware=replace(state.settings.hardware, **hardware))
-    built = replace(config, hardware=for_inference(config.hardware))
-    components = build_components(built, read_files=False)
-    checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
-    components.load_state_dict(tensors)
+    def choose(stored: HardwareConfig) -> HardwareConfig:
+        return for_inference(replace(stored, **hardware))
+
+    components, state = load_components(path, choose)
     components.train(False)
+    config = state.settings
+    config = replace(config, hardware=replace(config.hardware, **hardware))
     return LoadedRun(components, config, path, state)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tokenv.config.components import Components, build_components
 from tokenv.config.conversion import convert, from_dict
-from tokenv.config.schema import Config
+from tokenv.config.schema import Config, HardwareConfig
 from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
@@ -193,3 +194,23 @@ def _metric_history(stored: Any, where: str) -> tuple[list[int], list[float]]:
     if not pair or len(stored[0]) != len(stored[1]) or not all(isinstance(x, int | float) for x in chain(*stored)):
         raise UserError(f"{where}: expected two lists of numbers: training symbols, and as many values")
     return list(stored[0]), list(stored[1])
+
+
+def load_components(path: Path, choose: Callable[[HardwareConfig], HardwareConfig]) -> tuple[Components, RunState]:
+    """Build the components of a checkpoint in training mode, with its parameters, and return them with its state.
+
+    Args:
+        path: checkpoint.
+        choose: function from the run's hardware to that which is built for.
+
+    Raises:
+        UserError: the checkpoint does not hold the tensors of its configuration.
+    """
+    tensors, stored = checkpoints.load_model(path)
+    state = RunState.from_dict(stored, path)
+    config = state.settings
+    components = build_components(replace(config, hardware=choose(config.hardware)), read_files=False)
+    checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
+    components.load_state_dict(tensors)
+    components.train()
+    return components, state

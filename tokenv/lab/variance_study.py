@@ -18,18 +18,24 @@ from tokenv.config.conversion import Figure, from_dict
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints
-from tokenv.core.checkpoints import fingerprint, load_tensors, read_json, save_tensors, write_json
+from tokenv.core.checkpoints import (
+    fingerprint,
+    load_measured_tensors,
+    read_json,
+    save_measured_tensors,
+    write_json,
+)
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate
 from tokenv.core.run_folders import file_digest
 from tokenv.data.corpus import load_corpus
 from tokenv.env.rollout import rollout
+from tokenv.evaluation.run_state import RunState, load_components
 from tokenv.lab import gradients
 from tokenv.lab.config import Specification, VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
 from tokenv.lab.gradients import COMPONENTS, MAX_ENUMERABLE, GradientProblem
-from tokenv.training.checkpointing import load_components, read_state
 from tokenv.training.trainer import train
 
 Result = dict[str, Any]
@@ -143,7 +149,7 @@ class VarianceStudy:
         paths = self.train_trajectory()
         symbol_BN = next(_texts(options, 1_000_003 + options.noise_seed))
         for number, path in enumerate(self._bar(paths, desc="checkpoints", unit="checkpoint", leave=True)):
-            components, state = load_components(path, options.config.hardware)  # the policy with its softcap
+            components, state = load_components(path, lambda _: options.config.hardware)  # the policy with its softcap
             problem = GradientProblem(components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed)
             if len(result["moments"]) <= number:
                 entry: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
@@ -176,7 +182,7 @@ class VarianceStudy:
             validation=replace(options.config.validation, every_symbols=every),
         )
         saved = checkpoints.list_complete(folder)
-        if not saved or read_state(saved[-1]).symbols < config.train.symbols:
+        if not saved or RunState.read(saved[-1]).symbols < config.train.symbols:
             resume = None
             if saved:
                 resume = checkpoints.load(saved[-1])
@@ -184,7 +190,7 @@ class VarianceStudy:
             train(config, folder, lambda *_: None, resume=resume, progress=self._progress)
         paths = checkpoints.list_complete(folder)[-options.checkpoints :]
         for path in paths:
-            if _fingerprint(read_state(path).settings) != _fingerprint(config):
+            if _fingerprint(RunState.read(path).settings) != _fingerprint(config):
                 raise UserError(
                     f"{path}: of another run than {self.folder} compares estimators on: start the comparison anew"
                 )
@@ -216,14 +222,15 @@ class VarianceStudy:
         """Return the true gradient [1, d], or unbiased draws of it [m, d], of every component: on the CPU."""
         options = self.options
         owner = [self._identity, file_digest(checkpoint / checkpoints.MODEL)]
-        if path.is_file():
-            return load_tensors(path, owner)
+        measured = load_measured_tensors(path, owner)
+        if measured is not None:
+            return measured
         if options.length <= MAX_ENUMERABLE:
             reference = {name: value.unsqueeze(0).cpu() for name, value in gradients.true_gradient(problem).items()}
         else:
             estimator = _build_reference(options, problem.device)
             reference = self.draw_gradients(problem, estimator, options.reference_draws, options.noise_seed + 2)
-        save_tensors(reference, path, owner)
+        save_measured_tensors(reference, path, owner)
         return reference
 
     def score(self, problem: GradientProblem, specification: Specification, reference: dict[str, Tensor]) -> Result:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors.torch import save_file
 
 from tokenv.core import run_folders
-from tokenv.core.atomic import check_encoding, replacing_file, write_atomically
-from tokenv.core.checkpoints import MODEL, STATE
+from tokenv.core.atomic import check_encoding, write_atomically
+from tokenv.core.checkpoints import MODEL, STATE, save_tensors
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.run_folders import DIGESTS, write_digests
 from tokenv.evaluation.loaded_run import LoadedRun
@@ -93,9 +92,7 @@ def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: st
             f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.components.state_dict().items()}
-    with replacing_file(folder / MODEL) as scratch:
-        save_file(tensors, scratch, metadata={"format": "pt"})
+    save_tensors(trained.components.state_dict(), folder / MODEL)
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))
     write_digests(folder, SAVED)
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())

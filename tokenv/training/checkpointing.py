@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tokenv.config.components import Components, build_components
-from tokenv.config.schema import HardwareConfig, TrainConfig
+from tokenv.config.components import Components
+from tokenv.config.schema import TrainConfig
 from tokenv.core import checkpoints
 from tokenv.core.distributed import gather_full_tensors
 from tokenv.core.errors import UserError
@@ -68,30 +67,6 @@ def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, co
     expected = expected_optimizer_state(config, components.named_parameters())
     checkpoints.check_optimizer(checkpoint.optimizer, expected, path / checkpoints.OPTIMIZER)
     return state
-
-
-def load_components(path: Path, hardware: HardwareConfig) -> tuple[Components, RunState]:
-    """Build the components of a checkpoint in training mode, with its parameters, and return them with its state.
-
-    Args:
-        path: checkpoint.
-        hardware: hardware to build for.
-
-    Raises:
-        UserError: the checkpoint does not hold the tensors of its configuration.
-    """
-    tensors, stored = checkpoints.load_model(path)
-    state = RunState.from_dict(stored, path)
-    components = build_components(replace(state.settings, hardware=hardware), read_files=False)
-    checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
-    components.load_state_dict(tensors)
-    components.train()
-    return components, state
-
-
-def read_state(path: Path) -> RunState:
-    """Return the state of a checkpoint, without reading its tensors."""
-    return RunState.read(path)
 
 
 def latest_checkpoint(folder: Path) -> str:
