@@ -26,7 +26,7 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
-from tokenv.data.windows import SeriesData, load_series
+from tokenv.data.windows import SeriesData
 from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt, compute_boundary_stats, make_excerpts
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
@@ -39,6 +39,7 @@ from tokenv.forecasting.scores import ScoreAccumulator
 FILE = "assessment.json"
 VERSION = 4
 QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
+TRUE_BOUNDARIES = {"text": "true tokens", "series": "change points"}  # where the data know them
 LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
@@ -262,24 +263,17 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     config = trained.config
     parts = trained.components
     prepare(config.hardware)
-    if config.data.kind == "series":
-        series = load_series(config.data)
-    else:
-        series = None
-    if series is None:
-        corpus = load_corpus(config.data)
-    else:
-        corpus = Corpus(series, config.data)
+    corpus = load_corpus(config.data)
+    series = corpus.series
     held_out = corpus.validation(config.validation.sequences)
     bias = None
     if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         if parts.agent.trainable:
             bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
+    references = {}
     if series is None:
         references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary)
-    else:
-        references = {}
     options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
 
     def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
@@ -288,16 +282,11 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
 
     scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
     action_BT = scores.action_BT
-    early_B = scores.loss_early_B
     prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
     agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
     if held_out.gold_BN is not None:
-        if series is None:
-            truth = "true tokens"
-        else:
-            truth = "change points"
         gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
-        agreement[truth] = _agreement(action_BT, gold_BT, config.data.tolerance)
+        agreement[TRUE_BOUNDARIES[config.data.kind]] = _agreement(action_BT, gold_BT, config.data.tolerance)
     calibration = None
     if bias is not None:
         plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
@@ -320,7 +309,7 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
         unit=parts.lm.codec.unit,
         loss=scores.loss_B.tolist(),
         document=held_out.document_B.tolist(),
-        loss_early=None if early_B is None else early_B.mean().item(),
+        loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
         boundary_rate=scores.boundary_rate,
         calibration=calibration,
         token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
