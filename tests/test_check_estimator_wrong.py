@@ -61,6 +61,22 @@ class OwnActionOfShortTexts(Shifted):
         return 0.001 * td[keys.ACTION] * short
 
 
+class OwnActionInABatchOfOne(Shifted):
+    def shift(self, td):
+        return 0.001 * td[keys.ACTION] * (td.shape[-2] == 1)
+
+
+class OwnActionInACritic(Shifted):
+    """A critic whose last layer is zero until it has been trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def shift(self, td):
+        return self.weight.detach() * td[keys.ACTION]
+
+
 class OwnActionFromFifthCall(Shifted):
     def shift(self, td):
         return 0.001 * td[keys.ACTION] * (self.calls >= 5)
@@ -176,6 +192,8 @@ WRONG = {
     "own action of the last text": lambda: one_sample(OwnActionOfLastText()),
     "own action with padding": lambda: one_sample(OwnActionWithPadding()),
     "own action of short texts": lambda: one_sample(OwnActionOfShortTexts()),
+    "own action in a batch of one": lambda: one_sample(OwnActionInABatchOfOne()),
+    "own action in a critic": lambda: one_sample(OwnActionInACritic()),
     "own action from the fifth call": lambda: one_sample(OwnActionFromFifthCall()),
     "later actions": lambda: one_sample(LaterActions()),
     "own credit in the mean": lambda: one_sample(OwnCreditInTheMean()),
@@ -224,3 +242,38 @@ def test_a_small_bias_is_an_error(name):
 def test_a_baseline_may_read_earlier_actions(samples):
     right = (lambda: one_sample(EarlierAction())) if samples == 1 else (lambda: with_samples(EarlierAction(), samples))
     assert check_estimator(right, windows=(2,)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["own action in a batch of one", "own action in a critic", "own action from the fifth call"]
+)
+def test_a_bias_in_one_setting_is_an_error(name):
+    """The mean over draws of the other boundaries proves it where they cannot all be enumerated."""
+    with pytest.raises(AssertionError, match="its expected gradient is off by about"):
+        check_estimator(WRONG[name], windows=(0,))
+
+
+class OfOneLength(Shifted):
+    def shift(self, td):
+        return torch.zeros(4)
+
+
+def test_a_stage_of_one_length_is_not_refused():
+    (unchecked,) = check_estimator(lambda: one_sample(OfOneLength()), windows=(0,))
+    assert "it fails with RuntimeError" in unchecked
+
+
+class ByTheNextTextsAction(Shifted):
+    """Weighs each text by a number of mean 1: right on average over the next text's boundaries only."""
+
+    in_keys = [*Shifted.in_keys, keys.BOUNDARY_PROB]
+
+    def shift(self, td):
+        first = td[keys.ACTION][..., 1] - td[keys.BOUNDARY_PROB][..., 1].detach()
+        weight = first.roll(1, -1).unsqueeze(-1) * (td.shape[-2] > 1)
+        return 0.5 * weight * td[keys.ADVANTAGE]
+
+
+def test_an_estimator_which_is_right_only_on_average_is_not_refused():
+    (unchecked,) = check_estimator(lambda: one_sample(ByTheNextTextsAction()), windows=(0,))
+    assert "so that only the others' losses could make up for it" in unchecked

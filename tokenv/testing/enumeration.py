@@ -116,9 +116,13 @@ class Enumeration:
         return loss.sum(-1).view(-1, self.samples, self.shape.texts)
 
     def warm_up(self, estimator: Any, calls: int) -> None:
-        """Call the estimator on the drawn boundaries, so that the next call is not its first one."""
+        """Call the estimator on the drawn boundaries, and move its parameters as training would."""
         for _ in range(calls):
             estimator(self.batch(self.drawn_index[None], estimator)[0])
+        if calls:
+            with torch.no_grad():
+                for parameter in estimator.parameters():
+                    parameter.add_(0.1)
 
     def conditional_bias(self, estimator: Any) -> float:
         """Return how far the expected gradients of single samples' losses are from the true ones, relative to them.
@@ -134,6 +138,15 @@ class Enumeration:
         if has_state(estimator):
             weight_KB[:-1] = 0
             weight_KB[:, :-1] = 0
+        error = self.conditional_error(estimator, weight_KB)
+        return float(error.norm() / self.true_gradient(weight_KB.sum(0)).norm())
+
+    def conditional_error(self, estimator: Any, weight_KB: Tensor) -> Tensor:
+        """Return the weighted sum of the differences between expected gradients of single samples and the true ones.
+
+        See ``conditional_bias``. With weights of 1, its mean over draws of the other boundaries is the bias of the
+        summed loss, whatever the estimator's baseline reads: a flat vector of all parameters.
+        """
         total = torch.zeros((), dtype=torch.float64)
         for k, b in weight_KB.nonzero().tolist():
             index_CKB = self.drawn_index.expand(self.count, -1, -1).clone()
@@ -141,7 +154,7 @@ class Enumeration:
             loss_CKB = self.losses(estimator, self.batch(index_CKB, estimator))
             expected = (self.prob_CB[:, b] * loss_CKB[:, k, b]).sum()
             total = total + weight_KB[k, b] * expected
-        return self._distance(self.problem.gradient(total), self.true_gradient(weight_KB.sum(0)))
+        return self.problem.gradient(total) - self.true_gradient(weight_KB.sum(0))
 
     def joint_bias(self, estimator: Any) -> float:
         """Return the relative error of the expected gradient over all boundaries of all samples."""
