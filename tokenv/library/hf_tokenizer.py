@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tokenv.core.atomic import write_atomically
-from tokenv.library.model import Model, load
 
 CODE = "tokenv_tokenizer"
 SOURCE = '''"""The tokenizer of this folder, for transformers."""
 
 from tokenv.library.hf_tokenizer import {name}
+from tokenv.library.model import load
+
+{name}.load_model = staticmethod(load)
 '''
 RATE = "tokenv_rate"  # key of the stored configuration
 
@@ -27,22 +29,27 @@ class ModelTokenizer(PreTrainedTokenizerFast):
     transformers copies, pickles and stores the Rust object of a tokenizer, which is impossible while a part of it is
     written in Python. So the model's pre-tokenizer is taken out for that, and the model is stored beside it.
 
-    ``train`` and ``from_pretrained`` make one.
+    ``train`` and ``from_pretrained`` make one. Models are ``tokenv.library.model.Model``, which is not imported here, for
+    it imports this module.
+
+    Attributes:
+        load_model: ``tokenv.load``; whoever imports this class sets it.
     """
 
-    _model: Model
+    load_model: ClassVar[Callable[..., Any]]
+    _model: Any
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *args: Any, **options: Any) -> Any:
         """Read what ``save_pretrained`` wrote, from a folder or the Hub; ``AutoTokenizer`` calls this method."""
         tokenizer = super().from_pretrained(name, *args, **options)
         source = {key: options[key] for key in ("revision", "token") if key in options}
-        return tokenizer._split_by(load(name, **source))
+        return tokenizer._split_by(cls.load_model(name, **source))
 
     @classmethod
     def train(
         cls,
-        model: Model,
+        model: Any,
         texts: Iterable[str],
         vocab_size: int,
         *,
@@ -77,7 +84,7 @@ class ModelTokenizer(PreTrainedTokenizerFast):
             backend = self.backend_tokenizer.to_str()
         return _rebuild, (type(self), self._model, backend, self.init_kwargs)
 
-    def _split_by(self, model: Model) -> ModelTokenizer:
+    def _split_by(self, model: Any) -> ModelTokenizer:
         self._model = model
         self.backend_tokenizer.pre_tokenizer = _both(model, self.init_kwargs[RATE])
         return self
@@ -91,7 +98,7 @@ class ModelTokenizer(PreTrainedTokenizerFast):
             self._split_by(self._model)
 
 
-def _rebuild(kind: type[ModelTokenizer], model: Model, backend: str, options: dict[str, Any]) -> ModelTokenizer:
+def _rebuild(kind: type[ModelTokenizer], model: Any, backend: str, options: dict[str, Any]) -> ModelTokenizer:
     return kind(tokenizer_object=Tokenizer.from_str(backend), **options)._split_by(model)
 
 
@@ -99,6 +106,6 @@ def _in_bytes() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
-def _both(model: Model, rate: float | None) -> Any:
+def _both(model: Any, rate: float | None) -> Any:
     by_model = pre_tokenizers.PreTokenizer.custom(model.pre_tokenizer(rate=rate))
     return pre_tokenizers.Sequence([by_model, _in_bytes()])
