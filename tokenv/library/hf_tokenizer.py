@@ -29,8 +29,8 @@ class ModelTokenizer(PreTrainedTokenizerFast):
     transformers copies, pickles and stores the Rust object of a tokenizer, which is impossible while a part of it is
     written in Python. So the model's pre-tokenizer is taken out for that, and the model is stored beside it.
 
-    ``train`` and ``from_pretrained`` make one. Models are ``tokenv.library.model.Model``, which is not imported here, for
-    it imports this module.
+    ``train`` and ``from_pretrained`` make one. Models are ``tokenv.library.model.Model``, which imports this module and so
+    is not imported here.
 
     Attributes:
         load_model: ``tokenv.load``; whoever imports this class sets it.
