@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+import tokenv
 from tokenv.core.atomic import write_atomically
 
 CODE = "tokenv_tokenizer"
 SOURCE = '''"""The tokenizer of this folder, for transformers."""
 
 from tokenv.library.hf_tokenizer import {name}
-from tokenv.library.model import load
-
-{name}.load_model = staticmethod(load)
 '''
 RATE = "tokenv_rate"  # key of the stored configuration
 
@@ -29,14 +27,9 @@ class ModelTokenizer(PreTrainedTokenizerFast):
     transformers copies, pickles and stores the Rust object of a tokenizer, which is impossible while a part of it is
     written in Python. So the model's pre-tokenizer is taken out for that, and the model is stored beside it.
 
-    ``train`` and ``from_pretrained`` make one. Models are ``tokenv.library.model.Model``, which imports this module and so
-    is not imported here.
-
-    Attributes:
-        load_model: ``tokenv.load``; whoever imports this class sets it.
+    ``train`` and ``from_pretrained`` make one. Models are ``tokenv.library.model.Model``.
     """
 
-    load_model: ClassVar[Callable[..., Any]]
     _model: Any
 
     @classmethod
@@ -44,7 +37,7 @@ class ModelTokenizer(PreTrainedTokenizerFast):
         """Read what ``save_pretrained`` wrote, from a folder or the Hub; ``AutoTokenizer`` calls this method."""
         tokenizer = super().from_pretrained(name, *args, **options)
         source = {key: options[key] for key in ("revision", "token") if key in options}
-        return tokenizer._split_by(cls.load_model(name, **source))
+        return tokenizer._split_by(tokenv.load(name, **source))
 
     @classmethod
     def train(

@@ -198,7 +198,6 @@ class Model(SeriesMethods):
             from tokenv.library.hf_tokenizer import ModelTokenizer
         except ImportError:
             raise MissingFileError("tokenizer() needs the package transformers: pip install transformers") from None
-        ModelTokenizer.load_model = staticmethod(load)
         if texts is None:
             batch = CorpusFactory(self.config.data)(0).next(sequences)
             texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
