@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -225,7 +226,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
         UserError: it does not hold a mapping, or holds a key twice.
     """
     try:
-        values = yaml.load(trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES).decode(), _Loader)
+        stream = io.StringIO(trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES).decode())
+        stream.name = str(path)  # type: ignore[attr-defined]  # which messages give
+        values = yaml.load(stream, _Loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply: expected a configuration") from None
     except (
