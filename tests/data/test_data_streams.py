@@ -195,7 +195,7 @@ def test_a_state_of_other_streams_is_refused_in_one_message():
     with pytest.raises(UserError, match=r"has 8 for the number of streams, expected 4: .*data\.streams"):
         World(corpus, 1, 8, 1, most=4, state=state)
     earlier = {"fingerprint": corpus.fingerprint, "position": 3, "blocks": {"seed": 1, "row": 25, "source": {}}}
-    with pytest.raises(UserError, match=r"has 1 for the number of streams.* init_from=RUN"):
+    with pytest.raises(UserError, match=r"has 1 for the number of streams, expected 8: resume with the data.streams"):
         World(corpus, 1, 8, 1, most=8, state=earlier)
     changed = {"streams": [place | {"fingerprint": "of others"} for place in state["streams"]]}
     with pytest.raises(UserError, match="of corpus of others"):

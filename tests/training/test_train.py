@@ -146,7 +146,7 @@ def test_a_kill_while_saving_leaves_the_last_good_checkpoint(
     class Killed(BaseException):
         pass
 
-    def kill(*_: Any) -> None:
+    def kill(*_: Any, **__: Any) -> None:
         raise Killed
 
     for room, moment in ((checkpoints, "save_file"), (atomic, "_flush")):

@@ -93,15 +93,6 @@ def test_the_first_run_may_be_deleted_and_resuming_equals_never_having_stopped(s
         build_components(config)
 
 
-def test_runs_stored_before_start_existed_are_read(settings, old):
-    stored = checkpoints.load_state(checkpoints.find(old))["config"]
-    del stored["init_from"], stored["freeze_lm"], stored["train"]["agent_learning_rate"]
-    assert resolve([], {}, stored).init_from is None
-    assert resolve(
-        [], {key: settings[key] for key in ("init_from", "freeze_lm") if key in settings}, stored
-    ) == resolve([], settings | {"seed": 0})
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -53,8 +53,11 @@ def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
     """Compare files with their digests.
 
     Raises:
+        MissingFileError: there is no such folder.
         DamagedError: a file is not what was saved.
     """
+    if not checkpoint.is_dir():
+        raise MissingFileError(f"{checkpoint}: there is no such folder: name a run or a checkpoint which exists")
     damage = _find_damage(checkpoint, names)
     if damage is not None:
         raise DamagedError(*damage)
