@@ -227,7 +227,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         stream = io.StringIO(trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES).decode())
-        stream.name = str(path)  # type: ignore[attr-defined]  # which messages give
+        stream.name = str(path)  # which messages give
         values = yaml.load(stream, _Loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply: expected a configuration") from None
