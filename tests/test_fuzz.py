@@ -13,9 +13,9 @@ from malformed import KINDS, RUN, SERIES_RUN, TEXTS, nothing_works, outcome, try
 from malformed_http import http_outcome, http_request
 from malformed_work import CALLS, try_call, working_line
 
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
+from tokenv.core.conversion import from_dict
 from tokenv.training.trainer import train
 
 

@@ -41,7 +41,7 @@ __getattr__, __dir__ = lazy_exports(
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),
         "cli.experiment": ("train",),
-        "forecasting.frames": ("conformal_intervals",),
+        "series.frames": ("conformal_intervals",),
         "library.model": ("Model", "load"),
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),

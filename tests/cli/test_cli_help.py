@@ -16,9 +16,10 @@ from tokenv.cli.commands import COMMANDS
 from tokenv.cli.help import KINDS, SAMPLES, command_keys, print_help
 from tokenv.cli.main import run_command
 from tokenv.config import registry
-from tokenv.config.conversion import from_dict
 from tokenv.config.field_docs import keys_of, sentence
 from tokenv.config.schema import Config
+from tokenv.core import plugins
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +188,7 @@ def test_plugins_are_listed_and_broken_ones_are_named(
     }
     group = "tokenv.estimators"
     ours = EntryPoints(EntryPoint(name, target, group) for name, target in targets.items())
-    monkeypatch.setattr(registry, "installed_entry_points", lambda group: ours.select(group=group))
+    monkeypatch.setattr(plugins, "installed_entry_points", lambda group: ours.select(group=group))
     run_command("list", ["estimators"])
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert listed["fine"] == "Does it all. (from plugin_package.tricks:Trick)"

@@ -11,9 +11,9 @@ import pytest
 
 from tokenv.cli import train
 from tokenv.cli.main import run_command
-from tokenv.config.conversion import from_dict
 from tokenv.config.schema import Config
 from tokenv.core import trust
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -27,11 +27,11 @@ from tokenv.cli.options import (
 )
 from tokenv.compare.command import parse_comparison_arguments
 from tokenv.compare.config import CompareOptions
-from tokenv.config.conversion import SECTION_TEXTS, parameters
 from tokenv.config.files import config_path
 from tokenv.config.literals import read_words
 from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
 from tokenv.core.atomic import check_output
+from tokenv.core.conversion import SECTION_TEXTS, parameters
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions, VarianceOptions
 

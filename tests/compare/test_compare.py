@@ -32,10 +32,10 @@ from tokenv.compare.run_evaluation import (
 )
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import COMMAND_OPTIONS, flatten, load_yaml, merge, named_configs, read_yaml, resolve
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import write_json
+from tokenv.core.conversion import from_dict
 
 
 @pytest.fixture

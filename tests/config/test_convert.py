@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.config.conversion import Limit, Plain, Section, convert, from_dict, parameters
+from tokenv.core.conversion import Limit, Plain, Section, convert, from_dict, parameters
 from tokenv.core.errors import UserError
 
 HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]

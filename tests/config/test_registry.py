@@ -8,6 +8,7 @@ import pytest
 from tokenv.config import registry
 from tokenv.config.build import build_agent
 from tokenv.config.registry import ESTIMATORS, build, construct, find
+from tokenv.core import plugins
 from tokenv.core.errors import MissingFileError, UserError
 
 
@@ -27,7 +28,7 @@ def installed(monkeypatch):
             vars(entry).update(dist=Package(package))
             found.append(entry)
         monkeypatch.setattr(
-            registry, "installed_entry_points", lambda group: found if group == "tokenv.estimators" else []
+            plugins, "installed_entry_points", lambda group: found if group == "tokenv.estimators" else []
         )
 
     return pretend

@@ -25,12 +25,12 @@ from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.forecasting.baseline_models import fit_dlinear
-from tokenv.forecasting.contexts import held_out_windows
-from tokenv.forecasting.forecaster import forecast
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.series.baseline_models import fit_dlinear
+from tokenv.series.contexts import held_out_windows
+from tokenv.series.forecaster import forecast
 from tokenv.training.trainer import train
 
 WIDTH, HISTORY, HORIZON = 8, 7, 3

@@ -12,8 +12,8 @@ from matplotlib.text import Text
 from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.calibration import RatePoint
 from tokenv.evaluation.report import draw_curves, draw_patches, draw_rates
-from tokenv.forecasting.report import ForecastExcerpt, draw_forecasts
 from tokenv.plotting import figures
+from tokenv.series.report import ForecastExcerpt, draw_forecasts
 
 STEPS = np.arange(200)
 MODEL = "a model whose name is as long as names are"

@@ -7,9 +7,9 @@ import torch
 from pages import Page
 
 import tokenv
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core.checkpoints import list_complete
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.library.handlers import CACHED_MODELS, MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
 from tokenv.training.trainer import train

@@ -12,10 +12,10 @@ from typing import Any
 
 from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
 from tokenv.cli.sacred import Command, Record
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import merge
 from tokenv.config.hardware import prepare
 from tokenv.core import trust
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.config import DataConfig

@@ -18,10 +18,11 @@ from tokenv.data.tables import read_table
 from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, resolve_rate
-from tokenv.forecasting.baseline_models import Baselines, find_season, fit_peers, naive_baselines
-from tokenv.forecasting.contexts import ForecastContexts, held_out_windows, last_windows
-from tokenv.forecasting.forecaster import check_forecast, make_forecasts
-from tokenv.forecasting.report import (
+from tokenv.plotting.console import console, csv_rows, summary_table, warn, write_json_output
+from tokenv.series.baseline_models import Baselines, find_season, fit_peers, naive_baselines
+from tokenv.series.contexts import ForecastContexts, held_out_windows, last_windows
+from tokenv.series.forecaster import check_forecast, make_forecasts
+from tokenv.series.report import (
     ForecastExcerpt,
     draw_forecasts,
     forecast_header,
@@ -30,8 +31,7 @@ from tokenv.forecasting.report import (
     score_rows,
     warnings_of,
 )
-from tokenv.forecasting.scores import ScoreAccumulator
-from tokenv.plotting.console import console, csv_rows, summary_table, warn, write_json_output
+from tokenv.series.scores import ScoreAccumulator
 
 PICTURE_SERIES = 4  # forecasts in the picture
 MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those in the picture

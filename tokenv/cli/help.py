@@ -32,10 +32,10 @@ from tokenv.cli import options
 from tokenv.cli.commands import COMMANDS
 from tokenv.compare.config import CompareOptions
 from tokenv.config import registry
-from tokenv.config.conversion import parameters
 from tokenv.config.field_docs import Key, keys_of, meanings, sentence
 from tokenv.config.files import load_yaml, named_configs
 from tokenv.config.schema import Config
+from tokenv.core.conversion import parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.core.run_folders import list_complete
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES, SYNTHETIC_SERIES

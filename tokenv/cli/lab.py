@@ -11,11 +11,11 @@ from tokenv.cli.options import check_text, stored_config, take_own
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import resolve
 from tokenv.core import trust
 from tokenv.core.atomic import check_output
 from tokenv.core.checkpoints import read_json, write_json
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
 from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOptions

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE
 from tokenv.config.schema import PEER_NAMES, SAMPLES, SEASON, WINDOWS, Config
 from tokenv.core import run_folders
 from tokenv.core.atomic import check_output
+from tokenv.core.conversion import check_keys, from_dict
 from tokenv.core.errors import COUNT, SEED, MissingFileError, UserError, at_least, bounds, check_bounds, choice
 from tokenv.core.rates import REQUESTED_RATE, check_rates
 from tokenv.core.run_folders import verify

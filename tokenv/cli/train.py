@@ -19,12 +19,12 @@ from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record, source_files
 from tokenv.config.components import Components, build_components, check_components
-from tokenv.config.conversion import check_keys
 from tokenv.config.files import COMMAND_LINE, flatten, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
 from tokenv.config.registry import plugins
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.core import checkpoints
+from tokenv.core.conversion import check_keys
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import Corpus, load_corpus

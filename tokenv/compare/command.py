@@ -18,11 +18,11 @@ from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import StoredRun, finished_run
 from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
-from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import COMMAND_LINE, config_path, flatten, load_yaml, merge, nest_key
 from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints
+from tokenv.core.conversion import check_keys, from_dict
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import split_for_calibration

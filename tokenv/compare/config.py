@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from tokenv.config.class_options import options_given_up
-from tokenv.config.conversion import check_keys, from_dict
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config, ForecastRequest
+from tokenv.core.conversion import check_keys, from_dict
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
 from tokenv.core.rates import check_rates
 

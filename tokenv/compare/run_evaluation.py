@@ -14,11 +14,11 @@ from torch import Tensor
 from tokenv.compare.config import EvaluationRequest
 from tokenv.config import registry
 from tokenv.config.components import Components
-from tokenv.config.conversion import Figure, from_dict
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config, ForecastRequest
 from tokenv.core import checkpoints, keys
 from tokenv.core.checkpoints import read_json, write_json
+from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
 from tokenv.core.run_folders import DIGESTS
@@ -31,10 +31,10 @@ from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt, compu
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.forecasting.baseline_models import find_season, fit_peers, naive_baselines
-from tokenv.forecasting.contexts import held_out_windows
-from tokenv.forecasting.forecaster import check_forecast, make_forecasts
-from tokenv.forecasting.scores import ScoreAccumulator
+from tokenv.series.baseline_models import find_season, fit_peers, naive_baselines
+from tokenv.series.contexts import held_out_windows
+from tokenv.series.forecaster import check_forecast, make_forecasts
+from tokenv.series.scores import ScoreAccumulator
 
 FILE = "assessment.json"
 VERSION = 4

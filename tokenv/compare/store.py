@@ -12,10 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.conversion import from_dict
 from tokenv.config.files import flatten, resolve, without_command_options
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints, processes, trust
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.trust import MAX_CONFIG_BYTES, read_json
 from tokenv.plotting.console import warn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenv.config.conversion import parameters
 from tokenv.config.files import LOADED
 from tokenv.config.registry import SECTIONS, Registry, find
+from tokenv.core.conversion import parameters
 
 OF_RUN = ("rate", "rates", "vocabulary", "train_tokenizer")  # arguments which the run passes, unless they are given
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokenv.config.conversion import Section, in_words, type_hints
+from tokenv.core.conversion import Section, in_words, type_hints
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from tokenv.config.conversion import Section, check_keys, from_dict
 from tokenv.config.literals import CONFIGURATION_SUFFIXES, check_plain
 from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
+from tokenv.core.conversion import Section, check_keys, from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, SYNTHETIC_SERIES, check_sources

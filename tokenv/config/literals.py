@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from tokenv.config.conversion import hint_at
+from tokenv.core.conversion import hint_at
 from tokenv.core.errors import UserError
 
 MAX_LEVELS, MAX_VALUES = 32, 100_000  # more is a mistake or an attack, and would exhaust stack or memory

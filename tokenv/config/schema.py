@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from tokenv.config.conversion import Limit, Section
+from tokenv.core.conversion import Limit, Section
 from tokenv.core.errors import (
     COUNT,
     FRACTION,

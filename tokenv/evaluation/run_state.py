@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.components import Components, build_components
-from tokenv.config.conversion import convert, from_dict
 from tokenv.config.schema import Config, HardwareConfig
 from tokenv.core import checkpoints
+from tokenv.core.conversion import convert, from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 

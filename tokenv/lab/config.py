@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from tokenv.config import registry
-from tokenv.config.conversion import convert, from_dict
 from tokenv.config.files import merge, nest_key
 from tokenv.config.literals import check_plain
 from tokenv.config.schema import IDENTITY, Config
+from tokenv.core.conversion import convert, from_dict
 from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
 
 RANKS = "ranks"  # a size which is no key of the configuration

@@ -26,8 +26,6 @@ from tokenv.data.tables import Recording
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
-from tokenv.forecasting.contexts import ContextBatch, last_windows
-from tokenv.forecasting.forecaster import batch_size, check_forecast, forecast
 from tokenv.lab.bench_report import peak_matrix_size, speed_tables
 from tokenv.lab.config import RANKS, BenchOptions
 from tokenv.lab.costs import bench_ranks, interleave, peak_memory, time_figures, time_once
@@ -37,6 +35,8 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import Batch, Passes, early_exit_share, policy_flops, policy_share, reading_flops, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
+from tokenv.series.contexts import ContextBatch, last_windows
+from tokenv.series.forecaster import batch_size, check_forecast, forecast
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import PassInput, TrainingStep
 

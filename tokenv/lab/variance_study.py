@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from tokenv.config import registry
 from tokenv.config.components import Components
-from tokenv.config.conversion import Figure, from_dict
 from tokenv.config.hardware import check_draws, prepare
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints
@@ -25,6 +24,7 @@ from tokenv.core.checkpoints import (
     save_measured_tensors,
     write_json,
 )
+from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate

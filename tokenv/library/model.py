@@ -19,10 +19,10 @@ from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
-from tokenv.forecasting.frames import SeriesMethods
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans
 from tokenv.plotting.theme import with_error
+from tokenv.series.frames import SeriesMethods
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes

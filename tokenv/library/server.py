@@ -12,7 +12,7 @@ from importlib.resources import files
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from tokenv.config.conversion import from_dict
+from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 from tokenv.library.handlers import MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
 

@@ -35,7 +35,7 @@ class UNetConfig:
             an agent may read all of it. Every likelihood is then the direct head's.
         linear_path: last steps of the history from which a linear map, too, predicts the ``horizon``, with ``direct``;
             0 for no such map. It is DLinear, fitted to the training windows before the first update and not trained
-            (``tokenv.forecasting.baseline_models``); the direct head starts at it and learns what it misses.
+            (``tokenv.series.baseline_models``); the direct head starts at it and learns what it misses.
 
     Raises:
         UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, ``direct`` has no

@@ -11,9 +11,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.config import registry
-from tokenv.config.conversion import parameters
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling, check_compatible
+from tokenv.core.conversion import parameters
 from tokenv.core.expectations import mean_over_decisions, policy_objective
 from tokenv.testing.enumeration import Enumeration, Shape, has_state
 from tokenv.testing.fixture import (

@@ -27,9 +27,9 @@ from tokenv.data.stream import Streams
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
-from tokenv.forecasting.baseline_models import fit_to_training_steps
-from tokenv.forecasting.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
 from tokenv.lm.flops import Batch
+from tokenv.series.baseline_models import fit_to_training_steps
+from tokenv.series.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp, unsharded
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops

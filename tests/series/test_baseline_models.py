@@ -10,8 +10,8 @@ from tokenv.core.errors import UserError
 from tokenv.data.config import SeriesConfig
 from tokenv.data.tables import Recording
 from tokenv.data.windows import SeriesData, SplitBorders, series_of
-from tokenv.forecasting.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
-from tokenv.forecasting.contexts import ContextBatch, held_out_windows
+from tokenv.series.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
+from tokenv.series.contexts import ContextBatch, held_out_windows
 
 
 def series(*values):

@@ -15,8 +15,8 @@ from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.data.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
-from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, last_windows
-from tokenv.forecasting.forecaster import check_horizon, make_forecasts
+from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, last_windows
+from tokenv.series.forecaster import check_horizon, make_forecasts
 
 CUTOFF = "cutoff"
 

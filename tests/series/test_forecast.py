@@ -20,13 +20,13 @@ from tokenv.core.rates import RateRange
 from tokenv.data.tables import Recording
 from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.forecasting.baseline_models import naive_baselines
-from tokenv.forecasting.contexts import held_out_windows, history_steps, last_windows
-from tokenv.forecasting.forecaster import forecast
-from tokenv.forecasting.scores import ParametricForecast, SampleForecast, ScoreAccumulator, crps
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.series.baseline_models import naive_baselines
+from tokenv.series.contexts import held_out_windows, history_steps, last_windows
+from tokenv.series.forecaster import forecast
+from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator, crps
 
 VALUES = st.floats(-10, 10)
 SERIES = {

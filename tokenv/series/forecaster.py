@@ -17,13 +17,13 @@ from tokenv.data.windows import SeriesData
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode, shift_noise
-from tokenv.forecasting.baseline_models import Baselines, check_season
-from tokenv.forecasting.contexts import Array, ContextBatch, ForecastContexts, held_out_windows, history_steps
-from tokenv.forecasting.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 from tokenv.lm.codecs.densities import Gaussian, StudentT
 from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.series.baseline_models import Baselines, check_season
+from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, held_out_windows, history_steps
+from tokenv.series.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 
 MAX_BATCH = 512  # continuations sampled at once
 MAX_BATCH_DIRECT = 64  # histories read at once by the direct head

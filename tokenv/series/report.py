@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokenv.forecasting.contexts import Array
-from tokenv.forecasting.forecaster import ForecastBatch
-from tokenv.forecasting.scores import ForecastScore
 from tokenv.plotting.figures import date_labels, draw_picture, draw_values, legend_below, series_legend
 from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY, with_error
+from tokenv.series.contexts import Array
+from tokenv.series.forecaster import ForecastBatch
+from tokenv.series.scores import ForecastScore
 
 _TRUTH = "0.15"
 _BASELINES = (GREEN, SKY, PINK, "0.5")

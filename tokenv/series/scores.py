@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenv.evaluation.evaluator import clustered_standard_error
-from tokenv.forecasting.contexts import Array, ContextBatch
 from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.contexts import Array, ContextBatch
 
 MEDIAN = 0.5
 

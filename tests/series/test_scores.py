@@ -6,10 +6,10 @@ import torch
 from scipy.stats import norm
 
 from tokenv.data.windows import Series, SplitBorders
-from tokenv.forecasting.contexts import ContextBatch
-from tokenv.forecasting.report import score_rows, warnings_of
-from tokenv.forecasting.scores import ParametricForecast, SampleForecast, ScoreAccumulator
 from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.contexts import ContextBatch
+from tokenv.series.report import score_rows, warnings_of
+from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator
 
 QUANTILES = [0.1, 0.5, 0.9]
 

@@ -12,9 +12,9 @@ from tiny import settings
 from tokenv.config.files import resolve
 from tokenv.data.windows import load_series
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.forecasting.baseline_models import fit_dlinear
-from tokenv.forecasting.contexts import held_out_windows
-from tokenv.forecasting.forecaster import fit_shrinkage, forecast, shrink_correction
+from tokenv.series.baseline_models import fit_dlinear
+from tokenv.series.contexts import held_out_windows
+from tokenv.series.forecaster import fit_shrinkage, forecast, shrink_correction
 from tokenv.training.trainer import train
 
 HISTORY, HORIZON = 12, 4
