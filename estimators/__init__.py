@@ -10,9 +10,12 @@ STAGES = {
     "credit": ("BoundaryCredit", "Discount", "EarlyExit", "LambdaReturn", "Likelihood"),
     "baselines": (
         *("BatchCentre", "GroupRelative", "LeaveOneOutSamples", "LeaveOneOutBatch", "LinearCritic", "MovingAverage"),
-        *("ShrunkLeaveOneOut", "TextCritic"),
+        *("RewardCentre", "ShrunkLeaveOneOut", "TextCritic"),
     ),
-    "surrogates": ("Clip", "ClippedSurrogate", "FixedRateProposal", "Imitation", "ScoreFunction", "Standardise"),
+    "surrogates": (
+        *("Clip", "ClippedSurrogate", "DecisionProposal", "FixedRateProposal", "Imitation", "ScoreFunction"),
+        "Standardise",
+    ),
     "antithetic": ("ARM", "ARMS", "DisARM"),
     "branching": ("BitFlip", "Branch"),
     "control_variates": ("REBAR", "RELAX"),

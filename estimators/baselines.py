@@ -50,6 +50,28 @@ class BatchCentre(Stage):
         return _set_centred(tensordict, advantage - mean)
 
 
+class RewardCentre(Stage):
+    """Centre the reward over the batch, position by position, before it is credited.
+
+    ``R_{i,b} <- R_{i,b} - mean_b' R_{i,b'}`` over the sequences which have a symbol there, as the authors of arXiv
+    2602.13940 released it. Discounted, this is ``BatchCentre`` if all sequences have one length: both are linear. Where
+    lengths differ, a reward is compared with those at its own position only.
+
+    Bias: as ``BatchCentre``; with one sequence the result is 0. Cost: O(T) elementwise.
+    """
+
+    in_keys = [keys.REWARD, keys.DECISION_MASK]
+    out_keys = [keys.REWARD]
+    unbiased = False
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Centre ``("next", "reward")``: [.., B, T, 1]; 0 in the padding."""
+        reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
+        centred = (reward - mean_over_batch(reward, mask)).where(mask, 0.0)
+        log_explained_variance(tensordict, reward, centred)
+        return tensordict.set(keys.REWARD, centred.unsqueeze(-1))
+
+
 class LeaveOneOutBatch(Stage):
     """Subtract the mean over the other sequences of the batch, position by position.
 

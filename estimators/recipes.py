@@ -1,5 +1,7 @@
 """Recipes: named estimators, each a chain of a few stages."""
 
+from typing import Literal
+
 from tokenv.estimators import antithetic, branching, control_variates, straight_through
 from tokenv.estimators.base import Chain, Stage, chain
 from tokenv.estimators.baselines import (
@@ -9,11 +11,19 @@ from tokenv.estimators.baselines import (
     LeaveOneOutSamples,
     LinearCritic,
     MovingAverage,
+    RewardCentre,
     ShrunkLeaveOneOut,
     TextCritic,
 )
 from tokenv.estimators.credit import BoundaryCredit, Discount, EarlyExit, LambdaReturn, Likelihood
-from tokenv.estimators.surrogates import Clip, ClippedSurrogate, FixedRateProposal, ScoreFunction, Standardise
+from tokenv.estimators.surrogates import (
+    Clip,
+    ClippedSurrogate,
+    DecisionProposal,
+    FixedRateProposal,
+    ScoreFunction,
+    Standardise,
+)
 
 
 def _surrogate(head_epochs: int) -> Stage:
@@ -40,18 +50,55 @@ def early_exit(gamma: float = 1.0) -> Chain:
     return chain(EarlyExit(), Discount(gamma), ScoreFunction())
 
 
-def reinforce(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 0) -> Chain:
+def reinforce(
+    gamma: float = 0.99,
+    scaled: bool = False,
+    head_epochs: int = 0,
+    early_exit: bool = True,
+    centred: Literal["advantage", "reward", "none"] = "advantage",
+    warm_start: int = 0,
+    rate: float = 0.2,
+) -> Chain:
     """REINFORCE as in the paper: early-exit rewards, discounted, centred over the batch (arXiv 2602.13940, eq. 14-18).
 
-    Bias: that of the discount for gamma < 1, and a factor (B - 1) / B; for every policy.
-    Cost: one forward and one backward pass, shared with the language model's; memory O(B T).
+    ``centred=reward`` with ``warm_start`` is what its authors released; each other option leaves out one of the
+    paper's means against variance (docs/released.md).
+
+    Bias: that of the discount for gamma < 1, and a factor (B - 1) / B if centred; for every policy. During the warm
+    start also that of ``DecisionProposal``. Cost: one forward and one backward pass, shared with the language model's;
+    memory O(B T).
 
     Args:
         gamma: discount factor.
         scaled: whether advantages are those of ``Discount(scaled=True)``, with the same scale for every gamma.
         head_epochs: further clipped steps of the agent alone on each rollout; see ``ClippedSurrogate``.
+        early_exit: whether rewards are relative to the early exit. Without it they are plain log-likelihoods, and the
+            early exit is neither computed nor trained unless ``loss.early`` is set.
+        centred: what is centred over the batch, position by position: ``advantage``, after discounting, as in the
+            paper; ``reward``, before; or ``none``. The first two are equal unless lengths differ.
+        warm_start: first rollouts (passes of training) whose boundaries are drawn at ``rate``, independently of the
+            policy, which learns from them by likelihood ratios; see ``DecisionProposal``.
+        rate: boundary probability of the warm start.
+
+    Raises:
+        ValueError: another ``centred``, a negative ``warm_start``, or one with ``head_epochs``.
     """
-    return chain(EarlyExit(), Discount(gamma, scaled), BatchCentre(), _surrogate(head_epochs))
+    if centred not in ("advantage", "reward", "none"):
+        raise ValueError(f"centred = {centred!r}: expected 'advantage', 'reward' or 'none'")
+    if warm_start and head_epochs:
+        raise ValueError(
+            f"warm_start = {warm_start} with head_epochs = {head_epochs}: expected one of them to be 0, because "
+            "further steps take the policy's own draws for granted"
+        )
+    stages: list[Stage] = [EarlyExit() if early_exit else Likelihood()]
+    if centred == "reward":
+        stages.append(RewardCentre())
+    stages.append(Discount(gamma, scaled))
+    if centred == "advantage":
+        stages.append(BatchCentre())
+    if warm_start:
+        stages.append(DecisionProposal(rate, warm_start))
+    return chain(*stages, _surrogate(head_epochs))
 
 
 def leave_one_out(gamma: float = 0.99, scaled: bool = False, head_epochs: int = 0) -> Chain:

@@ -190,7 +190,47 @@ class Imitation(Stage):
         return tensordict.set(keys.LOSS_POLICY, nats)
 
 
-class FixedRateProposal(Stage):
+class _Proposal(Stage):
+    """Common to stages which draw the boundaries of the first rollouts from a fixed-rate Bernoulli q, q(1) = rate.
+
+    Args:
+        rate: boundary probability of the proposal, in (0, 1).
+        rollouts: number of rollouts which the proposal draws; None for all.
+
+    Raises:
+        ValueError: ``rate`` outside (0, 1), or negative ``rollouts``.
+    """
+
+    def __init__(self, rate: float, rollouts: int | None) -> None:
+        super().__init__()
+        if not 0 < rate < 1:
+            raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+        if rollouts is not None and rollouts < 0:
+            raise ValueError(f"rollouts = {rollouts}: expected None or 0 or more")
+        self.rate, self.rollouts = rate, rollouts
+        self.rollouts_done: Tensor
+        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+
+    def _on_policy(self) -> bool:
+        return self.rollouts is not None and int(self.rollouts_done) >= self.rollouts
+
+    def propose(self, noise: Tensor) -> Tensor | None:
+        """Return ``[u < rate]``, or None after the warm start."""
+        return None if self._on_policy() else (noise < self.rate).long()
+
+    def _log_ratio(self, tensordict: TensorDictBase) -> Tensor:
+        """Return ``log pi(a_i | .) - log q(a_i)``, detached; 0 where no decision is made: [.., T]."""
+        log_prob = tensordict[keys.ACTION_LOG_PROB].detach()
+        action = tensordict[keys.ACTION].to(log_prob.dtype)
+        proposal_log_prob = action * math.log(self.rate) + (1 - action) * math.log(1 - self.rate)
+        return (log_prob - proposal_log_prob).where(tensordict[keys.DECISION_MASK], 0.0)
+
+    def _count_rollout(self) -> None:
+        if self.training:
+            self.rollouts_done += 1
+
+
+class FixedRateProposal(_Proposal):
     """Draw boundaries from a fixed-rate Bernoulli instead of the policy, and weigh rewards by importance.
 
     ``R_{t+1} <- R_{t+1} prod_{j=t-h..t} pi(a_j | .) / q(a_j)`` with q(1) = rate, so that
@@ -216,38 +256,48 @@ class FixedRateProposal(Stage):
     out_keys = [keys.REWARD]
 
     def __init__(self, rate: float, horizon: int | None = 8, rollouts: int | None = None) -> None:
-        super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
-        for name, value in (("horizon", horizon), ("rollouts", rollouts)):
-            if value is not None and value < 0:
-                raise ValueError(f"{name} = {value}: expected None or 0 or more")
-        self.rate, self.horizon, self.rollouts = rate, horizon, rollouts
+        super().__init__(rate, rollouts)
+        if horizon is not None and horizon < 0:
+            raise ValueError(f"horizon = {horizon}: expected None or 0 or more")
+        self.horizon = horizon
         self.unbiased = horizon is None
-        self.rollouts_done: Tensor
-        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
-
-    def _on_policy(self) -> bool:
-        return self.rollouts is not None and int(self.rollouts_done) >= self.rollouts
-
-    def propose(self, noise: Tensor) -> Tensor | None:
-        """Return ``[u < rate]``, or None after the warm start."""
-        return None if self._on_policy() else (noise < self.rate).long()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Weigh ``("next", "reward")``: [.., T, 1]."""
         if self._on_policy():
             return tensordict
         mask = tensordict[keys.DECISION_MASK]
-        action = tensordict[keys.ACTION].to(tensordict[keys.ACTION_LOG_PROB].dtype)
-        proposal_log_prob = action * math.log(self.rate) + (1 - action) * math.log(1 - self.rate)
-        log_ratio = (tensordict[keys.ACTION_LOG_PROB].detach() - proposal_log_prob).where(mask, 0.0)
+        log_ratio = self._log_ratio(tensordict)
         log_weight = log_ratio.cumsum(-1)
         if self.horizon is not None and self.horizon + 1 < log_weight.shape[-1]:
             log_weight = log_weight - F.pad(log_weight, (self.horizon + 1, 0))[..., : log_weight.shape[-1]]
         weight = log_weight.exp()
         size = mean_over(weight, mask, -2).square() / mean_over(weight.square(), mask, -2).clamp(min=1e-30)
         tensordict.set((keys.DIAGNOSTICS, "effective_sample_size"), size.expand(weight.shape))
-        if self.training:
-            self.rollouts_done += 1
+        self._count_rollout()
         return tensordict.set(keys.REWARD, tensordict[keys.REWARD] * weight.unsqueeze(-1))
+
+
+class DecisionProposal(_Proposal):
+    """Start with boundaries of a fixed-rate Bernoulli, and weigh each advantage by its own decision's ratio.
+
+    ``A_i <- A_i pi(a_i | .) / q(a_i)`` with q(1) = rate, for the first ``rollouts`` rollouts (passes), as the authors
+    of arXiv 2602.13940 released it. Then the policy draws its own boundaries, and nothing is weighed. As in
+    ``FixedRateProposal`` the policy is conditioned on the boundaries which were used; their code conditions it on draws
+    of its own, which makes a difference for a policy with a past.
+
+    Bias: rewards are those of the proposal's later boundaries, not of the policy's. Cost: none. For the arguments, see
+    ``_Proposal``.
+    """
+
+    in_keys = [keys.ADVANTAGE, keys.ACTION, keys.ACTION_LOG_PROB, keys.DECISION_MASK]
+    out_keys = [keys.ADVANTAGE]
+    unbiased = False
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Weigh ``advantage``: [.., T]; in training mode, count the rollout."""
+        if self._on_policy():
+            return tensordict
+        weight = self._log_ratio(tensordict).exp()
+        self._count_rollout()
+        return tensordict.set(keys.ADVANTAGE, tensordict[keys.ADVANTAGE] * weight)

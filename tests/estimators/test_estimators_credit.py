@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from enumeration import EXACT, Enumeration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tokenv.core import keys
 from tokenv.estimators import recipes
-from tokenv.estimators.baselines import LeaveOneOutSamples, LinearCritic, ShrunkLeaveOneOut, TextCritic
+from tokenv.estimators.baselines import (
+    BatchCentre,
+    LeaveOneOutSamples,
+    LinearCritic,
+    RewardCentre,
+    ShrunkLeaveOneOut,
+    TextCritic,
+)
 from tokenv.estimators.credit import BoundaryCredit, Discount
 
 
@@ -174,3 +182,78 @@ def test_only_the_critic_is_trained_by_its_loss():
 def test_impossible_critics_are_refused(option, value):
     with pytest.raises(ValueError, match=f"{option} = {value}"):
         TextCritic(4, **{option: value})
+
+
+def unequal_rewards():
+    """Return rewards of three sequences of 3, 6 and 6 decisions, the first of which ends early."""
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[0, 3:] = False
+    reward = torch.randn(3, 6, 1, dtype=torch.float64)
+    return TensorDict({keys.REWARD: reward, keys.DECISION_MASK: mask}, batch_size=(3, 6))
+
+
+def test_centred_rewards_are_centred_advantages_only_if_lengths_are_equal():
+    equal = unequal_rewards()
+    equal[keys.DECISION_MASK].fill_(value=True)
+    first = Discount(0.8)(RewardCentre()(equal.clone()))[keys.ADVANTAGE]
+    last = BatchCentre()(Discount(0.8)(equal.clone()))[keys.ADVANTAGE]
+    torch.testing.assert_close(first, last, rtol=1e-12, atol=1e-13)
+    unequal = unequal_rewards()
+    first = Discount(0.8)(RewardCentre()(unequal.clone()))[keys.ADVANTAGE]
+    last = BatchCentre()(Discount(0.8)(unequal.clone()))[keys.ADVANTAGE]
+    assert (first - last).abs()[unequal[keys.DECISION_MASK]].max() > 1e-3
+
+
+def test_rewards_are_centred_over_the_sequences_which_go_on():
+    td = unequal_rewards()
+    reward = td[keys.REWARD].squeeze(-1)
+    expected = torch.zeros(3, 6, dtype=torch.float64)
+    for i in range(6):
+        rows = [0, 1, 2] if i < 3 else [1, 2]
+        mean = sum(reward[b, i] for b in rows) / len(rows)
+        for b in rows:
+            expected[b, i] = reward[b, i] - mean
+    centred = RewardCentre()(td.clone())[keys.REWARD].squeeze(-1)
+    torch.testing.assert_close(centred, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_what_reinforce_leaves_out_is_what_other_recipes_lack():
+    world = Enumeration(2)
+    for options, other in (
+        ({"centred": "none"}, recipes.early_exit(0.9)),
+        ({"centred": "none", "early_exit": False, "gamma": 1.0}, recipes.naive()),
+        ({"centred": "reward"}, recipes.reinforce(0.9)),
+    ):
+        estimator = recipes.reinforce(**({"gamma": 0.9} | options))
+        torch.testing.assert_close(world.expected(estimator), world.expected(other), **EXACT)
+    assert not recipes.reinforce(early_exit=False).reads_early_exit
+
+
+def test_a_warm_start_weighs_each_decision_by_its_own_ratio_and_ends():
+    world, rate = Enumeration(2), 0.3
+    estimator = recipes.reinforce(0.9, centred="reward", warm_start=2, rate=rate)
+    after = recipes.reinforce(0.9, centred="reward")
+    td, _ = world.rollout()
+    noise = torch.tensor([0.1, 0.29, 0.31, 0.9])
+    loss = after(td.clone())[keys.LOSS_POLICY]
+    prob, action = td[keys.ACTION_LOG_PROB].exp(), td[keys.ACTION]
+    ratio = torch.where(action == 1, prob / rate, prob / (1 - rate)).where(td[keys.DECISION_MASK], 1.0)
+    for _ in range(2):
+        assert estimator.sampling.propose(noise).tolist() == [1, 1, 0, 0]
+        torch.testing.assert_close(estimator(td.clone())[keys.LOSS_POLICY], loss * ratio.detach(), **EXACT)
+    assert estimator.sampling.propose(noise) is None
+    torch.testing.assert_close(estimator(td.clone())[keys.LOSS_POLICY], loss, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"centred": "batch"}, "centred = 'batch'.*'advantage', 'reward' or 'none'"),
+        ({"warm_start": -1}, "rollouts = -1"),
+        ({"warm_start": 5, "head_epochs": 1}, "warm_start = 5 with head_epochs = 1"),
+        ({"warm_start": 5, "rate": 1.5}, "rate = 1.5"),
+    ],
+)
+def test_reinforce_says_which_options_it_cannot_have(options, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.reinforce(**options)
