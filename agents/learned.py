@@ -63,6 +63,7 @@ class Learned(Policy):
         window: earlier boundaries w >= 0 which a decision reads.
         scale: divisor of the raw logits (16 in the paper).
         softcap: bound of the training logits; the paper gives no value.
+        projection_bias: whether the projections have a bias, as in the authors' released code; the paper has none.
         zero_init: whether probabilities start exactly at the rate, instead of near it.
         rates: range of the target rates, which then replace ``rate``.
 
@@ -81,6 +82,7 @@ class Learned(Policy):
         softcap: float = 15.0,
         zero_init: bool = False,
         rates: RateRange | None = None,
+        projection_bias: bool = False,
     ) -> None:
         super().__init__()
         if not 0 < rate < 1:
@@ -92,9 +94,10 @@ class Learned(Policy):
         self.window, self.scale, self.softcap = window, scale, softcap
         self.bias = math.log(rate / (1 - rate))
         self._compiled_rounds: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self.projection = nn.Linear(width, window + 1, bias=False)
+        self.projection = nn.Linear(width, window + 1, bias=projection_bias)
         if zero_init:
-            nn.init.zeros_(self.projection.weight)
+            for parameter in self.projection.parameters():
+                nn.init.zeros_(parameter)
         if rates is not None:
             self.rates, self.bias = rates, 0.0
             self.in_keys = [*self.in_keys, keys.TARGET_RATE]
@@ -103,7 +106,7 @@ class Learned(Policy):
     def _project(self, encoding: Tensor) -> Tensor:
         """Return all W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
         weight = self.projection.weight
-        return F.linear(encoding.to(weight.dtype), weight)
+        return F.linear(encoding.to(weight.dtype), weight, self.projection.bias)
 
     def _condition_on_rate(self, observation: Observation) -> Tensor:
         """Return all W_j X_i, modulated by the target rate if the policy reads one: [.., w + 1]."""
@@ -218,6 +221,8 @@ class Learned(Policy):
         x_BD, last_Bw, noise_B, position_B, mask_B = (observation[name].detach().numpy() for name in names)
         weight_wD = weight.detach().numpy()
         projected = x_BD.astype(weight_wD.dtype, copy=False) @ weight_wD.T
+        if self.projection.bias is not None:
+            projected = projected + self.projection.bias.detach().numpy()
         logits = self._logits(projected, last_Bw.T[: self.window])
         forced_B = position_B == 0
         action_B = np.where(mask_B, logits > logit(noise_B), forced_B).astype(np.int64)

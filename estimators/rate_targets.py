@@ -3,6 +3,7 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -75,20 +76,35 @@ class LogitPressure(_RateConditioned):
     ``v(r) = rate (1 - rate) / (r (1 - r))``: among sequences with similar targets the gradient is equal, and at every
     rate it is proportional to the deviation of the logits, because ``dp = p (1 - p) dl``. It vanishes at all rates only
     if the mean probability is the target at every rate: a kernel mean of a deviation is 0 everywhere only if the
-    deviation is. Cost: O(T) elementwise. For the arguments, see ``_RateConditioned``.
+    deviation is. Cost: O(T) elementwise.
+
+    Args:
+        rate: see ``_RateConditioned``.
+        bandwidth: see ``_RateConditioned``.
+        count_forced: whether mean(p) counts the forced boundaries of each sequence's first and last symbol, too, as in
+            the authors' released code. Nothing follows a boundary at the last symbol: it has no other effect.
     """
 
     in_keys = [keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.DECISION_MASK]
+
+    def __init__(self, rate: float, bandwidth: float = 0.5, count_forced: bool = False) -> None:
+        super().__init__(rate, bandwidth)
+        self.count_forced = count_forced
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_rate``: [.., T], whose mean over the decisions is L."""
         mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_PROB].detach()
         target = tensordict.get(keys.TARGET_RATE, None)
+        counted = mask
+        if self.count_forced:
+            prob = F.pad(prob, (0, 2), value=1.0)
+            counted = F.pad(mask, (0, 2), value=True)
         if target is None:
-            excess = masked_mean(prob, mask) - self.rate
+            excess = masked_mean(prob, counted) - self.rate
         else:
+            target = target[..., :1]
             scale = self.rate * (1 - self.rate) / (target * (1 - target))
-            excess = self._mean_of_similar(scale * (prob - target), mask, target)
+            excess = self._mean_of_similar(scale * (prob - target), counted, target)
         return tensordict.set(keys.LOSS_RATE, tensordict[keys.BOUNDARY_LOGITS] * excess * mask)
 
 

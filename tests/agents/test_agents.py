@@ -42,13 +42,17 @@ def make_learned(window, spread=1.0, train=True, **options):
     """Build a policy with weights so large that neighbours matter."""
     agent = Learned(WIDTH, window=window, **options).double().train(train)
     with torch.no_grad():
-        agent.projection.weight.normal_(std=spread)
+        for parameter in agent.projection.parameters():
+            parameter.normal_(std=spread)
     return agent
 
 
 def draw_sequentially(agent, observation, noise_BT):
     """Compute the paper's equations 20-23 position by position, in Python numbers."""
     weight = agent.projection.weight.tolist()
+    bias = [0.0] * len(weight)
+    if agent.projection.bias is not None:
+        bias = agent.projection.bias.tolist()
     rate_logit = agent.bias
     actions, logits = [], []
     for b, (batch_row, noise_row) in enumerate(
@@ -56,7 +60,9 @@ def draw_sequentially(agent, observation, noise_BT):
     ):
         a, l_row = [], []
         for i, (x, u) in enumerate(zip(batch_row, noise_row, strict=True)):
-            projected = [sum(w * y for w, y in zip(row, x, strict=True)) for row in weight]
+            projected = []
+            for row, constant in zip(weight, bias, strict=True):
+                projected.append(sum(w * y for w, y in zip(row, x, strict=True)) + constant)
             raw = projected[0] + sum(projected[j] * a[i - j] for j in range(1, agent.window + 1) if i >= j)
             logit = raw / agent.scale + rate_logit
             if agent.training:
@@ -92,11 +98,12 @@ def test_compiled_rounds_change_no_draw(start):
     st.sampled_from([0.0, 1.0, 30.0, 1000.0]),
     st.booleans(),
     st.none() | st.integers(1, 3),
+    st.booleans(),
     seeds,
 )
-def test_parallel_draws_equal_sequential_draws(window, length, spread, train, samples, seed):
+def test_parallel_draws_equal_sequential_draws(window, length, spread, train, samples, bias, seed):
     torch.manual_seed(seed)
-    agent = make_learned(window, spread, train)
+    agent = make_learned(window, spread, train, projection_bias=bias)
     length_B = torch.randint(1, length + 1, (2,))
     observation = random_observation(2, length, length_B)
     noise = torch.rand(*(() if samples is None else (samples,)), 2, length, dtype=torch.float64)

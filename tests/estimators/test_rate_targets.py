@@ -226,3 +226,14 @@ def test_only_the_ratio_loss_over_the_batch_lets_sequences_differ():
 def test_the_ratio_loss_is_over_something():
     with pytest.raises(ValueError, match="over = 'tokens': expected 'batch' or 'sequence'"):
         RatioLoss(RATE, over="tokens")
+
+
+def test_logit_pressure_counts_forced_boundaries_if_asked():
+    """Two more of probability 1 in each sequence; the push on all logits stays equal."""
+    td = rollout_of(0.3, steps=12)
+    td.set(keys.BOUNDARY_PROB, torch.where(td[keys.DECISION_MASK], 0.3, 1.0).double())
+    loss = LogitPressure(RATE, count_forced=True)(td)[keys.LOSS_RATE]
+    mean = (11 * 0.3 + 2) / 13
+    torch.testing.assert_close(loss, td[keys.BOUNDARY_LOGITS] * (mean - RATE) * td[keys.DECISION_MASK])
+    same = td.set(keys.TARGET_RATE, torch.full((3, 12), RATE, dtype=torch.float64))
+    torch.testing.assert_close(LogitPressure(RATE, count_forced=True)(same)[keys.LOSS_RATE], loss)

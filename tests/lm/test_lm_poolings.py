@@ -237,8 +237,23 @@ def test_the_papers_pooling_has_no_parameters_and_others_start_as_published():
     assert not smooth.residual_proj.weight.any()
 
 
+@settings(deadline=None, max_examples=20)
+@given(masks)
+def test_deviation_adds_what_the_token_level_layers_change(mask):
+    lm, action_BT = small_lm("deviation"), forced_first(mask)
+    x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64)
+    y_BTD = lm.pooling(x_BTD, action_BT, None, lambda token, *_, **__: token * 3.0)
+    for b in range(2):
+        newest = 0
+        for t in range(LENGTH):
+            newest = t if action_BT[b, t] else newest
+            torch.testing.assert_close(y_BTD[b, t], x_BTD[b, t] + 2.0 * x_BTD[b, newest])
+
+
 def test_an_unknown_pooling_is_refused():
-    with pytest.raises(ValueError, match=r"model\.pooling = 'max': expected select .*, mean .* or smooth"):
+    with pytest.raises(
+        ValueError, match=r"model\.pooling = 'max': expected select .*, deviation .*, mean .* or smooth"
+    ):
         UNetConfig(pooling="max")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
-from tokenv.config.schema import Config, TrainConfig
+from tokenv.config.schema import Config, LossConfig, TrainConfig
 from tokenv.core import atomic, checkpoints
 from tokenv.evaluation.run_state import History
 from tokenv.training import optimizers, update
@@ -175,6 +175,26 @@ def test_schedule_is_counted_in_bytes() -> None:
     assert [learning_rate(config, b) for b in (0, 100, 200)] == [0.0, 1.0, 2.0]
     assert learning_rate(config, 600) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert learning_rate(config, 1000) == learning_rate(config, 5000) == pytest.approx(0.2)
+    released = TrainConfig(symbols=1000, warmup_symbols=200, learning_rate=2.0, initial_learning_rate=0.1)
+    assert [learning_rate(released, b) for b in (0, 100, 200)] == pytest.approx([0.2, 1.1, 2.0])
+
+
+def test_weight_decay_reaches_vectors_if_asked(tiny_settings: dict[str, Any]) -> None:
+    for decays in (False, True):
+        config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"decay_vectors": decays}})
+        parameters = build_components(config).named_parameters()
+        groups = optimizers.make_optimizer(config.train, parameters).param_groups
+        decay = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
+        assert {decay[x] for x in parameters.values() if x.dim() >= 2} == {config.train.weight_decay}
+        assert {decay[x] for x in parameters.values() if x.dim() < 2} == {config.train.weight_decay * decays}
+
+
+def test_the_likelihoods_weight_scales_its_loss_alone() -> None:
+    losses = {
+        name: torch.tensor(value) for name, value in (("lm", 2.0), ("early", 3.0), ("policy", 5.0), ("rate", 7.0))
+    }
+    weights = LossConfig(likelihood=0.9, early=0.1, policy=0.01, rate=0.02)
+    assert update.total_loss(losses, weights).item() == pytest.approx(0.9 * 2 + 0.1 * 3 + 0.01 * 5 + 0.02 * 7)
 
 
 @pytest.mark.parametrize("warmup", [1000, 1001, 10**9])

@@ -20,7 +20,7 @@ from tokenv.config.hardware import (
 )
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling, check_causal, check_compatible, check_scores
+from tokenv.core.contracts import RELAXED_POOLINGS, Sampling, check_causal, check_compatible, check_scores
 from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
@@ -87,7 +87,7 @@ class Components:
         """Passes of one update."""
         sampling = self.sampling
         learning = 1 if sampling.reward_only else sampling.samples
-        all_tokens = sampling.relax is not None and self.lm.config.pooling == "select"
+        all_tokens = sampling.relax is not None and self.lm.config.pooling in RELAXED_POOLINGS
         if self.frozen and sampling.relax is None:  # gradients reach the model through relaxed boundaries only
             learning = 0
         return Passes(

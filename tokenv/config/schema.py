@@ -60,9 +60,11 @@ PEER_NAMES = bounds(
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the losses beside the language model's own (paper, eq. 27).
+    """Weights of the losses (paper, eq. 27).
 
     Args:
+        likelihood: weight of the language model's own loss. The authors' released code has 0.9 beside an early exit
+            of 0.1.
         policy: weight of the policy loss.
         rate: weight of the rate target's loss.
         early: weight of the early exit's cross-entropy; null for 0.1 if the estimator or the agent reads the early
@@ -71,6 +73,7 @@ class LossConfig:
             loss is the language model's own.
     """
 
+    likelihood: float = field(default=1.0, metadata=LOSS_WEIGHT)
     policy: float = field(default=0.01, metadata=LOSS_WEIGHT)
     rate: float = field(default=0.01, metadata=LOSS_WEIGHT)
     early: float | None = field(default=None, metadata=LOSS_WEIGHT)
@@ -131,10 +134,12 @@ class TrainConfig:
         agent_learning_rate: peak for agent and estimator, with the same schedule; null for ``learning_rate``.
         warmup_symbols: symbols of the linear warm-up, which a cosine to ``final_learning_rate`` follows. If it is not
             less than ``symbols``, the warm-up is a tenth of ``symbols``, so that a shorter run needs no other key.
+        initial_learning_rate: start of the warm-up, as a fraction of the peak.
         final_learning_rate: end of the schedule, as a fraction of the peak.
         beta1: first beta of AdamW; momentum of Muon.
         beta2: second beta of AdamW.
         weight_decay: weight decay of the matrices, with both optimizers.
+        decay_vectors: whether norms and biases have the weight decay, too, as torch's AdamW has it by default.
         max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
         shrink: whether the training of a model with ``model.linear_path`` ends by multiplying what the model adds to
             the linear map by a factor from 0 to 1, with which the squared error on validation windows is smallest
@@ -149,10 +154,12 @@ class TrainConfig:
     embedding_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
     agent_learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
     warmup_symbols: int = field(default=400_000, metadata=NOT_NEGATIVE)
+    initial_learning_rate: float = field(default=0.0, metadata=FRACTION)
     final_learning_rate: float = field(default=0.0, metadata=FRACTION)
     beta1: float = field(default=0.9, metadata=DECAY)
     beta2: float = field(default=0.999, metadata=DECAY)
     weight_decay: float = field(default=0.01, metadata=NOT_NEGATIVE)
+    decay_vectors: bool = False
     max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM)
     shrink: bool = False
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tokenv.core.rates import RateRange
 
+RELAXED_POOLINGS = ("select", "deviation")  # values of ``model.pooling`` with relaxed passes
+
 
 class NoiseCoupler(Protocol):
     """Hook which makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
@@ -151,8 +153,9 @@ def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -
         )
     if estimator.sampling.propose is not None:
         check_scores(agent, "this estimator draws boundaries in the agent's place")
-    if estimator.sampling.relaxations is not None and pooling != "select":
-        raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need 'select'")
+    if estimator.sampling.relaxations is not None and pooling not in RELAXED_POOLINGS:
+        expected = " or ".join(RELAXED_POOLINGS)
+        raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need {expected}")
 
 
 def check_scores(agent: BoundaryAgent, why: str) -> None:

@@ -1,7 +1,7 @@
 """Chunking: how bytes become tokens, and how tokens come back to bytes.
 
-``SelectChunking`` is the paper's (eq. 7-9), ``MeanChunking`` that of dynamic token pooling, ``EMASmoothing`` H-Net's.
-Each has a stepper, which computes the same one byte at a time.
+``SelectChunking`` is the paper's (eq. 7-9), ``DeviationChunking`` a variant of it, ``MeanChunking`` that of dynamic
+token pooling, ``EMASmoothing`` H-Net's. Each has a stepper, which computes the same one byte at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -166,6 +166,50 @@ class _NewestTokenStepper(Stepper):
         boundary_B1 = boundary_B[:, None]
         self.newest_BD = torch.where(boundary_B1, token_BD, self.newest_BD)
         return x_BD + self.newest_BD
+
+
+class DeviationChunking(SelectChunking):
+    """As ``SelectChunking``, but a byte adds what the token-level layers change of its token.
+
+    ``Y_t = X_t + Y'_k - X'_k`` with X'_k the byte vector at the boundary: layers which change nothing leave no trace of
+    the token. The independent policy of the code which the authors of arXiv 2602.13940 released has this form; their
+    sequential policy adds ``Y'_k``.
+    """
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        action_BT: Tensor,
+        boundary_BT: Tensor | None,
+        apply_token_layers: TokenLayers,
+        multiple: int = 1,
+    ) -> Tensor:
+        """Return Y; see ``Chunking``."""
+
+        def change(
+            token_BMD: Tensor,
+            position_BM: Tensor,
+            gate_BM: Tensor | None = None,
+            segments: Segments | None = None,
+        ) -> Tensor:
+            return apply_token_layers(token_BMD, position_BM, gate_BM, segments) - token_BMD
+
+        return super().forward(x_BTD, action_BT, boundary_BT, change, multiple)
+
+    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
+        """Return a state which holds the change of the newest token."""
+        return _ChangeStepper(batch, self.width, device, dtype)
+
+
+class _ChangeStepper(_NewestTokenStepper):
+    def read(
+        self,
+        x_BD: Tensor,
+        token_BD: Tensor,
+        boundary_B: Tensor,
+        prob_B: Tensor | None,
+    ) -> Tensor:
+        return super().read(x_BD, token_BD - x_BD, boundary_B, prob_B)
 
 
 def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int) -> Tensor:

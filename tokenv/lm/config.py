@@ -6,8 +6,11 @@ from tokenv.core.errors import COUNT, POSITIVE, UserError, at_least, bounds, che
 
 MAX_LAYERS = 1000
 LAYERS = bounds(f"1 to {MAX_LAYERS:,} layers", lambda value: 1 <= value <= MAX_LAYERS)
-POOLINGS = ("select", "mean", "smooth")
-POOLING = bounds("select (the paper's), mean (Nawrot's) or smooth (H-Net's)", lambda name: name in POOLINGS)
+POOLINGS = ("select", "deviation", "mean", "smooth")
+POOLING = bounds(
+    "select (the paper's), deviation (its authors' other one), mean (Nawrot's) or smooth (H-Net's)",
+    lambda name: name in POOLINGS,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class UNetConfig:
         attention_softcap: attention scores s become ``cap * tanh(s / cap)`` (Gemma 2's value).
         output_softcap: the same for the output logits (Gemma 2's value).
         rope_base: base of the rotary frequencies.
-        pooling: chunking of bytes to tokens and back: ``select`` (the paper's), ``mean`` (Nawrot et al. 2023) or
-            ``smooth`` (H-Net, Hwang et al. 2025).
+        pooling: chunking of bytes to tokens and back: ``select`` (the paper's), ``deviation`` (the same, but
+            adding only what the token-level layers change of a token), ``mean`` (Nawrot et al. 2023) or ``smooth``
+            (H-Net, Hwang et al. 2025).
         horizon: symbols H which a direct head predicts at once from every position, besides the next one; 0 for no
             such head.
         direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from

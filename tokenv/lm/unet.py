@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
-from tokenv.lm.chunking import Chunking, EMASmoothing, MeanChunking, SelectChunking
+from tokenv.lm.chunking import Chunking, DeviationChunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.codecs.series import SeriesCodec, predict_linear
 from tokenv.lm.config import UNetConfig
@@ -113,7 +113,12 @@ class Encoder(nn.Module):
         return x_BND
 
 
-_POOLINGS: dict[str, type[Chunking]] = {"select": SelectChunking, "mean": MeanChunking, "smooth": EMASmoothing}
+_POOLINGS: dict[str, type[Chunking]] = {
+    "select": SelectChunking,
+    "deviation": DeviationChunking,
+    "mean": MeanChunking,
+    "smooth": EMASmoothing,
+}
 
 
 class UNet(Encoder):

@@ -45,10 +45,14 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
     """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct if present.
 
+    L_auto has a weight, too, which the paper has not.
+
     An early exit of weight 0 is left out, so that no gradient is computed for it.
     """
     weight = {name: weights.weight(name) for name in losses if name != "lm"}
-    return losses["lm"] + sum(weight[name] * losses[name] for name in weight if name != "early" or weight[name])
+    return weights.likelihood * losses["lm"] + sum(
+        weight[name] * losses[name] for name in weight if name != "early" or weight[name]
+    )
 
 
 def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:

@@ -31,14 +31,15 @@ def learning_rate(config: TrainConfig, symbols: int) -> float:
         symbols: training symbols, those of the coming update included.
     """
     if symbols < config.warmup:
-        return config.learning_rate * symbols / config.warmup
+        low = config.initial_learning_rate
+        return config.learning_rate * (low * (config.warmup - symbols) + symbols) / config.warmup
     progress = min((symbols - config.warmup) / (config.symbols - config.warmup), 1.0)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Build the optimizer which ``train.optimizer`` names, with weight decay on matrices only.
+    """Build the optimizer which ``train.optimizer`` names, with weight decay on matrices, or on all parameters.
 
     The key ``lr_scale`` of a parameter group is its learning rate relative to the model's, ``matrices`` the number of
     matrices in each of its parameters which Muon optimizes.
@@ -46,7 +47,9 @@ def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter
     groups: dict[tuple[float, float, int, bool], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         lr_scale = _peak_learning_rate(config, name) / config.learning_rate
-        decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+        decay = 0.0
+        if parameter.dim() >= 2 or config.decay_vectors:
+            decay = config.weight_decay
         matrices = _muon_matrices(config, name, parameter)
         options = {"lr": lr_scale * config.learning_rate, "weight_decay": decay}
         group = groups.setdefault(
