@@ -79,7 +79,7 @@ def list_tasks(scratch: Path, books: list[str], small: bool) -> list[Task]:
     tests = ["pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     return [
         Task("`pytest -m gpu`", 8, tests),
-        bench("fineweb-147m", "train.batch_size=32"),
+        bench("paper-147m", "train.batch_size=32"),
         bench("aspect-4"),
         bench("aspect-4", "hardware.small_flex_blocks=True"),
         Task(f"`tokenv {' '.join(compare[1:])}`", 30, [*compare, f"store={scratch / 'compare'}"]),

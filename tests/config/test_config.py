@@ -16,7 +16,7 @@ from tokenv.config.files import config_path, load_yaml, named_configs, resolve
 from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config, ImitationConfig
 from tokenv.core.errors import UserError
 
-SIZES = {"fineweb-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
+SIZES = {"paper-147m": 147e6, "released-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
 
 
 RUNS = [name for name, path in named_configs().items() if "methods" not in load_yaml(path)]
@@ -33,8 +33,24 @@ def test_every_named_config_is_complete_and_can_be_built(name: str) -> None:
         assert given >= set(Config().as_dict()) - {"hardware", "codec"}, "a named configuration says all it depends on"
 
 
+# Millions of parameters of the released sizes; their names are those of the authors, who call two of them otherwise.
+RELEASED = {"18M": 18, "20M": 18, "32M": 32, "40M": 40, "73M": 73, "90M": 90, "130M": 130, "147M": 147, "346M": 365}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_sizes_have_the_parameters_of_their_names(name: str) -> None:
+    sizes = load_yaml(config_path("released-sizes"))
+    assert set(sizes["methods"]) == set(RELEASED)
+    config = resolve([sizes["base"]], sizes["methods"][name])
+    lm = build_components(config, torch.device("meta")).lm
+    parameters = sum(parameter.numel() for parameter in lm.parameters())
+    assert parameters / 1e6 == pytest.approx(RELEASED[name], abs=1)
+    assert config.data.seq_len * config.train.batch_size * config.train.gradient_accumulation_steps >= 32 * 4096
+    assert config.train.warmup == config.train.warmup_symbols
+
+
 def test_expected_names_exist() -> None:
-    expected = {"quick", "fineweb-147m", "codeparrot-90m", "aspect-2", "aspect-4", "aspect-6", "bench-d256"}
+    expected = {"quick", "paper-147m", "codeparrot-90m", "aspect-2", "aspect-4", "aspect-6", "bench-d256"}
     assert expected <= set(named_configs())
 
 
