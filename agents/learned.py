@@ -62,7 +62,8 @@ class Learned(Policy):
         rate: target boundary rate; probabilities start near it.
         window: earlier boundaries w >= 0 which a decision reads.
         scale: divisor of the raw logits (16 in the paper).
-        softcap: bound of the training logits; the paper gives no value.
+        softcap: bound of the training logits: 6 in the authors' released code, so that probabilities in training stay
+            between 0.0025 and 0.9975; the paper gives no value.
         projection_bias: whether the projections have a bias, as in the authors' released code; the paper has none.
         zero_init: whether probabilities start exactly at the rate, instead of near it.
         rates: range of the target rates, which then replace ``rate``.
@@ -79,7 +80,7 @@ class Learned(Policy):
         rate: float = 0.2,
         window: int = 8,
         scale: float = 16.0,
-        softcap: float = 15.0,
+        softcap: float = 6.0,
         zero_init: bool = False,
         rates: RateRange | None = None,
         projection_bias: bool = False,

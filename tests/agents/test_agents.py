@@ -271,9 +271,12 @@ def test_logits_are_capped_in_training_only():
 def test_probabilities_start_near_the_rate(rate):
     agent = Learned(128, rate=rate)
     encoding = torch.nn.functional.normalize(torch.randn(8, 200, 128), dim=-1) * 128**0.5
-    prob = agent.draw(observe(encoding), torch.rand(8, 200))[keys.BOUNDARY_PROB][:, 1:]
-    assert prob.mean().item() == pytest.approx(rate, rel=0.05)
-    assert prob.std() < 0.1
+    capped = 1 / (1 + math.exp(-6 * math.tanh(math.log(rate / (1 - rate)) / 6)))  # in training: 0.109 for 0.1
+    for train, expected in ((True, capped), (False, rate)):
+        drawn = agent.train(train).draw(observe(encoding), torch.rand(8, 200))
+        prob = drawn[keys.BOUNDARY_PROB][:, 1:]
+        assert prob.mean().item() == pytest.approx(expected, rel=0.05)
+        assert prob.std() < 0.1
 
 
 def test_torchrls_exploration_type_chooses_between_draw_and_mode():
