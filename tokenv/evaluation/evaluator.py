@@ -22,6 +22,7 @@ from tokenv.env.rollout import observe, rollout
 from tokenv.evaluation.run_state import Evaluation
 from tokenv.lm.codecs.base import Codec
 
+MIN_CONTEXT = 63  # predicted symbols of a sequence below which it has no in-context score
 SYMBOLS_PER_PASS = 8192  # symbols of one forward pass where no batch size is set
 
 
@@ -291,21 +292,52 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model on held-out sequences; the arguments are those of ``evaluate_sequences``."""
     options = replace(options, imitation=True)
-    scores = evaluate_sequences(components, batch, options, measure=_imitation_bits, group=group, shard=shard)
+    codec = components.lm.codec
+
+    def measure(td: TensorDictBase) -> dict[str, Tensor]:
+        return _imitation_bits(td) | _in_context_scores(td, codec)
+
+    scores = evaluate_sequences(components, batch, options, measure=measure, group=group, shard=shard)
     matches: dict[str, float] = {}
     if batch.gold_BN is not None:
         gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
         matches = boundary_scores(scores.action_BT[:, 1:].bool(), gold_BT[:, 1:], options.tolerance)
     return Evaluation(
-        unit=components.lm.codec.unit,
+        unit=codec.unit,
         loss=scores.loss,
         standard_error=clustered_standard_error(scores.loss_B, batch.document_B),
         loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
         boundary_rate=scores.boundary_rate,
         entropy=scores.entropy_B.mean().item(),
-        imitation_bits=scores.extra["imitation_bits_B"].mean().item() if scores.extra else None,
+        imitation_bits=_mean_if_measured(scores, "imitation_bits_B"),
+        in_context_score=_mean_if_measured(scores, "in_context_score_B"),
         **matches,
     )
+
+
+def _mean_if_measured(scores: SequenceScores, name: str) -> float | None:
+    values_B = scores.extra.get(name)
+    return None if values_B is None else values_B.mean().item()
+
+
+def in_context_scores(loss_BT: Tensor) -> Tensor:
+    """Return how much lower the loss is late in each sequence than early: [B, T] -> [B].
+
+    Mean over 32 symbols from 7/128 of the sequence's length on, less that from 63/128 on: from 224 and 2016 of 4096, as
+    the authors of arXiv 2602.13940 log it with the opposite sign (after Olsson et al. 2022, arXiv 2209.11895). In
+    sequences below 256 symbols the means are over an eighth of them.
+    """
+    length = loss_BT.shape[-1] + 1
+    early, late, count = 7 * length // 128, 63 * length // 128, min(32, length // 8)
+    return loss_BT[:, early : early + count].mean(-1) - loss_BT[:, late : late + count].mean(-1)
+
+
+def _in_context_scores(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
+    """Return the scores in the codec's unit, float64 [B]; nothing if symbols are not predicted one by one, or few."""
+    if codec.loss_mask(td["next", keys.SYMBOL]) is not None or td.shape[-1] < MIN_CONTEXT:
+        return {}
+    loss_BT = -td[keys.LOG_LIKELIHOOD].double() / codec.nats_per_unit
+    return {"in_context_score_B": in_context_scores(loss_BT).cpu()}
 
 
 def _imitation_bits(td: TensorDictBase) -> dict[str, Tensor]:

@@ -41,6 +41,8 @@ class Evaluation:
         entropy: entropy of the policy, in nats per decision.
         imitation_bits: bits per symbol which the boundaries of the teacher cost if the policy predicts them from the
             past: an upper bound on what a teacher which reads ahead tells of later symbols; None without a teacher.
+        in_context_score: loss early in a sequence less loss late (``tokenv.evaluation.evaluator.in_context_scores``);
+            None for short sequences and series.
         boundary_f1: F1 of the drawn boundaries against the true ones; None if the corpus does not know these.
         boundary_precision: share of drawn boundaries which are true.
         boundary_recall: share of true boundaries which are drawn.
@@ -53,6 +55,7 @@ class Evaluation:
     boundary_rate: float
     entropy: float
     imitation_bits: float | None = None
+    in_context_score: float | None = None
     boundary_f1: float | None = None
     boundary_precision: float | None = None
     boundary_recall: float | None = None
