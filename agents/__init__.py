@@ -15,14 +15,14 @@ CLASSES = {
 
 AGENTS = {  # agents by name
     "learned": "tokenv.agents.learned:Learned",
-    "strict": "tokenv.agents.exact_count:ExactCount",
+    "exact_count": "tokenv.agents.exact_count:ExactCount",
     "conditional": "tokenv.agents.exact_count:ConditionalBernoulli",
     "nawrot": "tokenv.agents.boundary_predictors:Nawrot",
     "hnet": "tokenv.agents.boundary_predictors:HNet",
     "uniform": "tokenv.agents.fixed:Uniform",
     "random": "tokenv.agents.fixed:Random",
-    "mixed": "tokenv.agents.fixed:RandomRate",
-    "never": "tokenv.agents.fixed:NoBoundaries",
+    "random_rate": "tokenv.agents.fixed:RandomRate",
+    "no_boundaries": "tokenv.agents.fixed:NoBoundaries",
     "whitespace": "tokenv.agents.heuristic:Whitespace",
     "entropy": "tokenv.agents.heuristic:Entropy",
     "events": "tokenv.agents.heuristic:Events",

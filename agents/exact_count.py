@@ -1,6 +1,6 @@
 """Policies which draw an exact number of boundaries in every sequence.
 
-``ExactCount`` (the agent ``strict``) draws while the sequence is read: it tilts the learned policy by how many
+``ExactCount`` (the agent ``exact_count``) draws while the sequence is read: it tilts the learned policy by how many
 boundaries are left. ``ConditionalBernoulli`` (the agent ``conditional``) draws for a history which is known:
 independent decisions with odds ``w_i = exp(l_i)``, given that k of them are 1 (Chen & Liu 1997, Statistica Sinica 7,
 875-892; Chen, Dempster & Liu 1994). It is computed from sums over all subsets of a suffix,
@@ -129,7 +129,7 @@ class ExactCount(Learned):
         """
         with torch.no_grad():
             dist = self._distribution_given(self._condition_on_rate(observation), action, observation)
-        check_exact_count(dist, action, "strict", self.count if self.rates is None else "the requested number of")
+        check_exact_count(dist, action, "exact_count", self.count if self.rates is None else "the requested number of")
         return super().score(observation, action)
 
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
@@ -314,7 +314,7 @@ class ConditionalBernoulli(Policy):
         """
         raise ValueError(
             "agent.name=conditional decides by the whole history, of which an observation holds one symbol: roll out "
-            "in one pass, or choose another agent, such as strict, to step with"
+            "in one pass, or choose another agent, such as exact_count, to step with"
         )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

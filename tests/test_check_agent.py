@@ -23,7 +23,7 @@ def test_every_agent_passes(name):
     check_agent(name)
 
 
-@pytest.mark.parametrize("name", ["learned", "strict", "uniform", "random"])
+@pytest.mark.parametrize("name", ["learned", "exact_count", "uniform", "random"])
 def test_so_does_every_agent_that_is_told_its_rate(name):
     check_agent(name, rates=RateRange(0.3, 0.6))
 

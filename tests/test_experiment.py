@@ -78,7 +78,11 @@ def test_an_observer_of_ones_own_hears_of_everything(tiny_words: list[str]) -> N
 @pytest.mark.parametrize("command", ["evaluate", "segment", "generate"])
 def test_every_command_is_an_experiment(command: str, tiny_words: list[str]) -> None:
     experiment("train", *tiny_words, store="runs").run()
-    words = {"evaluate": ["sequences=4"], "segment": ["text=abc", "out=null"], "generate": ["text=abc", "max_new=2"]}
+    words = {
+        "evaluate": ["sequences=4"],
+        "segment": ["text=abc", "out=null"],
+        "generate": ["text=abc", "max_new_tokens=2"],
+    }
     mine, ex = Mine(), experiment(command, "run=runs/1", *words[command])
     ex.observers.append(mine)
     ex.run()

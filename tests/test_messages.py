@@ -100,8 +100,8 @@ def said(monkeypatch, capsys):
         ("generate with run=run text=a temperature=nan", "temperature = 'nan': expected a"),
         ("generate with run=run text=a temperature=-1", "temperature = -1.0: expected 0"),
         ("generate with run=run text=a top_p=2", "top_p = 2.0: expected a number in (0, 1]"),
-        ("generate with run=run text=a max_new=0", "max_new = 0: expected a whole number of at least 1"),
-        ("generate with run=run text=a max_new=1e12", "writing 1,000,000,000,001 symbols would need at least"),
+        ("generate with run=run text=a max_new_tokens=0", "max_new_tokens = 0: expected a whole number of at least 1"),
+        ("generate with run=run text=a max_new_tokens=1e12", "writing 1,000,000,000,001 symbols would need at least"),
         ("generate with run=run text=", "the text is empty"),
         ("train with quick -l zzz", "--loglevel 'zzz': expected 0 to 50"),
         ("train with quick -b x", "--beat-interval 'x': expected a positive number"),
@@ -140,7 +140,9 @@ def test_a_text_is_read_from_standard_input_and_from_packed_files(place, monkeyp
 
 def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, caplog):  # noqa: F811
     monkeypatch.chdir(place)
-    monkeypatch.setattr(cli.sys, "argv", ["tokenv", "generate", "with", "run=run", "text=\x1b[31mred", "max_new=2"])
+    monkeypatch.setattr(
+        cli.sys, "argv", ["tokenv", "generate", "with", "run=run", "text=\x1b[31mred", "max_new_tokens=2"]
+    )
     cli.main()
     shown = capsys.readouterr()
     assert "\x1b[31m" not in shown.out + shown.err

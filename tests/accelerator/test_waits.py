@@ -24,7 +24,7 @@ LEARNED = {"agent": {"name": "learned", "window": 0}}
 CASES: dict[str, dict[str, Any]] = {name: {"agent": {"name": name}} for name in registry.AGENTS}
 CASES |= {name: LEARNED | {"estimator": {"name": name}} for name in registry.ESTIMATORS if name != "path"}
 CASES |= {
-    "strict": {"agent": {"name": "strict", "window": 1}, "estimator": {"name": "rloo"}},
+    "exact_count": {"agent": {"name": "exact_count", "window": 1}, "estimator": {"name": "rloo"}},
     "events": SERIES | {"agent": {"name": "events"}},
     "conditional": PATCHES | {"agent": {"name": "conditional"}, "estimator": {"name": "reinpatch"}},
     "nawrot": {"agent": {"name": "nawrot"}, "estimator": {"name": "gumbel"}, "rate_target": {"name": "binomial"}},

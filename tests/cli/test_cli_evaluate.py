@@ -27,13 +27,13 @@ def test_evaluate_and_generate(trained: Path, capsys: pytest.CaptureFixture[str]
         run_command("evaluate", ["with", f"run={trained}", "data.sorce=other.txt"])
     with pytest.raises(ValueError, match="a corpus of text has no test side"):
         run_command("evaluate", ["with", f"run={trained}", "split=test"])
-    wanted = ["with", f"run={trained}", "text=ab", "max_new=5", "temperature=0", "json=written.json"]
+    wanted = ["with", f"run={trained}", "text=ab", "max_new_tokens=5", "temperature=0", "json=written.json"]
     written = run_command("generate", wanted)
     assert "".join(token["text"] for token in json.loads(Path("written.json").read_text())["tokens"]).startswith("ab")
     assert written.startswith("ab")
     assert len(written.encode()) >= 7
     with pytest.raises(ValueError, match=r"writing 1,000,000,000,002 symbols would need at least .* GiB of memory"):
-        run_command("generate", ["with", f"run={trained}", "text=ab", "max_new=1e12"])
+        run_command("generate", ["with", f"run={trained}", "text=ab", "max_new_tokens=1e12"])
 
 
 def test_evaluate_at_the_exact_rate(trained: Path) -> None:

@@ -47,7 +47,9 @@ def test_an_agent_that_does_not_learn_has_no_estimator(
     assert "agent uniform, which does not learn, rate 0.2" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("line", [["generate", "max_new=20"], ["segment", "out=null"], ["evaluate", "sequences=4"]])
+@pytest.mark.parametrize(
+    "line", [["generate", "max_new_tokens=20"], ["segment", "out=null"], ["evaluate", "sequences=4"]]
+)
 def test_nothing_is_printed_twice(line: list[str], trained: Path) -> None:
     """Nor is Sacred's own log, which goes to the stderr of a process."""
     words = ["text=a_word_that_is_seen"] if line[0] != "evaluate" else []
@@ -62,7 +64,7 @@ def test_nothing_is_printed_twice(line: list[str], trained: Path) -> None:
 
 
 def test_sacreds_own_log_is_printed_on_request(trained: Path) -> None:
-    words = ["generate", "with", f"run={trained}", "text=a", "max_new=2", "-l", "INFO"]
+    words = ["generate", "with", f"run={trained}", "text=a", "max_new_tokens=2", "-l", "INFO"]
     command = [sys.executable, "-m", "tokenv", *words]
     done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     assert "Completed after" in done.stderr

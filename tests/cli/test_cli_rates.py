@@ -46,12 +46,12 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     budget = f"flops={told[1]['flops']}"
     (met,) = run_command("evaluate", ["with", f"run={ranged}", *FEW, budget, "out=null"])["points"]
     assert met["target_rate"] == pytest.approx(told[1]["boundary_rate"])
-    assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=20", budget]).startswith("ab")
+    assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=20", budget]).startswith("ab")
     run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
     assert capsys.readouterr().err == ""
     check_budgets(ranged)
     assert "warning: rate = 0.057971 is outside the range" in capsys.readouterr().err
-    run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new=2", "rate=0.05"])
+    run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=2", "rate=0.05"])
     assert "warning: rate = 0.05 is outside the range that this run was trained for" in capsys.readouterr().err
     assert run_command("evaluate", ["with", f"run={ranged}", *FEW, "calibrate=True"]).keys() == {
         *("sampled", "thresholded", "calibrated")

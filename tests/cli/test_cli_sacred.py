@@ -200,7 +200,7 @@ def test_half_a_character_is_one_message(word: str) -> None:
 
 def test_bytes_that_were_typed_and_are_no_utf8_are_read(trained: Path) -> None:
     assert run_command("segment", ["with", f"run={trained}", "text=a\udcff", "out=null"])["characters"] == 2
-    run_command("generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new=2"])
+    run_command("generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new_tokens=2"])
 
 
 def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(

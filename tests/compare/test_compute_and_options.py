@@ -120,7 +120,7 @@ def test_complete_options_are_those_with_which_a_class_is_built(name: str) -> No
         ({"estimator": {"name": "rloo", "gamma": 0.9}}, None),
         ({"estimator": {"name": "rloo", "gamma": 1.0}}, None),  # chosen
         ({"agent": {"name": "uniform"}}, None),  # it has none of the options
-        ({"agent": {"name": "strict"}}, "agent strict gives up window=1 of the base (strict's own: 8)"),
+        ({"agent": {"name": "exact_count"}}, "agent exact_count gives up window=1 of the base (exact_count's own: 8)"),
     ],
 )
 def test_what_naming_another_class_gives_up(changes: dict[str, Any], sentence: str | None) -> None:

@@ -56,7 +56,7 @@ def test_joint_bits_add_the_boundaries_by_the_best_policy_which_imitates_them() 
     assert math.isnan(a_comparison([bpe, uniform, *others]).joint_loss(bpe).loss)
 
 
-@pytest.mark.parametrize("agent", ["hnet", "strict", "uniform"])
+@pytest.mark.parametrize("agent", ["hnet", "exact_count", "uniform"])
 def test_no_joint_bits_by_an_agent_without_a_law_or_with_a_fixed_count(agent: str) -> None:
     """H-Net's log-probabilities are 0: by them, BPE's boundaries would cost nothing."""
     bpe, causal, lawless = a_bpe(), a_student("causal", 0.125), a_student("lawless", 0.0)

@@ -42,7 +42,7 @@ def options(settings, **values):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
-    of = options(tiny_settings, equal_compute=True)
+    of = options(tiny_settings, equal_decoder_passes=True)
     plain, equal = options(tiny_settings).make_task(method, 0).config, of.make_task(method, 0).config
     passes = build_components(equal, torch.device("meta"), read_files=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
@@ -191,13 +191,13 @@ def place(tiny_settings, tmp_path, monkeypatch):
         "calibrate": True,
         "bpe_vocabulary": 260,
         "passages": 1,
-        "pretrain": {"agent": {"name": "mixed"}},
+        "pretrain": {"agent": {"name": "random_rate"}},
         "protocols": {
             "both learn": {"common": {"validation": {"calibrate": True}}},
             "policy alone": {
                 "skip": "uniform",
                 "common": {"freeze_lm": True, "agent": {"zero_init": True}},
-                "equal_compute": True,
+                "equal_decoder_passes": True,
                 "tune": {"train.agent_learning_rate": [0.001, 0.1]},
             },
         },
@@ -288,7 +288,7 @@ def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
 def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     """As long, as seeded and with the same agent; all others share one."""
     methods = METHODS | {"wide": {"model": {"window": 16}, "agent": {"name": "uniform"}}}
-    of = options(tiny_settings, methods=methods, pretrain={"agent": {"name": "mixed"}})
+    of = options(tiny_settings, methods=methods, pretrain={"agent": {"name": "random_rate"}})
     found = {method: task.config for method, task in of.make_pretraining_tasks().items()}
     assert found.keys() == methods.keys()
     plain, wide = found["uniform"], found.pop("wide")

@@ -155,15 +155,16 @@ def test_messages_for_wrong_files(tmp_path: Path) -> None:
         ({"agent": {"name": "hnet"}, "model": {"pooling": "mean"}}, r"expected model.pooling=smooth"),
         ({"rate_target": {"name": "pressure"}}, r"rate_target.name = 'pressure' is unknown"),
         (
-            {"agent": {"name": "strict"}, "imitation": {"teacher": {"name": "whitespace"}}},
-            r"imitation.teacher with agent.name = 'strict', and to an agent ExactCount any other number .* impossible",
+            {"agent": {"name": "exact_count"}, "imitation": {"teacher": {"name": "whitespace"}}},
+            r"imitation.teacher with agent.name = 'exact_count', and to an agent ExactCount any other number .*"
+            r" impossible",
         ),
         (
             {"agent": {"name": "hnet"}, "model": {"pooling": "smooth"}, "imitation": {"teacher": {"name": "entropy"}}},
             r"imitation.teacher with agent.name = 'hnet', and an agent HNet draws from no distribution",
         ),
         (
-            {"agent": {"name": "strict"}, "estimator": {"name": "off_policy"}},
+            {"agent": {"name": "exact_count"}, "estimator": {"name": "off_policy"}},
             r"draws boundaries in the agent's place, and to an agent ExactCount",
         ),
     ],
@@ -237,7 +238,9 @@ def test_roles_of_keys() -> None:
     assert every - set(SETTINGS) == {"checkpoint", "hardware", "seed"}
 
 
-@pytest.mark.parametrize("name", ["learned", "strict", "nawrot", "hnet", "uniform", "random", "entropy", "whitespace"])
+@pytest.mark.parametrize(
+    "name", ["learned", "exact_count", "nawrot", "hnet", "uniform", "random", "entropy", "whitespace"]
+)
 def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None:
     pooling = {"nawrot": "mean", "hnet": "smooth"}.get(name, "select")
     config = resolve([], {"agent": {"name": name}, "model": {"pooling": pooling}})

@@ -79,7 +79,7 @@ def agents(length):
         "uniform, rounding at random": Uniform(0.37, length, rounding="random"),
         "random, rounding at random": Random(0.37, length, rounding="random"),
         "scripted": Scripted(),
-        "strict, w = 2": ExactCount(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
+        "exact_count, w = 2": ExactCount(WIDTH, length, rate=0.4, window=2, scale=1.0).double(),
         "nawrot": Nawrot(WIDTH).double(),
         "hnet": HNet(WIDTH).double(),
         "whitespace": Whitespace(),

@@ -162,7 +162,7 @@ def test_the_rates_leave_the_noise_alone(tiny_lm, symbol_BN):
     assert torch.equal(*noises)
 
 
-@pytest.mark.parametrize("name", ["learned, w = 3", "strict, w = 2"])
+@pytest.mark.parametrize("name", ["learned, w = 3", "exact_count, w = 2"])
 def test_scored_again_a_rollout_stays_what_it_was(tiny_lm, symbol_BN, name):
     agent = rate_conditioned_agents(WIDTH, LENGTH)[name]
     td = rollout(tiny_lm, agent, symbol_BN, Sampling(num_samples=2)).detach()
@@ -195,7 +195,7 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
 
 def test_strict_counts_are_each_sequences_own(tiny_lm):
     symbol_BN, rate_B = torch.randint(256, (4, LENGTH)), torch.tensor([0.1, 0.29, 0.5, 0.6])
-    for name in ("strict, w = 2", "uniform", "random"):
+    for name in ("exact_count, w = 2", "uniform", "random"):
         td = rollout(tiny_lm, rate_conditioned_agents(WIDTH, LENGTH)[name], symbol_BN, rate=rate_B)
         assert td[keys.ACTION].sum(-1).tolist() == [1, 4, 7, 8], name
 

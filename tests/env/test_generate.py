@@ -160,11 +160,11 @@ def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind,
     ),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     samples=st.integers(1, 2),
-    max_new=st.integers(1, 12),
+    max_new_tokens=st.integers(1, 12),
     steps=st.sampled_from([1, 4, 32]),
     stopped=st.booleans(),
 )
-def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, max_new, steps, stopped):
+def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, max_new_tokens, steps, stopped):
     torch.manual_seed(1)
     size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4)
     lm = UNet(size, SeriesCodec(16, 1) if kind == "series" else None).double().eval()
@@ -189,13 +189,15 @@ def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, m
     prompts = [row[:length] for row, length in zip(whole, lengths, strict=True)]
     options = {"samples": samples, "temperature": 0.9, "top_p": 0.9}
     if stopped and kind != "series":
-        first = generate(lm, agent, prompts[0][None], max_new, generator=seeded(), **options)
+        first = generate(lm, agent, prompts[0][None], max_new_tokens, generator=seeded(), **options)
         options["stop"] = first.symbol_BN[0, -1:].tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "NOISE_STEPS", steps)
-        together = generate(lm, agent, prompts, max_new, generator=list(map(seeded, range(len(prompts)))), **options)
+        together = generate(
+            lm, agent, prompts, max_new_tokens, generator=list(map(seeded, range(len(prompts)))), **options
+        )
     for b, prompt in enumerate(prompts):
-        alone = generate(lm, agent, prompt[None], max_new, generator=seeded(b), **options)
+        alone = generate(lm, agent, prompt[None], max_new_tokens, generator=seeded(b), **options)
         for row, expected in enumerate(alone.length_B.tolist(), b * samples):
             assert together.length_B[row] == expected
             for got, one in zip(together[:3], alone[:3], strict=True):
@@ -243,19 +245,19 @@ def test_generators_must_fit_the_prompts(tiny_lm, agent):
 
 
 @pytest.mark.parametrize(
-    ("shape", "max_new", "options", "message"),
+    ("shape", "max_new_tokens", "options", "message"),
     [
         ((2, 0), 3, {}, "at least one row and one symbol"),
         ((0, 2), 3, {}, "at least one row and one symbol"),
         ((2,), 3, {}, "prompt of shape"),
         ((2, 3, 1), 3, {}, "prompt of shape"),
-        ((2, 3), 0, {}, "max_new"),
+        ((2, 3), 0, {}, "max_new_tokens"),
         ((2, 3), 1, {"samples": 0}, "samples"),
         ((2, 3), 1, {"temperature": -0.5}, "temperature"),
         ((2, 3), 1, {"top_p": 0.0}, "top_p"),
         ((2, 3), 1, {"stop": b""}, "stop is empty"),
     ],
 )
-def test_impossible_requests_are_refused(tiny_lm, agent, shape, max_new, options, message):
+def test_impossible_requests_are_refused(tiny_lm, agent, shape, max_new_tokens, options, message):
     with pytest.raises(ValueError, match=message):
-        generate(tiny_lm, agent, torch.zeros(shape, dtype=torch.long), max_new, **options)
+        generate(tiny_lm, agent, torch.zeros(shape, dtype=torch.long), max_new_tokens, **options)

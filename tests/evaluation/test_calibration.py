@@ -58,7 +58,9 @@ def test_sequences_to_calibrate_on_are_measured_nowhere(config):
     assert not set(first_half.origin) & set(second_half.origin)
 
 
-@pytest.mark.parametrize("agent", [{"name": "uniform"}, {"name": "random"}, {"name": "whitespace"}, {"name": "strict"}])
+@pytest.mark.parametrize(
+    "agent", [{"name": "uniform"}, {"name": "random"}, {"name": "whitespace"}, {"name": "exact_count"}]
+)
 def test_agents_whose_number_is_fixed_have_no_bias(config, tiny_settings, agent):
     parts = build_components(resolve([], merge(tiny_settings, {"agent": agent})))
     _, own = split_for_calibration(load_corpus(config.data), 6)

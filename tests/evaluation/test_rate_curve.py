@@ -26,7 +26,7 @@ from tokenv.training.trainer import train
 from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients
 
 RATES = {"rate": {"min": 0.1, "max": 0.6}}
-TOLD = {"learned", "strict", "uniform", "random"}
+TOLD = {"learned", "exact_count", "uniform", "random"}
 
 
 class OneRate(LogitPressure):
@@ -120,7 +120,7 @@ def run(config, folder, **options):
 CASES = {
     "learned, reinforce": {"estimator": {"name": "reinforce", "head_epochs": 2}},
     "learned, rloo": {"estimator": {"name": "rloo"}, "rate_target": {"name": "ratio"}},
-    "strict": {"agent": {"name": "strict", "window": 1}, "loss": {"rate": 0.0}},
+    "exact_count": {"agent": {"name": "exact_count", "window": 1}, "loss": {"rate": 0.0}},
     "random": {"agent": {"name": "random", "rounding": "random"}},
 }
 
@@ -225,7 +225,7 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
     assert torch.cat(drawn).mean().item() == pytest.approx(torch.cat(told).mean().item(), abs=0.05)
 
 
-@pytest.mark.parametrize("agent", [{"name": "strict"}, {"name": "uniform"}, {"name": "random"}])
+@pytest.mark.parametrize("agent", [{"name": "exact_count"}, {"name": "uniform"}, {"name": "random"}])
 def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
     parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
     points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, EvalOptions(4))
@@ -347,8 +347,8 @@ def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(p
         found = held_out_rollouts(parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0))
         rates += [td[keys.ACTION].double().mean() for td in found]
     assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
-    strict = build_components(config := resolve([], settings_of(tiny_settings, agent={"name": "strict"})))
+    strict = build_components(config := resolve([], settings_of(tiny_settings, agent={"name": "exact_count"})))
     with pytest.raises(
-        UserError, match=r"no logit bias .* 'strict' to 0\.3: expected .* \(without an entropy weight\)"
+        UserError, match=r"no logit bias .* 'exact_count' to 0\.3: expected .* \(without an entropy weight\)"
     ):
         rate_curve(strict, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[1.0])

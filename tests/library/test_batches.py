@@ -11,7 +11,7 @@ from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.training.trainer import train
 
-AGENTS = {"learned": {"window": 2}, "strict": {"window": 2}, "uniform": {}, "random": {}, "hnet": {}}
+AGENTS = {"learned": {"window": 2}, "exact_count": {"window": 2}, "uniform": {}, "random": {}, "hnet": {}}
 
 
 @pytest.fixture(scope="module")

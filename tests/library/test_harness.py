@@ -108,7 +108,7 @@ def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -
 def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
     from tokenv.library.lm_eval_model import TokenvLM
 
-    asked = TokenvLM(str(tiny_run), seed=2, max_new=7)
+    asked = TokenvLM(str(tiny_run), seed=2, max_new_tokens=7)
     (plain, sampled, longer) = asked.generate_until(
         requests(
             ("für", {}),

@@ -111,7 +111,7 @@ def test_a_byte_of_a_long_text_is_read_in_a_window_that_begins_before_it(folder:
 
 
 def test_generation_is_that_of_the_command(model: Model, folder: Path) -> None:
-    said = run_command("generate", ["with", f"run={folder}", "text=def", "max_new=12", "seed=2"])
+    said = run_command("generate", ["with", f"run={folder}", "text=def", "max_new_tokens=12", "seed=2"])
     written = model.generate(b"def", 12, seed=2)
     assert len(written) == 15
     assert model.generate("def", 12, seed=2) == written.decode(errors="replace")
@@ -126,14 +126,22 @@ def test_several_texts_are_continued_as_each_alone(
     monkeypatch.setattr(loaded_run, "ROWS_PER_PASS", 4)
     prompts = ["a longer text", b"x", "def ", "class A"]
     alone = [[model.generate(text, 9, seed=seed, stop="e") for seed in (3, 4)] for text in prompts]
-    assert model.generate(prompts, 9, seed=3, stop="e", n=2) == alone
+    assert model.generate(prompts, 9, seed=3, stop="e", num_return_sequences=2) == alone
     assert model.generate(prompts, 9, seed=3, stop="e") == [first for first, _ in alone]
-    assert model.generate("def ", 9, seed=3, stop="e", n=2) == alone[2]
+    assert model.generate("def ", 9, seed=3, stop="e", num_return_sequences=2) == alone[2]
     output = tmp_path / "spans.json"
-    asked = ["max_new=9", "seed=3", "stop=e", "top_p=0.95", "temperature=0.8", "n=2", f"json={output}"]
+    asked = [
+        "max_new_tokens=9",
+        "seed=3",
+        "stop=e",
+        "top_p=0.95",
+        "temperature=0.8",
+        "num_return_sequences=2",
+        f"json={output}",
+    ]
     assert run_command("generate", ["with", f"run={folder}", "text=def ", *asked])
     told = [one["bytes"] for one in json.loads(output.read_text())]
-    assert told == list(map(len, model.generate(b"def ", 9, seed=3, stop="e", n=2)))
+    assert told == list(map(len, model.generate(b"def ", 9, seed=3, stop="e", num_return_sequences=2)))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +151,9 @@ def test_several_texts_are_continued_as_each_alone(
         (lambda model: model.tokens(3), "expected str or bytes"),
         (lambda model: model.spans("\ud800"), "expected Unicode text"),
         (lambda model: model.generate(""), "the text is empty"),
-        (lambda model: model.generate("a", 0), "max_new = 0"),
+        (lambda model: model.generate("a", 0), "max_new_tokens = 0"),
         (lambda model: model.generate(["a", ""]), "the text is empty"),
-        (lambda model: model.generate("a", n=0), "n = 0"),
+        (lambda model: model.generate("a", num_return_sequences=0), "num_return_sequences = 0"),
         (lambda model: model.generate("a", temperature=-1), "temperature"),
         (lambda model: model.log_likelihood("a"), "nothing to predict"),
         (lambda model: model.log_likelihood("", context="a"), "nothing to predict"),
@@ -284,4 +292,4 @@ def test_what_cannot_write_is_refused_with_one_message(tmp_path: Path, monkeypat
     config = resolve([], settings(agent=agent, train={"symbols": 256, "gradient_accumulation_steps": 1}))
     train(config, tmp_path / "checkpoints", lambda *_: None)
     with pytest.raises(UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"):
-        run_command("generate", ["with", f"run={tmp_path}", "text=ab", "max_new=2"])
+        run_command("generate", ["with", f"run={tmp_path}", "text=ab", "max_new_tokens=2"])

@@ -59,7 +59,7 @@ def assert_reads_within(tokenizer: Any, model: Model) -> None:
 @pytest.fixture(scope="module")
 def tokenizer(model: Model) -> Any:
     pytest.importorskip("transformers")
-    return model.tokenizer(["für alle und für keinen; "] * 8, 300, eos_token="</s>")
+    return model.train_tokenizer(["für alle und für keinen; "] * 8, 300, eos_token="</s>")
 
 
 def test_transformers_reads_within_the_models_tokens(model: Model, tokenizer: Any) -> None:
@@ -68,7 +68,7 @@ def test_transformers_reads_within_the_models_tokens(model: Model, tokenizer: An
     padded = tokenizer(["f", "xyzxyz"], padding=True)["input_ids"]
     assert len({len(ids) for ids in padded}) == 1
     assert padded[0][-1] == tokenizer.pad_token_id
-    assert model.tokenizer(vocab_size=300, sequences=4).is_fast  # on the run's own text
+    assert model.train_tokenizer(vocab_size=300, sequences=4).is_fast  # on the run's own text
 
 
 def test_transformers_stores_the_tokenizer_with_its_model(model: Model, tokenizer: Any, tmp_path: Path) -> None:
@@ -98,4 +98,4 @@ def test_without_transformers_it_is_one_message(model: Model, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "tokenv.library.hf_tokenizer", raising=False)
     with pytest.raises(UserError, match="pip install transformers"):
-        model.tokenizer(["a text"])
+        model.train_tokenizer(["a text"])

@@ -43,7 +43,7 @@ KEYS = {
         "other_runs": [f"[{RUN}]", f"[{SERIES_RUN}]", "[again]", "[again,again]", "[1e3]", "[]", "again"],
     },
     "generate": {
-        "text": TEXTS, "max_new": ["0", "1", "5", "x"], "temperature": ["0", "1", "1e-30", "1e30", "nan"], "seed": NUMBERS,
+        "text": TEXTS, "max_new_tokens": ["0", "1", "5", "x"], "temperature": ["0", "1", "1e-30", "1e30", "nan"], "seed": NUMBERS,
         "top_p": ["0", "1", "1e-12", "0.5"], "stop": [*TEXTS, "null"], "rate": RATES, "flops": ["1", "1e4", "1e30", "nan"],
         "json": PATHS,
     },
@@ -66,13 +66,13 @@ KEYS = {
         "validation.calibrate": FLAGS, "model.horizon": ["0", "4", "1e9"], "model.direct": FLAGS, "loss.early": ["0", "1"],
         "model.linear_path": ["0", "4", "-1"],
         "data.source": ["hub:streamed", "streamed", "hub:texts"], "data.streams": ["1", "2", "99"],
-        "data.shuffle_buffer": ["1", "5", "0"], "train.max_grad_norm": ["inf", ".inf", "0"], "agent.name": ["uniform", "strict", "bpe"],
+        "data.shuffle_buffer": ["1", "5", "0"], "train.max_grad_norm": ["inf", ".inf", "0"], "agent.name": ["uniform", "exact_count", "bpe"],
         "agent.vocabulary_size": ["256", "300", "0"], "estimator.name": ["rloo", "arm", "relax", "none"],
     },
 }  # fmt: skip
 STARTS = {
     "segment": [f"run={RUN}", "text=abc abc", "out=null"],
-    "generate": [f"run={RUN}", "text=abc", "max_new=3"],
+    "generate": [f"run={RUN}", "text=abc", "max_new_tokens=3"],
     "evaluate": [f"run={RUN}", "sequences=4", "out=null"],
     "forecast": [f"run={SERIES_RUN}", "horizon=2", "samples=2", "windows=1", "out=made"],
     "train": ["small.yaml"],

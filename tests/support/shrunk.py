@@ -188,7 +188,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
     small = {
         "segment": {},
         "evaluate": {"sequences": 4, "batch_size": 4, "limit": 2} if "tasks" in given else {"sequences": 4},
-        "generate": {"max_new": 5},
+        "generate": {"max_new_tokens": 5},
         "forecast": {"horizon": HORIZON, "samples": 2, "windows": 2},
     }
     if command not in small:

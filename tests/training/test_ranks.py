@@ -85,12 +85,17 @@ def every_case(folder):
         cases[f"rate target {name}"] = merge(TINY, {"rate_target": {"name": name}})
         cases[f"rates, {name}"] = merge(cases[f"rate target {name}"], RATES)
     cases["rates, rloo 2"] = merge(of_estimator("rloo", 2, num_samples=2), RATES)
-    cases["rates, strict"] = merge({**TINY, "agent": {"name": "strict"}}, RATES)
+    cases["rates, exact_count"] = merge({**TINY, "agent": {"name": "exact_count"}}, RATES)
     cases["agent random, rates"] = merge({**TINY, "agent": {"name": "random"}}, RATES)
     cases["rate target of sequences"] = merge(TINY, {"rate_target": {"name": "ratio", "over": "sequence"}})
     nawrot = {"agent": {"name": "nawrot"}, "model": {"pooling": "mean"}, "rate_target": {"name": "binomial"}}
     cases["nawrot"] = merge({**TINY, "agent": {}}, merge(nawrot, {"estimator": {"name": "gumbel"}}))
-    for agent in ({"name": "entropy"}, {"name": "mixed"}, {"name": "random", "rounding": "random"}, {"name": "strict"}):
+    for agent in (
+        {"name": "entropy"},
+        {"name": "random_rate"},
+        {"name": "random", "rounding": "random"},
+        {"name": "exact_count"},
+    ):
         cases[f"agent {agent['name']}"] = {**TINY, "agent": agent}
     cases["direct"] = merge(TINY, {"model": {"horizon": 3}, "loss": {"direct": 1.0}})
     cases = {name: (case, {"ragged": True}) for name, case in cases.items()}
@@ -227,7 +232,7 @@ def assert_alike(name, one, several):
     """Check that updates of one process and of several agree, where the noise and fixed agents compute in float32."""
     for found in several:
         for part, difference in support.largest_difference(one, found).items():
-            coarse = part == "metrics" and name.startswith("agent") and name != "agent strict"
+            coarse = part == "metrics" and name.startswith("agent") and name != "agent exact_count"
             assert difference < (1e-6 if coarse else EXACT), (name, part)
 
 

@@ -11,7 +11,7 @@ from tokenv.training.trainer import train
 AGENTS = {
     "window 0": {"agent": {"name": "learned", "window": 0}},
     "window 2": {"agent": {"name": "learned", "window": 2}},
-    "strict": {"agent": {"name": "strict", "window": 1}},
+    "exact_count": {"agent": {"name": "exact_count", "window": 1}},
     "nawrot": {"agent": {"name": "nawrot"}, "model": {"pooling": "mean"}, "rate_target": {"name": "binomial"}},
     "hnet": {"agent": {"name": "hnet"}, "model": {"pooling": "smooth"}, "rate_target": {"name": "ratio"}},
 }
@@ -38,7 +38,7 @@ def run(config, folder, resume=None):
 
 PAIRS = [(name, "window 0") for name in registry.ESTIMATORS if name != "path"]
 PAIRS += [(name, "window 2") for name in registry.ESTIMATORS if name not in PAST | {"path"}]
-PAIRS += [(name, "strict") for name in ("reinforce", "rloo", "branch")]
+PAIRS += [(name, "exact_count") for name in ("reinforce", "rloo", "branch")]
 PAIRS += [("gumbel", "nawrot"), ("rloo", "nawrot"), ("path", "hnet")]
 
 

@@ -34,9 +34,9 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     (written,) = generate_texts(
         trained,
         [options.read()],
-        options.max_new,
+        options.max_new_tokens,
         EvalOptions(seed=options.seed, rate=rate),
-        samples=options.n,
+        samples=options.num_return_sequences,
         temperature=options.temperature,
         top_p=options.top_p,
         stop=stop,
@@ -44,7 +44,7 @@ def continue_text(options: GenerateOptions, _record: Record) -> str:
     for each in written:
         print_passage(to_passage(each))
     spans: Any = [Spans(each, trained.step).as_dict() for each in written]
-    if options.n == 1:
+    if options.num_return_sequences == 1:
         (spans,) = spans
     write_json_output(options.json, spans)
     first = written[0].text.decode("utf-8", errors="replace")

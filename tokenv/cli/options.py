@@ -169,16 +169,16 @@ class GenerateOptions(TextOptions):
     """Options of ``tokenv generate``.
 
     Args:
-        max_new: number of bytes to write.
-        n: number of continuations: those of the seeds ``seed``, ``seed + 1``, and so on.
+        max_new_tokens: number of bytes to write.
+        num_return_sequences: number of continuations: those of the seeds ``seed``, ``seed + 1``, and so on.
         temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
         top_p: probability mass of the nucleus from which bytes are sampled.
         stop: text after which generation stops.
         flops: budget of floating-point operations per byte, in place of a rate (docs/rates.md); null for none.
     """
 
-    max_new: int = field(default=200, metadata=COUNT)
-    n: int = field(default=1, metadata=COUNT)
+    max_new_tokens: int = field(default=200, metadata=COUNT)
+    num_return_sequences: int = field(default=1, metadata=COUNT)
     temperature: float = field(default=0.8, metadata=TEMPERATURE)
     top_p: float = field(default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1))
     stop: str | None = None

@@ -216,7 +216,7 @@ def _facts(options: CompareOptions) -> dict[str, str]:
         facts["rates"] = "learned ones calibrated to the target on held-out data of their own"
     if options.rates:
         facts["requested"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
-    if options.equal_compute:
+    if options.equal_decoder_passes:
         facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:
         sizes = len({repr(task.config.as_dict()) for task in options.make_pretraining_tasks().values()})

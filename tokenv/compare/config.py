@@ -97,8 +97,8 @@ class CompareOptions:
             peers, as in ``tokenv forecast``; null for none.
         reference: method against which all others are tested, so that Holm's correction counts these pairs alone;
             empty for every pair.
-        equal_compute: whether ``train.batch_size`` counts passes through the decoder: a method which draws K samples
-            of a text reads ``batch_size`` / K texts in an update, and makes as many updates.
+        equal_decoder_passes: whether ``train.batch_size`` counts passes through the decoder: a method which draws K
+            samples of a text reads ``batch_size`` / K texts in an update, and makes as many updates.
         pretrain: run whose language model all methods start from (``init_from``), as changes of ``base``; trained
             once, and found again in ``store``. Methods which change ``model`` or ``codec`` start from another, trained
             alike. Empty for none.
@@ -131,7 +131,7 @@ class CompareOptions:
     rates: list[float] = field(default_factory=list)
     forecast: ForecastRequest | None = None
     reference: str = ""
-    equal_compute: bool = False
+    equal_decoder_passes: bool = False
     pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
     tune: dict[str, Any] = field(default_factory=dict)
     tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
@@ -228,8 +228,8 @@ class CompareOptions:
         elif self.pretrain:
             values = merge(values, {"init_from": None, "freeze_lm": False})
         config = resolve(self.base, values)
-        if self.equal_compute:
-            config = with_equal_compute(config)
+        if self.equal_decoder_passes:
+            config = with_equal_decoder_passes(config)
         return Task(method, config, self.evaluation_request)
 
     def options_given_up(self) -> list[str]:
@@ -285,7 +285,7 @@ class CompareOptions:
         return asdict(self) | _storable(self.methods, self.tune) | {"protocols": protocols}
 
 
-def with_equal_compute(config: Config) -> Config:
+def with_equal_decoder_passes(config: Config) -> Config:
     """Return the same run with ``train.batch_size`` passes through the decoder in an update, for any number a text.
 
     Args:

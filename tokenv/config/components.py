@@ -365,7 +365,7 @@ def _check_rate_range(config: Config, agent: Agent, rate_target: TensorDictModul
     if agent.rates is None:
         raise UserError(
             f"rate = {config.rate:g}: agent {config.agent['name']!r} has one rate at most: expected one number, such "
-            "as rate=0.2, or an agent that is conditioned on its rate: learned, strict, uniform or random"
+            "as rate=0.2, or an agent that is conditioned on its rate: learned, exact_count, uniform or random"
         )
     if agent.trainable and config.loss.rate and not getattr(rate_target, "varies", False):
         raise UserError(

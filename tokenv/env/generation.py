@@ -28,8 +28,8 @@ class Generated(NamedTuple):
         symbol_BN: prompt and continuation; N is shorter than requested if every row has stopped earlier.
         action_BN: 1 where a token ends, in the prompt and in the continuation.
         boundary_prob_BN: boundary probability of the agent.
-        length_B: symbols of each row: its prompt's and ``max_new`` further ones, or those up to and including its stop
-            sequence. The symbols after them were generated while other rows had not ended yet.
+        length_B: symbols of each row: its prompt's and ``max_new_tokens`` further ones, or those up to and including
+            its stop sequence. The symbols after them were generated while other rows had not ended yet.
     """
 
     symbol_BN: Tensor
@@ -46,7 +46,7 @@ class _Sampler:
         generators: generators, each of as many rows.
         starts: length of the prompts of each generator's rows.
         rows: rows B.
-        max_new: symbols to draw for each row.
+        max_new_tokens: symbols to draw for each row.
         options: options of ``codec.sample``.
     """
 
@@ -56,14 +56,14 @@ class _Sampler:
         generators: Sequence[Generator | None],
         starts: Sequence[int],
         rows: int,
-        max_new: int,
+        max_new_tokens: int,
         options: dict[str, Any],
     ) -> None:
         self.codec = codec
         self.generators = generators
         self.starts = starts
         self.rows = rows // len(generators)
-        self.max_new = max_new
+        self.max_new_tokens = max_new_tokens
         self._sample: Callable[..., Tensor] = partial(codec.sample, **options)
         self._noise: Tensor | None = None  # of some steps of every row, [steps, B, ..]
         self._row_B = torch.arange(rows)
@@ -98,9 +98,9 @@ class _Sampler:
         """Draw the random numbers of the next steps of the rows which have none left."""
         for group, (generator, start) in enumerate(zip(self.generators, self.starts, strict=True)):
             at = i + 1 - start
-            if at % NOISE_STEPS or not 0 <= at < self.max_new:
+            if at % NOISE_STEPS or not 0 <= at < self.max_new_tokens:
                 continue
-            steps = min(NOISE_STEPS, self.max_new - at)
+            steps = min(NOISE_STEPS, self.max_new_tokens - at)
             noise = self.codec.sample_noise(steps * self.rows, generator)
             if noise is None:
                 return
@@ -186,7 +186,7 @@ def generate(
     lm: UNet,
     agent: StepAgent,
     prompt: Tensor | Sequence[Tensor],
-    max_new: int,
+    max_new_tokens: int,
     *,
     samples: int = 1,
     temperature: float = 1.0,
@@ -197,15 +197,15 @@ def generate(
 ) -> Generated:
     """Continue prompts: the agent draws the boundaries, the model the symbols, one after the other.
 
-    The noise of all boundaries, [B S, P + max_new], is drawn from ``generator`` first: a one-pass draw over the result
-    with this noise gives the same boundaries. A prompt is read once, whatever the number of its continuations: its
-    boundaries are drawn with the noise of its first continuation, and are the same for all.
+    The noise of all boundaries, [B S, P + max_new_tokens], is drawn from ``generator`` first: a one-pass draw over the
+    result with this noise gives the same boundaries. A prompt is read once, whatever the number of its continuations:
+    its boundaries are drawn with the noise of its first continuation, and are the same for all.
 
     Args:
         lm: model.
         agent: agent which draws the boundaries, in its current mode; call ``agent.eval()`` before, after training.
         prompt: symbols [B, P, *symbol_shape], P >= 1; or several prompts [P_b, *symbol_shape] of different lengths.
-        max_new: symbols to generate after each prompt.
+        max_new_tokens: symbols to generate after each prompt.
         samples: continuations S of every prompt.
         temperature: sampling temperature; 0 takes the most probable symbol, so that only the boundaries are random.
         top_p: probability mass of the nucleus from which symbols are drawn.
@@ -215,28 +215,28 @@ def generate(
         rate: target rate for the agent, one number or [B]; None for the mean of its range, if it has one.
 
     Raises:
-        ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new`` or ``samples`` is below 1, ``stop`` is
-            empty, ``temperature``, ``top_p`` or ``rate`` is out of range, or the generators do not fit the prompts; or
-            the model predicts no next symbol (``model.direct``).
+        ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new_tokens`` or ``samples`` is below 1,
+            ``stop`` is empty, ``temperature``, ``top_p`` or ``rate`` is out of range, or the generators do not fit
+            the prompts; or the model predicts no next symbol (``model.direct``).
     """
     generators: list[Generator | None]
     if isinstance(generator, Sequence):
         generators = list(generator)
     else:
         generators = [generator]
-    starts = _check_arguments(lm, prompt, max_new, samples, stop, len(generators))
+    starts = _check_arguments(lm, prompt, max_new_tokens, samples, stop, len(generators))
     batch = len(prompt)
-    steps = max(starts) + max_new
+    steps = max(starts) + max_new_tokens
     device = lm.head.weight.device
     dtype = lm.codec.symbol_dtype
     options = {"temperature": temperature, "top_p": top_p}
-    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new, options)
+    sampler = _Sampler(lm.codec, generators, starts, batch * samples, max_new_tokens, options)
     rows_each = batch * samples // len(generators)
-    noise_BN = _boundary_noise(generators, starts, rows_each, max_new, device)
+    noise_BN = _boundary_noise(generators, starts, rows_each, max_new_tokens, device)
     noise = noise_BN[::samples].unbind(1)
     prompt_BN = pad_sequence(list(prompt), batch_first=True).to(device, dtype)
     start_B = torch.tensor(starts, device=device).repeat_interleave(rows_each)
-    length_B = start_B + max_new
+    length_B = start_B + max_new_tokens
     stop_symbols = None
     if stop is not None:
         stop_symbols = torch.as_tensor(list(stop), dtype=dtype, device=device)
@@ -271,7 +271,7 @@ def _boundary_noise(
     generators: Sequence[Generator | None],
     starts: Sequence[int],
     rows: int,
-    max_new: int,
+    max_new_tokens: int,
     device: torch.device,
 ) -> Tensor:
     """Draw the noise of all boundaries as each generator alone would draw that of its rows: [B S, N], 1 as padding."""
@@ -280,7 +280,7 @@ def _boundary_noise(
         noise.extend(
             torch.rand(
                 rows,
-                start + max_new,
+                start + max_new_tokens,
                 device=device,
                 generator=generator,
             )
@@ -303,7 +303,7 @@ def _stop_rows(symbols: Sequence[Tensor], stop: Tensor, start_B: Tensor, length_
 def _check_arguments(
     lm: UNet,
     prompt: Tensor | Sequence[Tensor],
-    max_new: int,
+    max_new_tokens: int,
     samples: int,
     stop: Sequence[Any] | bytes | None,
     generators: int,
@@ -323,7 +323,7 @@ def _check_arguments(
     lengths = [len(row) for row in prompt]
     if not min(lengths, default=0):
         raise ValueError(f"prompts of {lengths} symbols: expected at least one row and one symbol")
-    for name, value in (("max_new", max_new), ("samples", samples)):
+    for name, value in (("max_new_tokens", max_new_tokens), ("samples", samples)):
         if value < 1:
             raise ValueError(f"{name} = {value}: expected at least 1")
     if stop is not None and not len(stop):

@@ -245,7 +245,7 @@ def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
 def generate_texts(
     trained: LoadedRun,
     prompts: Sequence[bytes],
-    max_new: int,
+    max_new_tokens: int,
     options: EvalOptions = DEFAULTS,
     *,
     samples: int = 1,
@@ -258,7 +258,7 @@ def generate_texts(
     Args:
         trained: model of a run.
         prompts: texts of at least one byte each.
-        max_new: number of bytes to write after each.
+        max_new_tokens: number of bytes to write after each.
         options: seed and rate.
         samples: continuations of each text, the first with the seed, the next ones with the seeds after it.
         temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
@@ -271,11 +271,11 @@ def generate_texts(
     Raises:
         UserError: if a prompt is empty, ``samples`` is below 1, or the texts do not fit in memory; or see
             ``resolve_rate``.
-        ValueError: if ``max_new``, ``temperature`` or ``top_p`` is out of range.
+        ValueError: if ``max_new_tokens``, ``temperature`` or ``top_p`` is out of range.
     """
     if not all(prompts):
         raise UserError("the text is empty: expected at least one byte to go on from")
-    check_value("n", samples, COUNT)
+    check_value("num_return_sequences", samples, COUNT)
     components, device = trained.components, trained.components.lm.head.weight.device
     rate = resolve_rate(components, trained.config, options.rate)
     rows = [(i, options.seed + j) for i in range(len(prompts)) for j in range(samples)]
@@ -283,12 +283,12 @@ def generate_texts(
     written: list[list[Segmentation]] = [[] for _ in prompts]
     for start in range(0, len(rows), ROWS_PER_PASS):
         some = rows[start : start + ROWS_PER_PASS]
-        check_generation(trained.config, len(some), len(prompts[some[-1][0]]) + max_new)
+        check_generation(trained.config, len(some), len(prompts[some[-1][0]]) + max_new_tokens)
         result = generate(
             components.lm,
             components.agent,
             [torch.tensor(list(prompts[i])) for i, _ in some],
-            max_new,
+            max_new_tokens,
             temperature=temperature,
             top_p=top_p,
             stop=stop,

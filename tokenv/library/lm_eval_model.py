@@ -48,7 +48,7 @@ class TokenvLM(LM):
         seed: see ``tokenv.evaluation.evaluator.EvalOptions``.
         threshold: see there.
         trust_code: code of your own that the run may name; see ``tokenv.load``.
-        max_new: number of bytes to generate if a task does not set it.
+        max_new_tokens: number of bytes to generate if a task does not set it.
         **_: batch sizes of the harness, which are ignored.
 
     Raises:
@@ -63,7 +63,7 @@ class TokenvLM(LM):
         seed: int = 0,
         threshold: bool = False,
         trust_code: bool | str = False,
-        max_new: int = 256,
+        max_new_tokens: int = 256,
         **_: Any,
     ) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TokenvLM(LM):
             device = None  # the harness's default, even without a GPU
         self.model = load(run, checkpoint=checkpoint, device=device, trust_code=trust_code)
         self._options: Keywords = {"seed": seed, "threshold": threshold}
-        self._max_new = max_new
+        self._max_new = max_new_tokens
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return ``log p(continuation | context)`` in nats, and whether it is the greedy one: see ``Model.score``.
@@ -152,14 +152,14 @@ class TokenvLM(LM):
                 temperature = float(options.get("temperature", 0))
             else:
                 temperature = 0.0
-            max_new = int(options.get("max_gen_toks", self._max_new))
+            max_new_tokens = int(options.get("max_gen_toks", self._max_new))
             top_p = float(options.get("top_p", 1))
-            groups[max_new, temperature, top_p, stops[0] if len(stops) == 1 else None].append(i)
+            groups[max_new_tokens, temperature, top_p, stops[0] if len(stops) == 1 else None].append(i)
         texts = [""] * len(requests)
-        for (max_new, temperature, top_p, stop), rows in groups.items():
+        for (max_new_tokens, temperature, top_p, stop), rows in groups.items():
             contexts = [requests[i][0] for i in rows]
             how: Writing = {"temperature": temperature, "top_p": top_p, "stop": stop, "seed": self._options["seed"]}
-            written = self.model.generate(contexts, max_new, **how)
+            written = self.model.generate(contexts, max_new_tokens, **how)
             for i, text in zip(rows, written, strict=True):
                 texts[i] = _cut_at(text[len(requests[i][0]) :], stops_of[i])
         return texts

@@ -166,7 +166,7 @@ class Model(SeriesMethods):
         self._text_model()
         return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
 
-    def tokenizer(
+    def train_tokenizer(
         self,
         texts: Iterable[str] | None = None,
         vocab_size: int = 8192,
@@ -274,33 +274,37 @@ class Model(SeriesMethods):
         ]
 
     @overload
-    def generate(self, prompt: Text, max_new: int = 200, *, n: None = None, **options: Unpack[Writing]) -> Text: ...
+    def generate(
+        self, prompt: Text, max_new_tokens: int = 200, *, num_return_sequences: None = None, **options: Unpack[Writing]
+    ) -> Text: ...
     @overload
     def generate(
         self,
         prompt: list[Text] | tuple[Text, ...],
-        max_new: int = 200,
+        max_new_tokens: int = 200,
         *,
-        n: None = None,
+        num_return_sequences: None = None,
         **options: Unpack[Writing],
     ) -> list[Text]: ...
     @overload
-    def generate(self, prompt: Text, max_new: int = 200, *, n: int, **options: Unpack[Writing]) -> list[Text]: ...
+    def generate(
+        self, prompt: Text, max_new_tokens: int = 200, *, num_return_sequences: int, **options: Unpack[Writing]
+    ) -> list[Text]: ...
     @overload
     def generate(
         self,
         prompt: list[Text] | tuple[Text, ...],
-        max_new: int = 200,
+        max_new_tokens: int = 200,
         *,
-        n: int,
+        num_return_sequences: int,
         **options: Unpack[Writing],
     ) -> list[list[Text]]: ...
     def generate(
         self,
         prompt: Any,
-        max_new: int = 200,
+        max_new_tokens: int = 200,
         *,
-        n: int | None = None,
+        num_return_sequences: int | None = None,
         temperature: float = 0.8,
         top_p: float = 0.95,
         stop: str | bytes | None = None,
@@ -311,8 +315,8 @@ class Model(SeriesMethods):
 
         Args:
             prompt: text of at least one byte, or a list of texts.
-            max_new: number of bytes to write after each.
-            n: number of continuations of each text: those of the seeds ``seed``, ``seed + 1``, and so on.
+            max_new_tokens: number of bytes to write after each.
+            num_return_sequences: number of continuations of each text: those of the seeds ``seed``, ``seed + 1``, ...
             temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
             top_p: probability mass of the nucleus from which bytes are sampled.
             stop: text after which generation stops.
@@ -321,24 +325,27 @@ class Model(SeriesMethods):
 
         Returns:
             Prompt and continuation, of the prompt's type; in a str, bytes which are not UTF-8 are replaced. A list of
-            them for a list of texts, or with ``n``; with both, a list for each text.
+            them for a list of texts, or with ``num_return_sequences``; with both, a list for each text.
 
         Raises:
-            UserError: if a prompt is empty, ``n`` is below 1, the model is one of series, or it is not rate-conditioned
-                and a rate is given.
-            ValueError: if ``max_new``, ``temperature``, ``top_p`` or ``stop`` is out of range.
+            UserError: if a prompt is empty, ``num_return_sequences`` is below 1, the model is one of series, or
+                it is not rate-conditioned and a rate is given.
+            ValueError: if ``max_new_tokens``, ``temperature``, ``top_p`` or ``stop`` is out of range.
         """
         several = isinstance(prompt, list | tuple)
         if several:
             prompts = list(prompt)
         else:
             prompts = [prompt]
+        samples = 1
+        if num_return_sequences is not None:
+            samples = num_return_sequences
         written = generate_texts(
             self._text_model(),
             list(map(to_bytes, prompts)),
-            max_new,
+            max_new_tokens,
             EvalOptions(seed=seed, rate=rate),
-            samples=1 if n is None else n,
+            samples=samples,
             temperature=temperature,
             top_p=top_p,
             stop=None if stop is None else to_bytes(stop),
@@ -346,7 +353,9 @@ class Model(SeriesMethods):
         texts: list[Any] = []
         for start, continuations in zip(prompts, written, strict=True):
             of_prompt = [_continued(start, each.text) for each in continuations]
-            texts.append(of_prompt[0] if n is None else of_prompt)
+            if num_return_sequences is None:
+                (of_prompt,) = of_prompt
+            texts.append(of_prompt)
         if several:
             return texts
         return texts[0]

@@ -108,8 +108,8 @@ def test_writing_on_draws_as_one_pass_does(tiny_lm):
 
 def test_a_language_model_trains_on_it(tiny_settings, tmp_path):
     logged = {}
-    mixed = {"agent": {"name": "mixed", "low": 0.1, "high": 0.3}}
-    config = resolve([], tiny_settings | mixed)
+    random_rate = {"agent": {"name": "random_rate", "low": 0.1, "high": 0.3}}
+    config = resolve([], tiny_settings | random_rate)
     train(config, tmp_path, lambda name, value, step: logged.setdefault(name, []).append(value))
     assert all(0.05 < rate < 0.4 for rate in logged["train/boundary_rate"])
     assert "train/advantage_std" not in logged
